@@ -7,7 +7,7 @@ SBOM ?= sbom.json
 # What takes long comes first: at the end there is something short left for whoever is done.
 SUITE := tests/integration tests/gpu tests/contract tests/golden tests/unit
 
-.PHONY: help env demo test unit check docs format chaos seeds bench gpu sbom audit picture clean
+.PHONY: help env demo test unit check docs format chaos seeds bench gpu sbom audit newest picture clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -77,8 +77,24 @@ audit: sbom  ## Look for known holes in what sbom.json lists (asks a database on
 	  print(*(part["name"] + "==" + part["version"].partition("+")[0] for part in parts), sep="\n")' $(SBOM)) && \
 	echo "$$listed" | $(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip --requirement /dev/stdin
 
+# A copy of .venv/ in which these libraries and what they need are as new as the index has them;
+# pyproject.toml's upper bounds do not hold there. torch keeps its version: another one means several
+# GB of CUDA libraries. To try it: make newest NEWEST='torch torchvision'
+NEWEST ?= ray[tune] optuna mlflow
+
+newest: $(READY)  ## Run the contract tests with the newest Ray, Optuna and MLflow (NEWEST=...: with others)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .newest
+	$(BIN)/uv pip install --quiet --python .newest/bin/python \
+	  --constraints .ci/hashes.txt --build-constraints .ci/hashes.txt --group dev -e .
+	grep '^torch' .ci/constraints.txt > .newest/kept.txt
+	$(BIN)/uv pip install --quiet --python .newest/bin/python --upgrade $(NEWEST:%='%') \
+	  $(if $(filter torch%,$(NEWEST)),,--constraints .newest/kept.txt)
+	@failed=0; .newest/bin/python -m pytest tests/contract || failed=1; \
+	echo "Tried: $$($(BIN)/uv pip freeze --quiet --python .newest/bin/python | grep -E '^(ray|optuna|mlflow|torch|torchvision)==' | tr '\n' ' ')"; \
+	exit $$failed
+
 picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the demo's sweep
 	$(BIN)/python -m tests.integration.picture
 
 clean:  ## Remove the environment and all caches, but no sweep
-	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .newest site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,19 +1,19 @@
 #!/bin/sh
-# What a container becomes: `mlflow-server`, `ray-head`, `ray-worker`, or any other command as it is.
+# Start a container's program: `mlflow-server`, `ray-head`, `ray-worker`, or any other command.
 #
-# Secrets are files in /run/secrets, or in $SECRETS. From there they go into files of this user alone, on a file
-# system in memory, where MLflow and PostgreSQL look for them by themselves: never into an argument
-# or a variable. What must not live here: sizes and addresses that a deployment chooses.
+# Secrets are files in /run/secrets, or in $SECRETS. They are copied into files that only this user can
+# read, on a file system in memory, where MLflow and PostgreSQL look for them: never into an argument
+# or an environment variable. What must not live here: sizes and addresses that a deployment chooses.
 set -eu
 
 secret() {  # NAME: its value on standard output
   file=${SECRETS:-/run/secrets}/$1
   if [ ! -s "$file" ]; then
-    echo "secret $1: $file is missing or empty; the stack starts with no password of its own;" \
+    echo "secret $1: $file is missing or empty; the stack has no default passwords;" \
       "make one as docker/README.md shows" >&2
     exit 2
   fi
-  # Nothing that has a meaning in any of the files it is written to.
+  # No character that has a special meaning in a file that the secret is written to.
   if [ "$(wc -w < "$file")" -ne 1 ] || ! grep -Ex '[A-Za-z0-9_-]{16,}' "$file"; then
     echo "secret $1: $file must be one line of at least 16 letters, digits, '-' or '_';" \
       "make one as docker/README.md shows" >&2
@@ -21,7 +21,7 @@ secret() {  # NAME: its value on standard output
   fi
 }
 
-private() {  # PATH: standard input into a file that this user alone can read
+private() {  # PATH: write standard input into a file that only this user can read
   mkdir -p "$(dirname "$1")"
   (umask 077 && cat > "$1")
 }
@@ -41,10 +41,10 @@ admin_username = sweep
 admin_password = $password
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 END
-    # It signs the tokens of one form and need not outlive the server.
+    # The key signs the tokens of a web form; a new one at each start is enough.
     MLFLOW_FLASK_SERVER_SECRET_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     export MLFLOW_FLASK_SERVER_SECRET_KEY MLFLOW_AUTH_CONFIG_PATH="$HOME/auth.ini"
-    # One process: several would create the first user at the same time.
+    # One worker process: several would create the first user at the same time.
     exec mlflow server --app-name basic-auth --host 0.0.0.0 --port 5000 --workers 1 \
       --backend-store-uri postgresql+psycopg2://mlflow@postgres:5432/mlflow \
       --serve-artifacts --artifacts-destination /artifacts
@@ -61,7 +61,7 @@ END
 mlflow_tracking_username = sweep
 mlflow_tracking_password = $password
 END
-    # No trial runs here: beside it lie the credentials of the tracking server and the ledger.
+    # No trial runs here, because this container has the credentials of MLflow and of the ledger.
     exec ray start --head --block --disable-usage-stats --include-dashboard=false \
       --node-ip-address "$(getent hosts "$RAY_HEAD" | cut -d ' ' -f 1)" --port 6379 \
       --num-cpus 0 --num-gpus 0 --object-store-memory "$RAY_OBJECT_STORE_BYTES"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make the certificates of compose.tls.yaml: a new certificate authority, and a certificate and key
-# for each service. The authority's key signs them and is then deleted; to renew, run this again.
+# Create the certificates for compose.tls.yaml: a new certificate authority, and a certificate and a
+# key for each service. The authority's key signs them and is then deleted; to renew, run this again.
 #
 #   docker/make-certificates.sh
 #
@@ -8,8 +8,8 @@
 # CLUSTER_PREFIX  first three numbers of the Ray network's addresses; default: 10.213.97
 # TLS_DAYS        days until all certificates expire; default: 90
 #
-# Each is read from the environment, else from docker/.env, as Compose does. What must not live here:
-# passwords.
+# These are read from the environment, else from docker/.env, as Compose does. What must not live
+# here: passwords.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -34,7 +34,7 @@ if ! [[ $days =~ ^[1-9][0-9]{0,2}$ ]]; then
   exit 2
 fi
 if [ ! -d "$directory" ]; then
-  echo "SECRETS $directory: is no directory; make it with: mkdir -m 700 docker/secrets" >&2
+  echo "SECRETS $directory: is not a directory; make it with: mkdir -m 700 docker/secrets" >&2
   exit 2
 fi
 
@@ -52,7 +52,7 @@ openssl req -x509 -new -key "$work/authority" -days "$days" -out "$work/tls_ca" 
     '[name]' CN='gradsweep stack' '[is]' basicConstraints=critical,CA:TRUE,pathlen:0 \
     keyUsage=critical,keyCertSign subjectKeyIdentifier=hash)
 
-certificate() {  # SERVICE USAGE NAME...: for a service that clients know by these names
+certificate() {  # SERVICE USAGE NAME...: for a service with these host names and addresses
   local service=$1 usage=$2 names
   shift 2
   names=$(IFS=, && printf '%s' "$*")
@@ -62,12 +62,12 @@ certificate() {  # SERVICE USAGE NAME...: for a service that clients know by the
     -set_serial "0x$(openssl rand -hex 16)" -days "$days" -out "$work/tls_${service}_cert" \
     -extfile <(printf '%s\n' basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature \
       "extendedKeyUsage=$usage" "subjectAltName=$names" \
-      subjectKeyIdentifier=hash authorityKeyIdentifier=keyid) 2> "$work/said" \
-    || { cat "$work/said" >&2; exit 1; }
+      subjectKeyIdentifier=hash authorityKeyIdentifier=keyid) 2> "$work/errors" \
+    || { cat "$work/errors" >&2; exit 1; }
 }
 
-# Ray asks its nodes for certificates in both directions, and knows them by their addresses. A worker
-# gets any address of the range that compose.tls.yaml leaves to workers.
+# Ray's nodes check each other's certificates in both directions, by address. A worker may have any
+# address of the workers' range in compose.tls.yaml.
 local_names=(DNS:localhost IP:127.0.0.1)
 workers=()
 for last in {32..62}; do workers+=("IP:$prefix.$last"); done
@@ -76,7 +76,7 @@ certificate mlflow serverAuth DNS:mlflow "${local_names[@]}"
 certificate ray_head serverAuth,clientAuth DNS:gcs "IP:$prefix.2" "${local_names[@]}"
 certificate ray_worker serverAuth,clientAuth "${workers[@]}" "${local_names[@]}"
 
-# Containers run as other users than this one; the directory keeps everybody else out.
+# Readable for all, as containers run as other users; the directory's mode excludes other users.
 chmod 444 "$work"/tls_*
 mv -f "$work"/tls_* "$directory"
 openssl x509 -in "$directory/tls_ca" -noout -enddate \

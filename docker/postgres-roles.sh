@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run once by PostgreSQL's image, when its data directory is new: the tracking server and the
-# sweeps' ledgers have a role each, which owns its databases and comes to no other. What must not
-# live here: passwords.
+# Create the roles of the tracking server and of the ledgers; PostgreSQL's image runs this once, in a
+# new data directory. Each role owns its databases and can connect to no other. What must not live
+# here: passwords.
 set -eu
 psql --no-psqlrc --set ON_ERROR_STOP=1 --username "$POSTGRES_USER" --dbname postgres <<'SQL'
 \set mlflow `cat /run/secrets/mlflow_db_password`

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Start PostgreSQL's image with TLS, for compose.tls.yaml. Over the network the server accepts
-# connections by TLS alone. What must not live here: passwords, roles.
+# Start PostgreSQL's image with TLS, for compose.tls.yaml. Over the network the server accepts only
+# connections with TLS. What must not live here: passwords, roles.
 set -eu
 
-private() {  # PATH: standard input into a file that this user alone can read
+private() {  # PATH: write standard input into a file that only this user can read
   (umask 077 && cat > "$1")
 }
 
-# PostgreSQL refuses a key that other users can read, and Compose mounts a secret as it lies on the host.
+# PostgreSQL refuses a key that other users can read, and a mounted secret has its mode on the host.
 private /run/postgresql/server.key < /run/secrets/tls_postgres_key
 private /run/postgresql/pg_hba.conf <<END
 local all all scram-sha-256

@@ -1,7 +1,7 @@
-"""What a process has of the account that it runs under, where the system knows no such account.
+"""Set USER and HOME if the system has no account for this user.
 
-In a container a user ID often has no entry in the password database, and no HOME. Ray, torch,
-matplotlib and MLflow ask for both. What must not live here: anything that takes time to import.
+In a container, a user ID often has no entry in the password database and no HOME. Ray, torch,
+matplotlib and MLflow need both. What must not live here: imports that take time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import pwd
 import stat
 
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
-"""Where `getpass.getuser` looks before it asks the password database."""
+"""The variables that `getpass.getuser` reads before it uses the password database."""
 
 
 def complete_account() -> None:
-    """Set USER and HOME for this process and its children where they are missing and the password
-    database does not have them, either.
-    """
+    """Set USER and HOME for this process and its children if they and the account are missing."""
     try:
         pwd.getpwuid(os.getuid())
         return
@@ -36,8 +34,8 @@ def _temporary_home() -> str | None:
         home = os.path.join(tempfile.gettempdir(), f"gradsweep-home-{os.getuid()}")
         os.makedirs(home, mode=0o700, exist_ok=True)
         found = os.lstat(home)
-    except OSError:  # nothing can be written; what needs it says so
+    except OSError:  # code that needs HOME reports the error
         return None
-    # Anybody may have made a directory or a link of that name.
+    # Another user may have created a directory or link of that name.
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     return home if ours and not found.st_mode & 0o022 else None

@@ -1,7 +1,7 @@
-"""Where each trial's checkpoints lie, and whether any can be kept there.
+"""Locate each trial's checkpoints, and check that their storage accepts files.
 
-Everybody who reads or writes a trial's checkpoints asks here. What must not live here: what a
-generation is and how it is committed (`trainable`).
+All code that reads or writes a trial's checkpoints uses these functions. What must not live here:
+what a generation is and how it is committed (`trainable`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from sweeps.ledger.reader import TrialSummary
 
 KEY = ("storage", "checkpoints")
-"""Of a spec: where checkpoints lie."""
+"""The key of a spec that names the storage of the checkpoints."""
 
 
 def address_of(paths: SweepPaths, spec: SweepSpec, number: int) -> str | None:
-    """Return where a trial's generations lie, `s3://...`; None: in its directory.
+    """Return the address of a trial's checkpoints, `s3://...`; None: in the trial's directory.
 
-    Below the prefix that the spec names the names are those below the root.
+    Below the spec's prefix, objects have the same relative paths as files below the root.
     """
     prefix = spec.storage.checkpoints
     if prefix is None:
@@ -38,10 +38,10 @@ def address_of(paths: SweepPaths, spec: SweepSpec, number: int) -> str | None:
 
 
 def trial_files(paths: SweepPaths, spec: SweepSpec, number: int) -> RunFiles:
-    """Return a trial's generations as files.
+    """Return the files of a trial's checkpoints.
 
     Raises:
-        StoreUntrusted: They lie in an object store that the user has not named.
+        StoreUntrusted: They are in an object store that the user does not trust.
     """
     address = address_of(paths, spec, number)
     if address is not None:
@@ -50,29 +50,28 @@ def trial_files(paths: SweepPaths, spec: SweepSpec, number: int) -> RunFiles:
 
 
 def trial_store(paths: SweepPaths, spec: SweepSpec, number: int) -> CheckpointStore:
-    """Return a trial's generations, to be read."""
+    """Return a trial's checkpoints, for reading."""
     return CheckpointStore(paths.trial(number), files=trial_files(paths, spec, number))
 
 
 def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> Generation | str:
-    """Return the checkpoint that a trial's best value is of; where it is gone, a sentence that
-    says so and what is left.
-    """
+    """Return the checkpoint with a trial's best value; a sentence if it is missing."""
     found = trial_store(paths, spec, record.number).best()
     if found is None:
         where = trial_files(paths, spec, record.number).address("")
-        return f"there is no sound checkpoint with a value at {where}"
+        return f"there is no valid checkpoint with a value at {where}"
     if is_of_best_value(found, spec, record):
         return found
     return (
-        f"the checkpoint of trial {record.number}'s best value, {record.value!r}, is gone; the "
-        f"best that is left has {found.value!r} and lies at {found.address}"
+        f"the checkpoint of trial {record.number}'s best value, {record.value!r}, is missing; "
+        f"the best remaining one has {found.value!r} and is at {found.address}"
     )
 
 
 def is_of_best_value(found: Generation, spec: SweepSpec, record: TrialSummary) -> bool:
-    """Return whether a trial's best checkpoint that is there is of its best value, and not of a
-    lesser one. It may be better than what was reported: the driver ended in between.
+    """Return whether a trial's best existing checkpoint has at least its best reported value.
+
+    The checkpoint may be better, if the driver ended before it received the report.
     """
     saved, value = found.value, record.value
     if saved is None or value is None or record.others or saved == value:
@@ -80,12 +79,13 @@ def is_of_best_value(found: Generation, spec: SweepSpec, record: TrialSummary) -
     return (saved < value) is (spec.modes[0] == "min")
 
 
-def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
-    """Whether this process can keep a file where a trial's checkpoints and curve lie, and is under
-    no limit of its own on how large one is.
+def accepts_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
+    """Return whether this process can write a trial's checkpoints and metrics.
+
+    If it can, an error of the trial's own process is not an error of the storage.
     """
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-        return False  # its workers have it from this process: every trial meets it
+        return False  # workers inherit this limit, so it concerns every trial
     try:
         for place in (
             paths.trial(0).parent,
@@ -101,16 +101,18 @@ def takes_checkpoints(paths: SweepPaths, spec: SweepSpec, number: int) -> bool:
 
 
 def probe_store(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
-    """Find out, within seconds, whether a sweep's checkpoints can be kept where its spec says.
+    """Check within seconds that the spec's object store accepts checkpoints.
 
-    A directory needs no proof here: it was written to before.
+    Directories are not checked here; the sweep's directory was checked before.
 
     Args:
-        new: The sweep is to be created: nothing of that name may be there.
+        paths: The sweep's directory.
+        spec: Names the object store.
+        new: Whether the sweep is new; the store must then hold no sweep of this name.
 
     Raises:
-        Refused: They cannot; nothing was created.
-        StoreUntrusted: The user has not named the object store.
+        UserError: The store does not accept them; nothing was created.
+        StoreUntrusted: The user does not trust the object store.
     """
     if spec.storage.checkpoints is not None:
         check_store(paths.directory, spec.storage.checkpoints)

@@ -1,6 +1,6 @@
-"""The command line: parses, calls one room, prints what it says, and turns errors into exit codes.
+"""The command line: parses arguments, calls one module, prints its result and sets the exit code.
 
-Every heavy import stands inside the command that needs it: `sweep --help` loads neither torch,
+Heavy imports are inside the commands that need them, so that `sweep --help` loads neither torch,
 ray nor mlflow. What must not live here: anything that a Python caller could not do without it.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sweeps.commands import inspect
-from sweeps.commands.broken_pipe import outlive_readers
+from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.commands.console import (
     Address,
     AsJson,
@@ -49,6 +49,7 @@ app = typer.Typer(
     cls=Commands,
     context_settings={"help_option_names": ["--help", "-h"]},
     help="Hyperparameter sweeps for PyTorch that survive any interruption.",
+    epilog="Example: sweep init && sweep run sweep.yaml",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -76,7 +77,7 @@ def read_options(
     """Read the options that stand before any command."""
 
 
-@app.command()
+@app.command(epilog="Example: sweep init my_project")
 def init(
     directory: Annotated[
         Path,
@@ -96,18 +97,18 @@ def init(
     out.print(f"run it with: {where}sweep run sweep.yaml", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example: sweep check sweep.yaml --thorough")
 def check(
     file: File,
     settings: Overrides = None,
     thorough: Annotated[
         bool,
         typer.Option(
-            "--thorough", help="Check the task's whole contract, which builds it several times."
+            "--thorough", help="Check the task's whole contract; builds the task several times."
         ),
     ] = False,
 ) -> None:
-    """Validate everything that can be known before running; start nothing."""
+    """Validate a spec and its task without starting a sweep."""
     from sweeps.commands import messages
     from sweeps.commands.run import check_tracking
     from sweeps.engine.resources import Machine, plan
@@ -115,29 +116,31 @@ def check(
     from sweeps.search.dry_run import rehearse
 
     with _loaded(file, settings) as spec:
-        for module in spec.modules:  # said before it happens
+        for module in spec.modules:  # warn before the import
             messages.sentence(out, f"imports {module}, whose code runs", style="")
         rehearse(spec)
         check_tracking(spec)
         machine = Machine.probe()
-        ways = plan(spec.resources, spec.trials, spec.concurrency, machine)
+        resource_plan = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
-            facts = TaskInspector(spec, ways, thorough=thorough).facts()
-        ways = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
+            facts = TaskInspector(spec, resource_plan, thorough=thorough).facts()
+        resource_plan = plan(
+            spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory
+        )
     out.print(f"{file} is valid", style="green")
-    out.print(f"  {ways.describe()}")
+    out.print(f"  {resource_plan.describe()}")
     messages.task_facts(out, facts)
     messages.not_checked(out, spec)
 
 
-@app.command()
+@app.command(epilog="Example: sweep run sweep.yaml -s trials=40 --name wider")
 def run(
     file: File,
     settings: Overrides = None,
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Name of the sweep; default: the spec's.", show_default=False
+            metavar="NAME", help="The sweep's name; default: the spec's.", show_default=False
         ),
     ] = None,
     root: Root = None,
@@ -145,7 +148,7 @@ def run(
         str | None,
         typer.Option(
             metavar="URI",
-            help="MLflow address; default: a store below the root.",
+            help="MLflow tracking URI; default: the spec's, or a store below the root.",
             show_default=False,
         ),
     ] = None,
@@ -153,22 +156,22 @@ def run(
     offline: Offline = False,
     address: Address = None,
 ) -> None:
-    """Run a sweep."""
+    """Run a new sweep."""
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.engine.cluster_address import find_address
     from sweeps.errors import SweepExists
     from sweeps.ledger.location import ledger_location
     from sweeps.ledger.warm_start import collect_warm_start
-    from sweeps.path_checks import check_place
+    from sweeps.path_checks import check_writable
     from sweeps.paths import SweepPaths, resolve_root
     from sweeps.search.dry_run import rehearse
     from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
-        check_place(paths.root, "--root")
-        if is_held(paths.lock):  # known before anything is loaded; taking the lock decides
+        check_writable(paths.root, "--root")
+        if is_held(paths.lock):  # refuse early, before slow imports; acquiring the lock decides
             raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
@@ -188,7 +191,7 @@ def run(
         raise typer.Exit(code)
 
 
-@app.command()
+@app.command(epilog="Example: sweep resume digits -s trials=40")
 def resume(
     name: Name,
     settings: Overrides = None,
@@ -197,19 +200,19 @@ def resume(
     accept_changes: Annotated[
         bool,
         typer.Option(
-            "--accept-changes", help="Go on although the task, its code or its data changed."
+            "--accept-changes", help="Resume although the task, its code or its data has changed."
         ),
     ] = False,
     offline: Offline = False,
     address: Address = None,
 ) -> None:
-    """Continue an interrupted sweep, or extend a finished one (-s trials=40)."""
+    """Resume an interrupted sweep, or extend a finished one (-s trials=40)."""
     from sweeps.commands import messages
-    from sweeps.commands.lost_runs import find_loss
+    from sweeps.commands.lost_runs import has_lost_runs
     from sweeps.commands.run import attempt
     from sweeps.config.durations import parse_duration
     from sweeps.config.revisions import is_unchanged
-    from sweeps.config.spec import parse_placed
+    from sweeps.config.spec import parse_with_positions
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
@@ -219,15 +222,17 @@ def resume(
 
     with input_errors():
         view = view_of(name, root)
-        if view.running:  # known before anything is loaded; taking the lock decides
+        if view.running:  # refuse early, before slow imports; acquiring the lock decides
             raise sweep_locked(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
-        spec, document = parse_placed(written, file, settings or [], drawn=len(view.records))
+        spec, document = parse_with_positions(
+            written, file, settings or [], drawn=len(view.records)
+        )
         check_kept(view.paths, view.spec, spec)
         remember_named(spec, document)
         check_sampler_state(view.paths, spec)
         done = view.concluded and is_unchanged(view.spec, spec)
-        if done and not find_loss(view, err, offline=offline):
+        if done and not has_lost_runs(view, err, offline=offline):
             outcome = view.outcome()
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
@@ -248,7 +253,7 @@ def resume(
         raise typer.Exit(code)
 
 
-@app.command()
+@app.command(epilog="Example: sweep stop digits --trial 3")
 def stop(
     name: Name,
     trial: Annotated[
@@ -256,22 +261,23 @@ def stop(
         typer.Option(
             parser=read_whole(0),
             metavar="K",
-            help="End this trial alone, for good.",
+            help="End only this trial, which never resumes; the sweep need not run.",
             show_default=False,
         ),
     ] = None,
     now: Annotated[
-        bool, typer.Option("--now", help="Leave at once, as a second Ctrl-C does.")
+        bool, typer.Option("--now", help="Exit immediately, as a second Ctrl-C does.")
     ] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long to wait for it to have happened.")
+        str,
+        typer.Option(metavar="DURATION", help="How long to wait until the sweep or trial ends."),
     ] = "2m",
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a running sweep, so that its trials save and end; or one trial, of any sweep."""
+    """Stop a running sweep, whose trials save and can resume; or end one trial."""
     from sweeps.commands import messages
-    from sweeps.commands.stop_waiting import stop_waiting
+    from sweeps.commands.end_trial import end_trial
     from sweeps.config.durations import parse_duration
     from sweeps.driver import stop_requests
 
@@ -282,7 +288,7 @@ def stop(
                 "leave one of them out"
             )
         paths, seconds = view_of(name, root).paths, parse_duration(timeout, "--timeout")
-        with err.status("asking") as spinner:
+        with err.status("requesting the stop") as spinner:
             if trial is None:
                 stopped = stop_requests.stop_sweep(
                     paths, now=now, seconds=seconds, say=spinner.update
@@ -292,36 +298,36 @@ def stop(
                     stopped = stop_requests.stop_trial(
                         paths, trial, seconds=seconds, say=spinner.update
                     )
-                except stop_requests.NobodyRuns:
-                    stopped = stop_waiting(view_of(name, root), trial)
+                except stop_requests.NoDriverError:
+                    stopped = end_trial(view_of(name, root), trial)
     show_found(stopped.as_dict(), as_json, lambda: messages.stopped(stopped, paths))
     if not stopped.done:
         raise typer.Exit(LATE)
 
 
-app.command()(trust)
-app.command(name="list")(inspect.list_command)
-app.command()(inspect.status)
-app.command()(inspect.trials)
-app.command()(inspect.show)
-app.command()(inspect.best)
-app.command()(inspect.compare)
-app.command()(inspect.report)
+app.command(epilog="Example: sweep trust https://mlflow.example")(trust)
+app.command(name="list", epilog="Example: sweep list --root ~/runs")(inspect.list_command)
+app.command(epilog="Example: sweep status digits --watch")(inspect.status)
+app.command(epilog="Example: sweep trials digits --json")(inspect.trials)
+app.command(epilog="Example: sweep show digits 3")(inspect.show)
+app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
+app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
+app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
 
 
-@app.command()
+@app.command(epilog="Example: sweep sync digits --verify")
 def sync(
     name: Name,
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Compare all that the store holds with the trials' own files."
+            "--verify", help="Compare the whole tracking store with the trials' own files."
         ),
     ] = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver what the tracking server lacks, and draw missing figures."""
+    """Deliver records that the tracking server lacks, and draw missing figures."""
     from sweeps.commands import messages, render
     from sweeps.commands.sync import deliver
 
@@ -338,13 +344,11 @@ def sync(
         raise typer.Exit(LATE)
 
 
-@app.command()
+@app.command(epilog="Example: sweep ui digits --port 0")
 def ui(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME", help="Open this sweep's runs, best first.", show_default=False
-        ),
+        typer.Argument(metavar="NAME", help="Show only this sweep's runs.", show_default=False),
     ] = None,
     root: Root = None,
     port: Annotated[
@@ -352,14 +356,14 @@ def ui(
         typer.Option(
             parser=read_whole(0, 65535),
             metavar="PORT",
-            help="Port on 127.0.0.1; 0 takes a free one.",
+            help="Port on 127.0.0.1; 0: any free port.",
         ),
     ] = 5000,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
 ) -> None:
-    """Start the MLflow UI on the page of training runs, best first."""
+    """Start the MLflow UI and open the page of training runs, best first."""
     from sweeps.commands import ui
     from sweeps.paths import resolve_root
     from tracking.ui import ServerError
@@ -377,7 +381,7 @@ def ui(
         fail(str(error), code=LATE)
 
 
-@app.command()
+@app.command(epilog="Example: sweep train sweep.yaml -s budget.epochs=2 --dir run1")
 def train(
     file: File,
     settings: Overrides = None,
@@ -387,7 +391,7 @@ def train(
             "--dir",
             parser=read_path,
             metavar="DIR",
-            help="Keep checkpoints there, and resume from them; default: keep nothing.",
+            help="Save checkpoints there, and resume from them; default: keep nothing.",
             show_default=False,
         ),
     ] = None,
@@ -397,43 +401,43 @@ def train(
             "--figures",
             parser=read_path,
             metavar="DIR",
-            help="Draw the run there: norms, learning rate, curves.",
+            help="Write figures there: gradient norms, learning rate, metrics.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Train once in this process, without Ray: for a debugger."""
-    from sweeps.commands.train import check_first, train_once
-    from sweeps.path_checks import check_place
+    """Train one run in this process, without Ray, for use with a debugger."""
+    from sweeps.commands.train import check_task, train_once
+    from sweeps.path_checks import check_writable
 
     with _loaded(file, settings) as spec:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
-                check_place(place, option)
-        check_first(spec, err)
+                check_writable(place, option)
+        check_task(spec, err)
         train_once(spec, directory, out, err, figures)
 
 
-@app.command()
+@app.command(epilog="Example: sweep doctor --json")
 def doctor(root: Root = None, as_json: AsJson = False) -> None:
-    """Examine the machine: versions, GPUs, writable paths; clear away what dead sweeps left."""
+    """Check versions, GPUs, disks and sweeps; remove what dead drivers left behind."""
     from sweeps.commands import render
     from sweeps.commands.doctor import (
-        clear_left_overs,
+        check_object_stores,
+        check_stores,
+        check_sweeps,
+        clean_up,
         examine,
-        object_stores,
-        stores_off,
-        sweeps_off,
     )
     from sweeps.paths import resolve_root
 
     with input_errors():
         where = resolve_root(root)
         cleared = [
-            *clear_left_overs(where),
-            *sweeps_off(where),
-            *stores_off(where),
-            *object_stores(where),
+            *clean_up(where),
+            *check_sweeps(where),
+            *check_stores(where),
+            *check_object_stores(where),
         ]
         findings = examine(where, cleared)
     show_found(
@@ -445,13 +449,13 @@ def doctor(root: Root = None, as_json: AsJson = False) -> None:
 
 def main() -> None:
     """Run the `sweep` command."""
-    os.umask(os.umask(0o077) | 0o002)  # the user's, but nothing that everybody may write to
-    outlive_readers()
+    os.umask(os.umask(0o077) | 0o002)  # keep the user's umask, but never write world-writable
+    ignore_broken_pipes()
     try:
         app()
     finally:
-        if "torch" not in sys.modules:  # the bindings of which complain of what is left
-            gc.freeze()  # the interpreter's last look at all that was imported takes a second
+        if "torch" not in sys.modules:  # torch's bindings report leaks after a freeze
+            gc.freeze()  # saves the garbage collection at exit, which takes a second
 
 
 @contextmanager
@@ -463,14 +467,18 @@ def _loaded(
     tracking_uri: str | None = None,
     to_run: bool = False,
 ) -> Iterator[SweepSpec]:
-    """Read a spec for what is done with it; what is refused then is told with its place. The
-    stores of one that is to be run are those that the user names.
+    """Load a spec, and attach file positions to the errors of the code that uses it.
+
+    Args:
+        to_run: Trust the stores that the spec names, because the user asked to run it.
     """
-    from sweeps.config.spec import load_placed
+    from sweeps.config.spec import load_with_positions
     from sweeps.store_access import remember_named
 
     with input_errors():
-        spec, document = load_placed(file, settings or [], name=name, tracking_uri=tracking_uri)
+        spec, document = load_with_positions(
+            file, settings or [], name=name, tracking_uri=tracking_uri
+        )
         if to_run:
             remember_named(spec, document, file)
         with document.attach_locations():

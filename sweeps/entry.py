@@ -1,7 +1,7 @@
-"""Where the `sweep` command begins: neither it nor its children import from the working directory,
-and who interrupts it while it is loaded is shown no traceback.
+"""The entry point of the `sweep` command.
 
-What must not live here: any import that takes time.
+It takes the working directory off the import path, and exits without a traceback if Ctrl-C comes
+while the command loads. What must not live here: any import that takes time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HASH_SEED = "PYTHONHASHSEED"
 
 
 def main() -> None:
-    """Load the command line and run it; an interruption before any command began is no error."""
+    """Load and run the command line."""
     _keep_directory_off_path()
     try:
         _fix_hash_order()
@@ -27,20 +27,19 @@ def main() -> None:
 
 
 def _keep_directory_off_path() -> None:
-    """Take the working directory off the import path of this process and of its children.
+    """Remove the working directory from the import path of this process and its children.
 
-    Anybody may have left a `json.py` or `sitecustomize.py` there. Python puts the directory first
-    for `-m` and `-c`, and for an empty entry of PYTHONPATH, which is what
-    `PYTHONPATH=$PYTHONPATH:/code` leaves where there was none. A directory that PYTHONPATH names,
-    be it with a dot, stays. `trainable.task_import` appends the directory where a task is
-    imported.
+    It may hold a `json.py` or `sitecustomize.py` of any user. Python puts it first for `-m`, `-c`
+    and empty entries of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/code` leaves one if the variable
+    was empty. Directories that PYTHONPATH names stay, also as a dot. `trainable.task_import`
+    appends the working directory when it imports a task.
     """
     named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if named:
         os.environ["PYTHONPATH"] = os.pathsep.join(named)
     else:
         os.environ.pop("PYTHONPATH", None)
-    with contextlib.suppress(OSError):  # a directory that is gone holds no modules
+    with contextlib.suppress(OSError):  # the working directory was removed
         here = os.getcwd()
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         if here not in (ours, *map(os.path.abspath, named)):
@@ -51,10 +50,10 @@ def _keep_directory_off_path() -> None:
 
 
 def _fix_hash_order() -> None:
-    """Give strings the same hash in every process that imports a task, unless the user has chosen.
+    """Make string hashes the same in every process that imports a task, unless the user sets them.
 
-    Children inherit it; a process settles it when it starts, so `train`, which imports the task
-    itself, begins once more, but not under a debugger, which would be left behind.
+    Children inherit the variable. Python reads it only at its start, so `train`, which imports the
+    task in this process, restarts Python, but not under a debugger, which would lose the process.
     """
     if _HASH_SEED in os.environ:
         return

@@ -1,26 +1,26 @@
-"""Every error about a spec, a sweep's files, its lock and its ledger.
+"""The errors about a spec, a sweep's files, its lock and its ledger.
 
     ValueError
-      SpecError            a spec is not valid: every fault of it, with its place
-      UserError            a message is complete, or faults that have no place yet
+      SpecError            a spec is not valid; lists every issue with its location
+      UserError            the user's input is wrong; its issues may have no location yet
         InvalidName        a name cannot become a directory
       WrongDuration        an option is no duration
       RevisionError        `sweep.yaml` cannot be read
-      SearchChanged        a resume would change what the search has drawn from
+      SearchChanged        a resume would change the space that the search has sampled
       OriginChanged        a resume would mix trials that cannot be compared
       SweepExists          the name of a new sweep is taken
     OSError
-      LockTaken            a process that is no driver has locked the lock's file
+      LockTaken            a process that is not a driver has locked the lock file
     Exception
-      SweepLockedError     another driver holds the sweep
+      SweepLockedError     another driver holds the sweep's lock
       LedgerError          the ledger is missing or cannot be used
         LedgerRefused      its storage is full, read-only or broken
-        LedgerBusy         another process has held it for too long
+        LedgerBusy         another process has locked it for too long
     BaseException
-      LockLost             another driver may have taken the lock over
+      LockLost             another driver may have acquired the lock
 
-Each module of `sweeps` may import this one. What must not live here: the rules that raise them,
-and an import of any other module of `sweeps`.
+Every module of `sweeps` may import this one. What must not live here: the rules that raise these
+errors, and imports of other modules of `sweeps`.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ KeyPath = tuple[str | int, ...]
 
 
 class Issue(NamedTuple):
-    """One thing that is wrong, before it has a place: where in the data, and why."""
+    """One error in the input: the path of the key and a message, without a file position."""
 
     path: KeyPath
     message: str
     at_key: bool = False
-    """Point at the key rather than at its value."""
+    """Whether the error is located at the key instead of its value."""
 
 
 class UserError(ValueError):
-    """A verdict whose messages are complete: value, rule, remedy.
+    """The user's input is wrong; each message has value, rule and remedy.
 
-    Of a validator, or of whoever finds out later that a valid spec asks for what cannot be had;
-    `Document.attach_locations` then says where it was asked for.
+    Validators raise it, and later checks if a valid spec requests something impossible.
+    `Document.attach_locations` then adds the position in the file.
 
     Args:
-        faults: A message, or faults with paths relative to what was validated.
+        faults: A message, or issues with paths relative to the validated data.
     """
 
     def __init__(self, faults: str | Sequence[Issue]) -> None:
@@ -66,13 +66,13 @@ class LocatedIssue:
     """One line of a `SpecError`, without secrets.
 
     Args:
-        where: `file:line:column`, `-s KEY=VALUE`, or what else the value came from.
-        key: The dotted path of the key; empty for the file as a whole.
-        message: What is wrong; the rule; what to write instead.
+        where: `file:line:column`, `-s KEY=VALUE`, or another source of the value.
+        key: The dotted path of the key; empty for the whole file.
+        message: Value, rule and remedy.
     """
 
     def __init__(self, where: str, key: str, message: str) -> None:
-        # One problem is one line, whatever a key or a value holds.
+        # Each issue is one line, also if a key or a value contains line breaks.
         self.where = printable(redact(where))
         self.key = printable(redact(key))
         self.message = printable(redact(message))
@@ -81,11 +81,11 @@ class LocatedIssue:
         return _line(self.where, _line(self.key, self.message))
 
     def __repr__(self) -> str:
-        return f"Problem({str(self)!r})"
+        return f"LocatedIssue({str(self)!r})"
 
 
 class SpecError(ValueError):
-    """A spec is not valid; `str()` gives every problem, one to a line."""
+    """A spec is not valid; `str()` lists all issues, one per line."""
 
     def __init__(self, problems: Sequence[LocatedIssue]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -93,19 +93,19 @@ class SpecError(ValueError):
 
 
 class InvalidName(UserError):
-    """A sweep's name cannot become a directory."""
+    """A sweep's name cannot be the name of a directory."""
 
 
 class WrongDuration(ValueError):
-    """What should be a duration is none."""
+    """An option's value is not a duration."""
 
 
 class RevisionError(ValueError):
-    """No revision of a sweep's spec can be read, or a newer release wrote the sweep."""
+    """No revision of a sweep's spec is valid, or a newer release wrote the sweep."""
 
 
 class SearchChanged(ValueError):
-    """A resume would change what has been drawn from already."""
+    """A resume would change the search space that trials were sampled from."""
 
 
 class OriginChanged(ValueError):
@@ -113,12 +113,12 @@ class OriginChanged(ValueError):
 
 
 class SweepExists(ValueError):
-    """A new sweep was asked for under a name that is taken."""
+    """A new sweep has the name of an existing one."""
 
     def __init__(self, paths: SweepPaths) -> None:
         super().__init__(
-            f"sweep '{paths.name}' exists already; a name is given once; "
-            f"continue it with: {paths.command('resume')}, or choose another with --name"
+            f"sweep '{paths.name}' exists already; a name must be unique below the root; "
+            f"resume it with: {paths.command('resume')}, or choose another name with --name"
         )
 
 
@@ -127,33 +127,33 @@ class LedgerError(Exception):
 
 
 class LedgerRefused(LedgerError):
-    """The storage refuses the ledger: it is full, read-only or broken; what it holds is whole."""
+    """The ledger's storage is full, read-only or broken; the data in it is intact."""
 
 
 class LedgerBusy(LedgerError):
-    """Another process held the ledger for longer than is waited."""
+    """Another process kept the ledger locked for longer than this process waits."""
 
     def __init__(self, place: object, seconds: float) -> None:
         super().__init__(
-            f"another process has held the ledger {place} for {seconds:g} s; its transactions "
-            "take milliseconds; end what has it open, then resume"
+            f"another process has locked the ledger {place} for {seconds:g} s; transactions take "
+            "milliseconds; end the process that has it open, then resume"
         )
 
 
 class LockLost(BaseException):
-    """The lock was taken away: another driver may run the sweep by now.
+    """This driver has lost the lock, and another driver may run the sweep.
 
-    No `Exception`: no handler on the way out may take it for an error of a trial, or wait for
-    trials. `sweep_lock.lock_lost` builds it.
+    Not an `Exception`, so that no handler takes it for an error of a trial or waits for trials.
+    `sweep_lock.lock_lost` builds it.
     """
 
 
 class SweepLockedError(Exception):
-    """Another driver holds the sweep. `sweep_lock.sweep_locked` builds it.
+    """Another driver holds the sweep's lock. `sweep_lock.sweep_locked` builds it.
 
     Args:
-        message: Who holds it, and how to watch it.
-        holder: The driver, where it is known.
+        message: The message for the user.
+        holder: The driver; None if unknown.
     """
 
     def __init__(self, message: str, holder: LockOwner | None) -> None:
@@ -162,11 +162,11 @@ class SweepLockedError(Exception):
 
 
 class LockTaken(OSError):
-    """A process that is no driver has locked the sweep's lock."""
+    """A process that is not a driver has locked the lock file."""
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a key path as people write it: `space.train.optimizer.lr.uniform[0]`."""
+    """Return a key path in the notation of specs: `space.train.optimizer.lr.uniform[0]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 

@@ -1,14 +1,14 @@
-"""Exit codes of the command line; scripts depend on them. Interruptions add 128 + the signal."""
+"""Exit codes of the command line, on which scripts depend. After a signal: 128 + its number."""
 
 from __future__ import annotations
 
 LATE = 1
-"""What was asked for has not happened, or not in time."""
+"""The requested action has failed, or was not complete in time."""
 WRONG_INPUT = 2
-"""The user can put it right; nothing was half-created."""
+"""The user must correct the input; nothing was half-created."""
 NO_SUCCESS = 3
-"""No trial succeeded, or a sweep had to stop: trial after trial failed in the same way, its
-storage is full, read-only or broken, or its cluster is gone. Of a single run: its loss is not
-finite, or its memory did not suffice."""
+"""No trial succeeded, or the sweep had to stop: trials failed repeatedly in the same way, its
+storage is full, read-only or broken, or its cluster is lost. Of a single run: its loss is not
+finite, or it ran out of memory."""
 HELD = 4
-"""Another process holds what is needed."""
+"""Another process holds the sweep's lock or its ledger."""

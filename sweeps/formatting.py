@@ -1,6 +1,6 @@
-"""Numbers, durations and sizes as people read them.
+"""Format numbers, durations and sizes for people.
 
-What must not live here: tables and sentences (`commands`), and reading a spec (`config`).
+What must not live here: tables and sentences (`commands`), and parsing a spec (`config`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_CELL = 500
 
 
 def format_number(value: Any) -> str:
-    """A number for people: four significant digits; a text in one line."""
+    """Format a number with four significant digits, or a text in one line."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -28,25 +28,27 @@ def format_number(value: Any) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A parameter's value for people: as a spec has it, and a number as above."""
+    """Format a parameter's value as in a spec, but numbers with four significant digits."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return format_number(value)
 
 
 def format_parameter(params: Mapping[str, Any], key: str) -> str:
-    """The value of one parameter; a dash where there is no such parameter."""
+    """Format the value of one parameter; a dash if there is no such parameter."""
     return format_value(params[key]) if key in params else "-"
 
 
 def joined(params: Mapping[str, Any]) -> str:
-    """Parameters, or metrics, in one line."""
+    """Format parameters or metrics in one line."""
     return ", ".join(f"{key} {format_value(value)}" for key, value in params.items())
 
 
 def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:
-    """What a trial came to, for people: `best val/loss 0.1234`; of several metrics each value by
-    its name, since only the first is at its best.
+    """Format a trial's result: `best val/loss 0.1234`.
+
+    With several metrics, each value has its name and none is called best, because only the first
+    metric is at its best.
     """
     if not isinstance(result, Sequence):
         return f"best {metrics[0]} {format_number(result)}"
@@ -61,17 +63,17 @@ def format_cells(result: Any, metrics: Sequence[str]) -> list[str]:
 
 
 def format_result(metrics: Sequence[str], result: Any) -> str:
-    """The same, without the name where there is one metric alone."""
+    """Format a trial's result, without the name if there is only one metric."""
     return format_best(metrics, result) if isinstance(result, list) else format_number(result)
 
 
 def format_reason(reason: str) -> str:
-    """A reason as one cell of a table of many trials: its beginning, where it is long."""
+    """Shorten a long reason for a table cell."""
     return reason if len(reason) <= _LONGEST_CELL else reason[: _LONGEST_CELL - 1] + "…"
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people: `7s`, `2m05s`, `1h03m`."""
+    """Format a duration: `7s`, `2m05s`, `1h03m`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -81,7 +83,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """An amount of memory for people: `512 B`, `48.3 KiB`, `1.2 GiB`."""
+    """Format an amount of memory: `512 B`, `48.3 KiB`, `1.2 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -1,10 +1,10 @@
-"""Every file name of a sweep, in one place.
+"""All file names of a sweep.
 
     <root>/                        default ./runs, or --root, or SWEEP_ROOT
       mlflow.db  mlartifacts/      the embedded tracking store
       <sweep>/
-        sweep.yaml                 the spec as resolved, one revision after another
-        ledger.db                  unless it is in a database (storage.ledger)
+        sweep.yaml                 the resolved spec, one revision after another
+        ledger.db                  unless storage.ledger names a database
         lock  control/  outbox/
         trials/0007/               one training run's directory, owned by `trainable`
         ray/attempt-001/           Ray Tune's own files; may be deleted at any time
@@ -26,28 +26,29 @@ from pathlib import Path
 
 from sweeps.errors import InvalidName, UserError
 from sweeps.quoting import shown
-from tracking.address import address_of, is_database
+from tracking.address import is_database, sqlite_uri
 
 FORMAT = 2
-"""The form of all these files together. It grows when an earlier release would misread one of
-them. Written into each revision of `sweep.yaml`, which every command reads before any other file;
-a sweep without it is of format 1, from before there was a number."""
+"""The format version of all these files together. It increases when an earlier release would
+misread one of them. Each revision of `sweep.yaml` holds it, and every command reads that file
+first. A sweep without a version has format 1."""
 _LONGEST_NAME = 100
-# The tracking store's own, beside the sweeps' directories.
+# The files of the embedded tracking store, beside the sweeps' directories.
 _RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 ROOT_VARIABLE = "SWEEP_ROOT"
 TRIAL_CONFIG = "config.yaml"
-"""In a trial's directory: its resolved configuration."""
+"""The file in a trial's directory with its resolved configuration."""
 
 
 def check_name(name: str, *, model: bool = False) -> str:
-    """Return a sweep's name when it may become a directory; the only way from names to paths.
+    """Return a sweep's name if it may become a directory; every path of a sweep passes this check.
 
     Args:
-        model: It is a registered model's name, which MLflow makes paths and addresses of.
+        name: The name.
+        model: Whether it names a registered model, from which MLflow makes paths and addresses.
 
     Raises:
-        InvalidName: With value, rule and remedy.
+        InvalidName: It may not.
     """
     visible = shown(name)
     rule = "a model's name is part of addresses" if model else "a name becomes a directory"
@@ -75,8 +76,8 @@ def check_name(name: str, *, model: bool = False) -> str:
         )
     if name.lower() in _RESERVED_NAMES and not model:
         raise InvalidName(
-            f"{visible} is where the embedded tracking store lives; {rule} beside it; "
-            "choose another name"
+            f"{visible} is the name of the embedded tracking store; {rule} beside it; choose "
+            "another name"
         )
     return name
 
@@ -85,44 +86,43 @@ def resolve_root(root: Path | None) -> Path:
     """Return the absolute root: the given one, or `SWEEP_ROOT`, or `./runs`.
 
     Raises:
-        Refused: It lies in the home of nobody, or its name is no text.
+        UserError: It begins with the home of an unknown user, or is not valid UTF-8.
     """
     place = root or Path(os.environ.get(ROOT_VARIABLE) or "runs")
     try:
         place = place.expanduser().absolute()
     except RuntimeError:
         raise UserError(
-            f"--root {place}: nobody here has a home that '{place.parts[0]}' stands for; sweeps "
-            "live in directories below a root; write a path without '~'"
+            f"--root {place}: '{place.parts[0]}' stands for the home directory of a user, and "
+            "there is no such user; write a path without '~'"
         ) from None
     try:
         str(place).encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"--root {place}: a part of it is no UTF-8, which databases, MLflow and Ray need; "
-            "write a path of which each directory is"
+            f"--root {place}: is not valid UTF-8; databases, MLflow and Ray need paths in UTF-8; "
+            "choose another directory"
         ) from None
-    # Whoever is given an address would leave out ".." together with the link before it.
+    # Programs that normalize a URI would drop ".." together with a symbolic link before it.
     return Path(os.path.realpath(place)) if ".." in place.parts else place
 
 
 def command_line(root: Path, *words: str, program: str = "sweep") -> str:
-    """Return a command as a shell takes it; where its sweeps live is left out where it would look
-    there anyway.
+    """Return a command line for a shell, with `--root` unless it is the default root.
 
     Args:
-        root: Where they live.
+        root: The directory of all sweeps.
         words: The command, its arguments and options.
-        program: How it is called.
+        program: The name of the program.
     """
-    where: tuple[str, ...] = ("--root", str(root))
+    option: tuple[str, ...] = ("--root", str(root))
     with contextlib.suppress(UserError):
-        where = () if root == resolve_root(None) else where
-    return shlex.join((program, *words, *where))
+        option = () if root == resolve_root(None) else option
+    return shlex.join((program, *words, *option))
 
 
 def program_name() -> str:
-    """Return how this program is called from here: by its name, or else by its path."""
+    """Return the command that starts this program: its name, or its path if not on PATH."""
     called, found = Path(sys.argv[0]), shutil.which("sweep")
     if not called.exists() or (found and called.samefile(found)):
         return "sweep"
@@ -130,24 +130,24 @@ def program_name() -> str:
 
 
 def tracking_uri(root: Path) -> str:
-    """The embedded tracking store's address."""
-    return address_of(root / "mlflow.db")
+    """Return the address of the embedded tracking store."""
+    return sqlite_uri(root / "mlflow.db")
 
 
 def artifact_root(root: Path) -> Path:
-    """Where the embedded tracking store keeps its artifacts."""
+    """Return the artifact directory of the embedded tracking store."""
     return root / "mlartifacts"
 
 
 def tracking_place(uri: str | None, root: Path) -> tuple[str, Path | None]:
-    """Return where a sweep is recorded, and where its artifacts lie.
+    """Return the tracking URI of a sweep, and its artifact directory.
 
     Args:
-        uri: Its `tracking.uri`; None: the embedded store.
-        root: Where sweeps live.
+        uri: The spec's `tracking.uri`; None: the embedded store.
+        root: The directory of all sweeps.
 
     Returns:
-        The address, and the artifacts' directory; None leaves that to a server.
+        The tracking URI, and the artifact directory; None: a server decides.
     """
     address = tracking_uri(root) if uri is None else uri
     return address, artifact_root(root) if is_database(address) else None
@@ -191,20 +191,20 @@ class SweepPaths:
 
     @property
     def control(self) -> Path:
-        """What is asked of the sweep while it runs; gone when no driver holds it."""
+        """Requests to the driver and heartbeats of workers; exists only while a driver runs."""
         return self.directory / "control"
 
     @property
     def drain(self) -> Path:
-        """While this file exists, trials checkpoint at their next step and end."""
+        """While this file exists, trials save a checkpoint at their next step and stop."""
         return self.control / "drain"
 
     def stop(self, number: int) -> Path:
-        """While this file exists, that trial checkpoints at its next step and is over."""
+        """While this file exists, the trial saves a checkpoint at its next step and ends."""
         return self.control / f"stop-{number:04d}"
 
     def heartbeat(self, number: int) -> Path:
-        """While a worker has that trial, what says when it last made progress."""
+        """The file in which a trial's worker records when it last made progress."""
         return self.control / f"heartbeat-{number:04d}"
 
     @property
@@ -219,23 +219,23 @@ class SweepPaths:
         return self.directory / "trials" / f"{number:04d}"
 
     def command(self, command: str, *more: str, program: str = "sweep") -> str:
-        """Return a command on this sweep as a shell takes it. See `command_line`."""
+        """Return a command line on this sweep for a shell. See `command_line`."""
         return command_line(self.root, command, self.name, *more, program=program)
 
     def left_without_spec(self) -> list[str]:
-        """What is left of a sweep whose `sweep.yaml` is gone; empty where there never was one."""
+        """Return the remaining files of a sweep whose `sweep.yaml` is missing; empty without."""
         if self.exists():
             return []
         places = (self.ledger, self.trial(0).parent)
         return [place.name for place in places if place.exists()]
 
     def exists(self) -> bool:
-        """Whether a sweep of this name was ever created here."""
+        """Return whether a sweep of this name exists here."""
         return self.spec.exists()
 
 
 def list_sweeps(root: Path) -> list[SweepPaths]:
-    """The sweeps below `root`, by name; a directory that none could have made is none."""
+    """Return the sweeps below `root`, sorted by name; ignore directories with invalid names."""
     found = []
     for spec in sorted(root.glob("*/sweep.yaml")) if root.is_dir() else ():
         with contextlib.suppress(InvalidName):

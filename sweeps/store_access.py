@@ -1,8 +1,8 @@
-"""Which of the stores that a sweep names may be connected to: those that this user trusts, and
-none for a sweep that another user could have written.
+"""Check that a store may be connected to before credentials are sent to it.
 
-Whoever connects to a ledger's database, a tracking store or an object store asks here first. What
-must not live here: what is trusted (`tracking.trusted_stores`), and connections.
+The user must trust the store, and own the sweep that names it. All code that connects to a
+ledger's database, a tracking store or an object store calls these checks first. What must not live
+here: the list of trusted stores (`tracking.trusted_stores`), and connections.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from sweeps.config.spec import SweepSpec
 from sweeps.path_checks import is_ours
 from sweeps.paths import SweepPaths, tracking_place
 from tracking.store_origin import is_file
-from tracking.trusted_stores import StoreUntrusted, check_trusted, remember
+from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
 
 _STORES = (("tracking", "uri"), ("storage", "ledger"), ("storage", "checkpoints"))
 
 
 def check_store(directory: Path, uri: str) -> None:
-    """Make sure that a sweep's store may be connected to.
+    """Check that a sweep's store may be connected to.
 
     Args:
-        directory: The sweep's; it need not exist yet.
+        directory: The sweep's directory; it need not exist yet.
         uri: The store's address.
 
     Raises:
-        StoreUntrusted: The user has not named the store, or the sweep belongs to another user.
+        StoreUntrusted: The user does not trust the store, or another user owns the sweep.
     """
     if is_file(uri):
         return
@@ -36,19 +36,20 @@ def check_store(directory: Path, uri: str) -> None:
         try:
             found = os.stat(path)
         except FileNotFoundError:
-            continue  # a sweep that is about to be made
+            continue  # a new sweep
         if not is_ours(found.st_uid):
             raise StoreUntrusted(
-                f"{path} belongs to user {found.st_uid}, and names a store beyond its directory: "
-                "no credentials go anywhere for a sweep of another user; nothing was connected "
-                "to; look at it as that user, or run a sweep of your own"
+                f"{path} belongs to user {found.st_uid}, and names a store outside of its "
+                "directory; credentials are never sent for a sweep of another user, and no "
+                "connection was made; run the command as that user, or run a sweep of your own"
             )
     check_trusted(uri)
 
 
 def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
-    """Make sure that resuming a sweep reads no pickle of another user: Optuna keeps the state of
-    `cmaes` as one, and reading a pickle runs code.
+    """Check that a resume loads no pickle of another user, because loading a pickle runs code.
+
+    Optuna stores the state of the sampler `cmaes` as a pickle.
 
     Raises:
         StoreUntrusted: The sweep's directory or its ledger belongs to another user.
@@ -58,14 +59,14 @@ def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
     for path in (paths.directory, paths.ledger):
         if path.exists() and not is_ours(owner := os.stat(path).st_uid):
             raise StoreUntrusted(
-                f"{path} belongs to user {owner}, and the sampler cmaes keeps its state there as "
-                "a pickle, which runs that user's code where it is read; resume it as that "
-                "user, or run a sweep of your own"
+                f"{path} belongs to user {owner}; the sampler cmaes stores its state there as a "
+                "pickle, and loading it could run that user's code; resume as that user, or run a "
+                "sweep of your own"
             )
 
 
 def reach_tracking(paths: SweepPaths, spec: SweepSpec) -> tuple[str, Path | None]:
-    """Return where a sweep is recorded, to be connected to. See `layout.tracking_place`.
+    """Return a sweep's tracking URI and artifact directory, checked. See `paths.tracking_place`.
 
     Raises:
         StoreUntrusted: See `check_store`.
@@ -76,22 +77,22 @@ def reach_tracking(paths: SweepPaths, spec: SweepSpec) -> tuple[str, Path | None
 
 
 def remember_named(spec: SweepSpec, document: Document, file: Path | None = None) -> None:
-    """Remember the stores that this user names for a sweep: by options, or in a file that nobody
-    else can have written.
+    """Trust the stores that this user names by options, or in a file that only the user can write.
 
     Args:
-        document: Says where each key of the spec was written.
-        file: What the user named to be run; None: what the sweep's own spec says is not the
-            user's word.
+        spec: The spec with the stores.
+        document: Knows where each key of the spec was written.
+        file: The spec file that the user runs; None: a resumed sweep, whose own file is not
+            evidence of the user's trust.
 
     Raises:
-        StoreUntrusted: They cannot be remembered.
+        StoreUntrusted: The list of trusted stores cannot be written.
     """
     is_own = file is not None and _is_own(file)
     for path in _STORES:
         uri = getattr(getattr(spec, path[0]), path[1])
-        if uri is not None and (is_own or document.place(path).order == AFTER_THE_FILE):
-            remember(uri)
+        if uri is not None and (is_own or document.position(path).order == AFTER_THE_FILE):
+            add_trusted(uri)
 
 
 def _is_own(file: Path) -> bool:

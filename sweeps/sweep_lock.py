@@ -1,10 +1,10 @@
-"""One driver per sweep: an advisory file lock whose holder is named.
+"""Lock a sweep for one driver, by an advisory lock on a file that names its holder.
 
-The kernel drops the lock when its holder dies, however it dies, so a dead holder never needs a
-time-out, and a stopped one keeps it. On a shared path the file system carries the lock between
-hosts, as NFS does. The file's content says who holds it, or who held it last: the next holder uses
-that to clean up after a dead one. A holder whose file was removed or replaced is one no longer.
-Where the ledger lies outside of the directory, its own lock is taken beside (`database_lock`).
+The kernel releases the lock when its holder dies, so a dead holder needs no time-out, and a
+stopped one keeps it. On a shared file system such as NFS, other hosts see the lock. The file names
+the current or last holder, so that the next driver can clean up after a dead one. A driver whose
+lock file was removed or replaced has lost the lock. A ledger outside of the directory has a lock
+of its own, which is acquired, too (`ledger.database_lock`).
 """
 
 from __future__ import annotations
@@ -29,55 +29,56 @@ from sweeps.paths import command_line
 from trainable.storage.durable import make_directory
 from trainable.storage.regular_files import LARGEST_NOTE, open_regular, read_regular
 
-_LOOKING_SECONDS = 1.0
-"""For how long those who only look are waited for."""
+_READER_SECONDS = 1.0
+"""How long `acquire` waits for processes that lock the file only to test it."""
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class LockOwner:
-    """Who holds (or last held) a lock."""
+    """The driver that holds a lock, or held it last."""
 
     host: str
     pid: int
     started: float
     """Seconds since the epoch."""
     token: str
-    """Unique per driver; every process it starts carries it in its environment."""
+    """Unique per driver; tags every process that the driver starts."""
 
     def describe(self) -> str:
-        """Say who it is: `process 4711 on gpu-3`."""
+        """Return process and host: `process 4711 on gpu-3`."""
         return f"process {self.pid} on {self.host}"
 
     @property
     def since(self) -> str:
-        """When it took the lock, by this machine's clock: `2026-11-20 17:20:11`."""
+        """When it acquired the lock, in local time: `2026-11-20 17:20:11`."""
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
 
 
 class SecondaryLock(Protocol):
-    """A further lock on a sweep, taken and given up with the directory's."""
+    """A second lock on a sweep, acquired and released together with the directory's lock."""
 
     def acquire(self, holder: LockOwner) -> None:
-        """Take it; raises `SweepLockedError` when another driver holds it."""
+        """Acquire the lock; raises `SweepLockedError` if another driver holds it."""
 
     def check(self) -> None:
-        """Raise `LockLost` when it is no longer this driver's."""
+        """Raise `LockLost` if this driver has lost the lock."""
 
     def release(self) -> None:
-        """Give it up."""
+        """Release the lock."""
 
 
 def lock_lost(what: str, directory: Path) -> LockLost:
-    """Return the error of a driver that no longer holds the lock.
+    """Return the error of a driver that has lost the lock.
 
     Args:
         what: What happened to the lock.
-        directory: The sweep's.
+        directory: The sweep's directory.
     """
     return LockLost(
-        f"{what}; only its holder may write to a sweep; this driver left without writing; see "
-        f"who runs it with: {command_line(directory.parent, 'status', directory.name)}"
+        f"{what}; only the lock's holder may write to a sweep, so this driver exited without "
+        "writing; see which process runs it with: "
+        f"{command_line(directory.parent, 'status', directory.name)}"
     )
 
 
@@ -94,43 +95,43 @@ def sweep_locked(directory: Path, holder: LockOwner | None) -> SweepLockedError:
 
 
 class SweepLock:
-    """An exclusive lock on a sweep's directory, held until `release` or the process' end.
+    """An exclusive lock on a sweep's directory, held until `release` or the end of the process.
 
     Args:
-        path: Its file.
-        beside: What else must be held.
+        path: The lock file.
+        secondary: Another lock that must be held, too.
     """
 
-    def __init__(self, path: Path, beside: SecondaryLock | None = None) -> None:
+    def __init__(self, path: Path, secondary: SecondaryLock | None = None) -> None:
         self._path = path
-        self._beside = beside
+        self._secondary = secondary
         self._file: IO[str] | None = None
-        self._asking = threading.Lock()  # whoever leaves at once does not wait for it
-        self._leaves = False
+        self._checking = threading.Lock()  # a forced exit does not acquire it
+        self._exiting = False
         self.previous: LockOwner | None = None
-        """Who held the lock before; set by `acquire` when that driver never released it."""
+        """The last holder, if that driver died without releasing the lock; set by `acquire`."""
         self.token = ""
-        """The token of this driver, by which its processes are found; set by `acquire`."""
+        """The token that tags this driver's processes; set by `acquire`."""
 
     def acquire(self) -> LockOwner:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            SweepHeld: Another live process holds it.
-            LockTaken: A process that is no driver of its owner's has locked the file.
-            IrregularFile: The lock is no regular file.
-            LedgerError: The ledger's lock cannot be asked for.
+            SweepLockedError: Another live driver holds it.
+            LockTaken: A process that is not a driver has locked the file.
+            IrregularFile: The lock file is not a regular file.
+            LedgerError: The ledger's lock cannot be reached.
         """
         holder = LockOwner(socket.gethostname(), os.getpid(), time.time(), uuid.uuid4().hex)
-        if self._beside is not None:  # first: who is refused there has made nothing here
-            self._beside.acquire(holder)
+        if self._secondary is not None:  # first, because a failure there leaves no files here
+            self._secondary.acquire(holder)
         try:
             file = self._lock_file()
-        except BaseException:  # an interruption, too, gives both back or none; raised again
-            if self._beside is not None:
-                self._beside.release()
+        except BaseException:  # also on an interruption; raised again
+            if self._secondary is not None:
+                self._secondary.release()
             raise
-        # Processes end by a previous holder's token: another user's file names none of ours.
+        # Processes with this token will be killed, so a token in another user's file is ignored.
         if os.fstat(file.fileno()).st_uid == os.geteuid():
             self.previous = read_holder(self._path)
         file.truncate(0)
@@ -143,52 +144,52 @@ class SweepLock:
     def _lock_file(self) -> IO[str]:
         make_directory(self._path.parent)
         while True:
-            # For as long as the file is open, the lock is held; nobody else writes to it.
+            # The lock is held while the file is open; no other process writes to the file.
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             number = open_regular(self._path, flags, limit=LARGEST_NOTE, mode=0o600)
             file = os.fdopen(number, "a+", encoding="utf-8")
-            if not _take(file, self._path):
+            if not _try_lock(file, self._path):
                 file.close()
-                if (stranger := locked_by_a_stranger(self._path)) is not None:
+                if (stranger := describe_foreign_lock(self._path)) is not None:
                     raise LockTaken(stranger)
                 raise sweep_locked(self._path.parent, _read_live_holder(self._path))
             if os.fstat(number).st_uid == os.geteuid():
-                # Who can open it can lock it: those of earlier releases everybody could read.
+                # A user who can open the file can lock it; earlier releases created it readable.
                 os.fchmod(number, 0o600)
             self._file = file
             if self.is_ours():
                 return file
-            file.close()  # removed between opening and locking it: this is nobody's lock
+            file.close()  # the file was removed between opening and locking it
 
     def check(self) -> None:
-        """Make sure that the lock is still this process'; costs one look at the file's inode, and
-        what the lock beside it asks. May be called from any thread.
+        """Check that this process still holds the lock; may be called from any thread.
+
+        It costs a `stat` of the file, and the check of the secondary lock.
 
         Raises:
-            LockLost: It is not; nothing may be written to the sweep any more.
-            LedgerError: The lock beside it cannot be asked.
+            LockLost: The lock is lost; this process must not write to the sweep any more.
+            LedgerError: The secondary lock cannot be checked.
         """
-        if self._leaves:
-            threading.Event().wait()  # for the end of this process
+        if self._exiting:
+            threading.Event().wait()  # until this process ends
         if not self.is_ours():
             raise lock_lost(
                 f"the lock {self._path} was removed or replaced under this driver",
                 self._path.parent,
             )
-        if self._beside is not None:
-            with self._asking:
-                self._beside.check()
+        if self._secondary is not None:
+            with self._checking:
+                self._secondary.check()
 
     def block_writers(self) -> None:
-        """Have everybody wait who is about to write, because this process ends right now: it would
-        end in the middle of that.
+        """Block writers while the process exits, so that no write ends half-way.
+
+        `check`, which precedes each write, no longer returns.
         """
-        self._leaves = True
+        self._exiting = True
 
     def is_ours(self) -> bool:
-        """Whether the file that was locked is still the one in its place: then what lies in the
-        directory is this process'.
-        """
+        """Return whether the locked file is still at its path; the sweep is then this driver's."""
         assert self._file is not None, "acquire comes first"
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
@@ -198,14 +199,16 @@ class SweepLock:
             raise
 
     def release(self) -> None:
-        """Give the lock up and leave no holder behind."""
+        """Release the lock, and remove the holder from the file."""
         self.release_local()
-        if self._beside is not None:
-            self._beside.release()
+        if self._secondary is not None:
+            self._secondary.release()
 
     def release_local(self) -> None:
-        """Give the directory's lock up; the one beside it goes with this process, which ends right
-        now and may be in the middle of a question to it.
+        """Release only the directory's lock, before a forced exit.
+
+        Another thread may be using the secondary lock's connection; the end of the process
+        releases that lock.
         """
         if self._file is not None:
             self._file.truncate(0)
@@ -213,9 +216,9 @@ class SweepLock:
             self._file = None
 
 
-def _take(file: IO[str], path: Path) -> bool:
-    """Lock a file, unless a driver has it. Whoever looks has it, too, and for a moment only."""
-    deadline = time.monotonic() + _LOOKING_SECONDS
+def _try_lock(file: IO[str], path: Path) -> bool:
+    """Lock a file unless a driver holds it; wait for processes that only test the lock."""
+    deadline = time.monotonic() + _READER_SECONDS
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,22 +231,24 @@ def _take(file: IO[str], path: Path) -> bool:
 
 
 def read_holder(path: Path) -> LockOwner | None:
-    """The holder written in a lock file; None when it was released, never held, is damaged, or is
-    another user's.
+    """Return the holder named in a lock file.
+
+    Returns:
+        None if the lock was released or never held, or the file is damaged or not readable.
 
     Raises:
-        IrregularFile: It is no regular file.
+        IrregularFile: It is not a regular file.
     """
     try:
         holder = LockOwner(**json.loads(read_regular(path, LARGEST_NOTE)))
     except (FileNotFoundError, PermissionError, ValueError, TypeError, RecursionError):
         return None
-    # A shorter token would mean the processes of many drivers, an empty one all of a user's.
+    # A shorter token would match the processes of other drivers, an empty one all processes.
     return holder if _TOKEN.fullmatch(str(holder.token)) else None
 
 
 def _read_live_holder(path: Path) -> LockOwner | None:
-    """The holder, who between locking the file and writing into it may take a moment."""
+    """Return the holder, who locks the file a moment before it writes its name."""
     for _ in range(20):
         if (holder := read_holder(path)) is not None:
             return holder
@@ -252,43 +257,45 @@ def _read_live_holder(path: Path) -> LockOwner | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a live driver holds the lock at `path`; of another user's lock only what this
-    machine's kernel knows of it.
+    """Return whether a live driver holds the lock at `path`.
+
+    Of another user's lock, only holders on this machine are known.
 
     Raises:
-        IrregularFile: It is no regular file.
+        IrregularFile: It is not a regular file.
     """
     try:
         file = open_regular(path, limit=LARGEST_NOTE)
     except FileNotFoundError:
         return False
     except PermissionError:
-        return any(exclusive for _, exclusive in _lockers(path)) and _stranger(path) is None
+        return any(exclusive for _, exclusive in _lockers(path)) and _foreign_holder(path) is None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _stranger(path) is None
+        return _foreign_holder(path) is None
     finally:
         os.close(file)
     return False
 
 
-def locked_by_a_stranger(path: Path) -> str | None:
-    """Return a sentence about a process that has locked the file and cannot be a driver, for it is
-    neither the file's owner's nor root's; None: there is none, as far as this machine knows.
+def describe_foreign_lock(path: Path) -> str | None:
+    """Return a message about a process of this machine that has locked the file and is no driver.
+
+    Such a process belongs neither to the file's owner nor to root. None if there is none.
     """
-    if (found := _stranger(path)) is None:
+    if (found := _foreign_holder(path)) is None:
         return None
     pid, user = found
     return (
-        f"{path} is locked by process {pid} of user {user}, which is no driver: a sweep is run by "
-        f"who owns its lock; what nobody runs goes on with a new lock: "
+        f"{path} is locked by process {pid} of user {user}, which is not a driver; only the "
+        "owner of a lock file runs its sweep; if no driver runs it, remove the file: "
         f"{shlex.join(('rm', str(path)))}"
     )
 
 
-def _stranger(path: Path) -> tuple[int, str] | None:
-    """The process id and the user of who has locked a file and is neither its owner nor root."""
+def _foreign_holder(path: Path) -> tuple[int, str] | None:
+    """Return the id and user of a process that `describe_foreign_lock` is about."""
     try:
         trusted = {0, os.stat(path, follow_symlinks=False).st_uid}
     except OSError:
@@ -296,7 +303,7 @@ def _stranger(path: Path) -> tuple[int, str] | None:
     for pid, _ in _lockers(path):
         try:
             user = os.stat(f"/proc/{pid}").st_uid
-        except OSError:  # it has ended; a child that has the file may hold the lock still
+        except OSError:  # it has ended; a child process may still hold the lock
             continue
         if user not in trusted:
             return pid, _name(user)
@@ -311,8 +318,9 @@ def _name(user: int) -> str:
 
 
 def _lockers(path: Path) -> list[tuple[int, bool]]:
-    """The processes of this machine that have locked a file, and whether they exclude others; the
-    kernel tells it everybody who can see the file's directory.
+    """Return the ids of this machine's processes that have locked a file, and who has exclusively.
+
+    The kernel shows them to every user.
     """
     try:
         found = os.stat(path, follow_symlinks=False)

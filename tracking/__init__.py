@@ -1,1 +1,1 @@
-"""What happened, for people: recorders, the durable outbox before MLflow, provenance."""
+"""Experiment tracking: recorders, the durable outbox, delivery to MLflow, and provenance."""

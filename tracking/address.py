@@ -1,6 +1,6 @@
-"""What an MLflow tracking address names: a server, or a database that each program opens itself.
+"""Parse an MLflow tracking URI: a server, or a database that each program opens itself.
 
-What must not live here: whether there is anything at the address (see `tracking.probe`).
+What must not live here: whether the store at a URI answers (see `tracking.probe`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BUILT_IN = re.compile(
 _ESCAPE = re.compile(r"%(?=[0-9A-Fa-f]{2})")
 
 _OF_SERVERS = (
-    "MLFLOW_TRACKING_URI",  # may hold them
+    "MLFLOW_TRACKING_URI",  # may contain a user name and a password
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
@@ -26,9 +26,10 @@ _OF_SERVERS = (
 _OF_POSTGRES = ("PGPASSWORD", "PGPASSFILE")
 
 
-def names_store(uri: str) -> bool:
-    """Whether MLflow has a store for such an address: its own, a plugin's, or, if asked to by
-    `MLFLOW_ALLOW_FILE_STORE`, a directory.
+def is_supported(uri: str) -> bool:
+    """Whether MLflow has a store class for this URI: built in, or registered by a plugin.
+
+    A directory is supported only if `MLFLOW_ALLOW_FILE_STORE` is set.
     """
     if _BUILT_IN.match(uri):
         return True
@@ -38,8 +39,8 @@ def names_store(uri: str) -> bool:
     return scheme in entry_points(group="mlflow.tracking_store").names
 
 
-def fault_of(uri: str) -> str | None:
-    """Why the address of a server, or of a database, cannot be parsed; None when it can."""
+def parse_error(uri: str) -> str | None:
+    """Why the URI of a server or a database cannot be parsed; None when it can."""
     if is_server(uri) or is_database(uri):
         try:
             _ = urlsplit(uri).port
@@ -49,45 +50,44 @@ def fault_of(uri: str) -> str | None:
 
 
 def is_server(uri: str) -> bool:
-    """Whether it is a server's, whose pages open in a browser as they are."""
+    """Whether the URI names an HTTP server, which a browser can open."""
     return uri.startswith(("http://", "https://"))
 
 
 def is_database(uri: str) -> bool:
-    """Whether it is a database's: it holds no files, so whoever records says where they lie."""
+    """Whether the URI names a database. It stores no files, so the client gives their location."""
     scheme, separator, _ = uri.partition(":")
     return bool(separator) and scheme.partition("+")[0] in _DATABASES
 
 
-def address_of(file: Path) -> str:
-    """The address of an SQLite file, with what would not stand for itself there as escapes."""
+def sqlite_uri(file: Path) -> str:
+    """The URI of an SQLite file. Characters that have a meaning in a URI are escaped."""
     path = _ESCAPE.sub("%25", str(file)).replace("?", "%3F")
-    # After the short scheme MLflow makes the directory that is written, escapes and all.
+    # With the scheme `sqlite`, MLflow creates the parent directory without decoding the escapes.
     scheme = "sqlite" if path == str(file) else "sqlite+pysqlite"
     return f"{scheme}:///{path}"
 
 
-def file_of(uri: str) -> Path | None:
-    """The file that an SQLite address names; None for any other address."""
+def sqlite_file(uri: str) -> Path | None:
+    """The file that an SQLite URI names; None for any other URI."""
     scheme, found, path = uri.partition(":///")
     if not found or scheme.partition("+")[0] != "sqlite":
         return None
     return Path(unquote(path.partition("?")[0]))
 
 
-def store_of(uri: str) -> str:
-    """What tells one tracking store from another in their addresses: no password, and of a file
-    not where it lies, for it moves with its sweeps.
+def store_identity(uri: str) -> str:
+    """The part of a URI that identifies a tracking store.
+
+    Credentials are left out, and so is the path of an SQLite file, which moves with its sweeps.
     """
-    if file_of(uri) is not None:
+    if sqlite_file(uri) is not None:
         return "sqlite"
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
 def credentials(*uris: str | None) -> tuple[str, ...]:
-    """The environment variables that let a process write to the stores at some addresses; None is
-    the embedded one's.
-    """
+    """The environment variables that hold credentials for some stores; None: the default store."""
     databases = any(uri is not None and uri.startswith("postgresql") for uri in uris)
     return _OF_SERVERS + (_OF_POSTGRES if databases else ())

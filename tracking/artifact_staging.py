@@ -1,7 +1,7 @@
-"""Staging: copies of files that wait for the tracking server, on the disk before they are queued.
+"""Staging: copies of artifacts that wait for the tracking server, synced before they are queued.
 
-Each lies in a directory of its own, under its own name: a server names what it stores after the
-file. What must not live here: when a copy is taken or delivered (`outbox`, `delivery`).
+Each copy has a directory of its own and keeps its file name, because the server names the artifact
+after it. What must not live here: when a copy is made or delivered (`outbox`, `delivery`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Staging:
         self._directory = outbox / _DIRECTORY
 
     def copy(self, path: Path, name: str) -> dict[str, str]:
-        """Copy a file, and wait until the disk has it.
+        """Copy a file and sync the copy to the disk.
 
         Args:
-            name: What it is to be called at the server, with its folder.
+            name: The artifact's path at the server.
 
         Returns:
-            What a record says of it: where the copy lies, and its folder at the server.
+            The record's payload: the copy's path, and the artifact's folder at the server.
 
         Raises:
             ValueError: `name` is not a relative path.
-            OSError: It could not be copied; nothing is left.
+            OSError: The file could not be copied; no partial copy remains.
         """
         target = check_artifact_name(name)
         copy = self._directory / uuid.uuid4().hex / target.name
@@ -52,34 +52,34 @@ class Staging:
                 shutil.copyfileobj(source, file)
             for each in (copy, copy.parent, self._directory, self._outbox):
                 sync_path(each)
-        except BaseException:  # also an interruption leaves nothing behind; raised again
+        except BaseException:  # an interruption also removes the copy; raised again
             shutil.rmtree(copy.parent, ignore_errors=True)
             raise
         folder = "" if str(target.parent) == "." else str(target.parent)
         return {"staged": str(copy.relative_to(self._outbox)), "folder": folder}
 
     def find(self, staged: str) -> Path:
-        """Return where a copy lies.
+        """Return a copy's path.
 
         Args:
-            staged: What its record says of that. A record can be planted, as can a link.
+            staged: The path in its record. It is checked: a record or a link may be planted.
 
         Raises:
-            ValueError: It is no place of a copy, a symbolic link leads elsewhere, or there is no
+            ValueError: The path is not that of a copy, goes through a symbolic link, or names no
                 regular file.
         """
         parts = PurePath(staged).parts
         if len(parts) != 3 or parts[0] != _DIRECTORY or ".." in parts:
             raise ValueError(
-                f"{staged!a} is no copy of a file: copies lie in {self._directory}, each in "
+                f"{staged!a} is not a staged copy: copies are in {self._directory}, each in "
                 "a directory of its own; nothing else is sent or removed"
             )
         copy = self._outbox / staged
         for link in (self._directory, copy.parent):
             if link.is_symlink():
                 raise ValueError(
-                    f"{link} is a symbolic link, and copies lie in directories: nothing else is "
-                    "sent or removed; see who put it there, and remove it"
+                    f"{link} is a symbolic link, and copies are in directories: nothing else is "
+                    "sent or removed; find out who created the link, and remove it"
                 )
         try:
             is_file = stat.S_ISREG(copy.lstat().st_mode)
@@ -89,19 +89,19 @@ class Staging:
             ) from error
         if not is_file:
             raise ValueError(
-                f"the staged artifact {copy} is no regular file, and nothing else is sent"
+                f"the staged artifact {copy} is not a regular file, and nothing else is sent"
             )
         return copy
 
     def remove(self, payload: Mapping[str, str]) -> None:
-        """Remove a copy; one that is not there is no error."""
+        """Remove a copy; a missing one is no error."""
         with contextlib.suppress(ValueError):
             shutil.rmtree(self.find(payload["staged"]).parent, ignore_errors=True)
 
     def keep_only(self, payloads: Iterable[Mapping[str, str]]) -> None:
-        """Remove copies whose record was never committed, or whose removal was cut short.
+        """Remove copies without a record: the process died before the commit, or in a removal.
 
-        Where a symbolic link leads there, they stay: it may lead to anything.
+        Nothing is removed through a symbolic link, which may lead anywhere.
         """
         if self._outbox.is_symlink() or self._directory.is_symlink():
             return
@@ -114,24 +114,24 @@ class Staging:
 
 
 def _open(path: Path) -> int:
-    """Open a regular file to be read, neither through a link nor waiting for who writes a FIFO."""
+    """Open a regular file for reading; never follow a link, never block on a FIFO."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise OSError(
-            f"{path} is a symbolic link, and only files themselves are tracked; put a copy of the "
-            "file there"
+            f"{path} is a symbolic link, and only regular files are tracked; replace it by a copy "
+            "of the file"
         ) from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(f"{path} is no regular file, and only such are tracked; remove it")
+        raise OSError(f"{path} is not a regular file, and only such files are tracked; remove it")
     return file
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file's content, or what a directory lists, is on the disk."""
+    """Wait until a file's content, or a directory's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
 """Batches: which waiting records of a trial are delivered together.
 
-What must not live here: where records wait (`outbox`), and what becomes of them (`delivery`).
+What must not live here: where records are stored (`outbox`), and how they are sent (`delivery`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tracking.limits import MAX_POINTS
 
 Kind = Literal["start", "metrics", "tags", "experiment", "artifact", "finish"]
 QUEUED, IN_FLIGHT = 0, 1
-"""States of a record; in flight are metrics that may have been sent."""
+"""States of a record. IN_FLIGHT marks metrics that may already have been sent."""
 Stored = tuple[int, Kind, int, int]
 """A record's id, kind, state and number of points."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One queued call: the points of a metrics record, or what JSON made of another one."""
+    """One queued call. Its payload is a list of points for metrics, else parsed JSON."""
 
     id: int
     kind: Kind
@@ -31,32 +31,32 @@ class Record:
 class Batch:
     """Records of one trial to deliver together, in their order.
 
-    Either one artifact, or the experiment's tags; or what a run is told in one request: it may
-    begin with the start and end with the finish, with metrics and tags in between. Artifacts hold
-    up nothing: what comes behind one may be delivered before it.
+    A batch is one artifact, or the experiment's tags, or the records of one request to a run: an
+    optional start, metrics and tags, an optional finish. Artifacts block nothing: later records
+    may be delivered before them.
     """
 
     trial: int
     records: list[Record]
     uncertain: bool
-    """An earlier attempt had an unknown end: some points may already be at the server."""
+    """The outcome of an earlier attempt is unknown: the server may already have some points."""
 
 
 def coalesce(rows: Iterable[Stored]) -> list[Stored]:
-    """Return how many of a trial's oldest records make a batch."""
+    """Return the oldest of a trial's records that fit into one batch."""
     taken: list[Stored] = []
-    num_points, of_metrics = 0, None
+    num_points, metrics_state = 0, None
     for row in rows:
         _, kind, state, points = row
         num_points += points
         if taken and not (
             taken[-1][1] in ("start", "metrics", "tags")
             and kind in ("metrics", "tags", "finish")
-            and (kind != "metrics" or of_metrics in (None, state))
+            and (kind != "metrics" or metrics_state in (None, state))
             and num_points <= MAX_POINTS
         ):
             break
         taken.append(row)
         if kind == "metrics":
-            of_metrics = state
+            metrics_state = state
     return taken

@@ -1,9 +1,9 @@
-"""Delivering an outbox to a tracking server, so that each (run, key, step) arrives exactly once.
+"""Deliver an outbox to a tracking server, so that each (run, key, step) arrives exactly once.
 
-The rule: after anything but a clean acknowledgement nothing is assumed. The next attempt looks for
-the runs again by their tags, and compares metric records that were in flight with what the server
-holds. What must not live here: MLflow (see `tracking.mlflow_server`), threads and waiting (see
-`tracking.outbox_recorder`).
+After any error the outcome of the request counts as unknown. The next attempt searches the runs
+again by their tags, and compares the metrics that were in flight with what the server holds. What
+must not live here: MLflow (see `tracking.mlflow_server`), threads and waiting (see
+`tracking.delivery_loop`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TAG_PARENT = "mlflow.parentRunId"
 TAG_NAME = "mlflow.runName"
 
 _MAX_REFUSALS = 2
-_PREPARED_AT_ONCE = 16
-"""Trials whose metrics are marked together: more wait for the disk less often, but hold up appends
-for longer, and a kill leaves more to compare with the server."""
+_TRIALS_PER_SYNC = 16
+"""Trials whose metrics are marked with one fsync. A higher number needs fewer fsyncs, but blocks
+appends for longer, and after a kill more points are compared with the server."""
 
 
 class RecordRejected(Exception):
-    """The server understood a request and will not take its content, now or later."""
+    """The server understood a request and rejects its content for good."""
 
 
 class RunGone(Exception):
@@ -45,7 +45,7 @@ class RunGone(Exception):
 
 
 class NotStored(Exception):
-    """An artifact could not be stored, by a server that answers: only artifacts need to wait."""
+    """The server answers but an artifact cannot be stored: only artifacts have to wait."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FoundRun:
     deleted: bool = False
     """In the server's trash: can be restored."""
     empty: bool = False
-    """Holds neither parameters nor metrics."""
+    """It has neither parameters nor metrics."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,22 @@ class RunState:
     """The metrics with at least one value."""
     tags: dict[str, str] = field(default_factory=dict)
     artifacts: str = ""
-    """Where its artifacts lie."""
+    """The URI of its artifacts."""
 
 
 class TrackingServer(Protocol):
     """What delivery needs of a tracking server.
 
-    Every method may raise anything. `RecordRejected` and `RunGone` have meanings of their own; any
-    other exception means that the outcome is unknown.
+    Every method may raise any exception. One other than `RecordRejected` and `RunGone` means that
+    the outcome is unknown.
     """
 
     def open_experiment(self, known: str | None) -> str:
         """Find, restore or create the experiment; returns its id.
 
         Args:
-            known: The id of the one used before, which may have another name by now, or be of
-                another server.
+            known: The id of the experiment used before, which may have been renamed since, or
+                belong to another server.
         """
         ...
 
@@ -100,15 +100,15 @@ class TrackingServer(Protocol):
         ...
 
     def restore_run(self, run_id: str) -> None:
-        """Take a run out of the trash."""
+        """Restore a deleted run."""
         ...
 
     def delete_run(self, run_id: str) -> None:
-        """Put a run into the trash."""
+        """Delete a run; it can be restored."""
         ...
 
     def read_run(self, run_id: str) -> RunState:
-        """Read status, parameters, metric names, tags, and where artifacts lie."""
+        """Read a run's status, parameters, metric names, tags and artifact URI."""
         ...
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
@@ -116,9 +116,9 @@ class TrackingServer(Protocol):
         ...
 
     def log(self, run_id: str, request: Request) -> None:
-        """Write parameters that the run does not have yet, then points, then tags.
+        """Write new parameters, then points, then tags.
 
-        One that fails may have written what comes before, and part of what it failed at.
+        A failed call may have written any first part of these.
         """
         ...
 
@@ -136,11 +136,11 @@ class TrackingServer(Protocol):
 
 
 class Delivery:
-    """Takes records from an outbox to a server. Used by one thread.
+    """Delivers the records of an outbox to a server. Used by one thread.
 
     Args:
-        sweep_id: Goes into every run's tags.
-        name: Of the sweep's own run.
+        sweep_id: The tag of every run.
+        name: The name of the sweep's own run.
     """
 
     def __init__(
@@ -153,14 +153,14 @@ class Delivery:
         self._experiment_id: str | None = None
         self._found: dict[int, FoundRun] = {}
         self._open: dict[int, str] = {}
-        self._held: dict[tuple[str, str], set[int]] = {}
+        self._known_steps: dict[tuple[str, str], set[int]] = {}
         self._refusals: dict[tuple[int, bool], int] = {}
-        """By trial, and whether it is an artifact."""
+        """How often a record was rejected, by trial and whether the record is an artifact."""
         self._uploaded = SWEEP - 1
-        """The trial of which an artifact was tried last."""
+        """The trial whose artifact was sent last."""
 
     def connect(self) -> None:
-        """Find the experiment and all runs of the sweep, unless they are known from before."""
+        """Find the experiment and all runs of the sweep, unless this is done already."""
         if self._experiment_id is not None:
             return
         experiment_id = self._server.open_experiment(self._outbox.experiment_id)
@@ -175,31 +175,32 @@ class Delivery:
         self._experiment_id = experiment_id
 
     def disconnect(self) -> None:
-        """Assume nothing about the server any more."""
+        """Drop all knowledge of the server's state."""
         self._experiment_id = None
         self._open.clear()
-        self._held.clear()
+        self._known_steps.clear()
 
     def search_again(self) -> None:
-        """Look for all runs of the sweep anew: a create without an answer may have arrived."""
+        """Search all runs of the sweep again: a create without an answer may have arrived."""
         self.disconnect()
         self.connect()
 
     def drain(self, stop: Callable[[], bool], *, uploads: bool = True) -> None:
-        """Deliver until the outbox is empty or `stop` says so: one batch of each trial in turn,
-        and one artifact after each round.
+        """Deliver until the outbox is empty or `stop` returns True.
+
+        Each round sends one batch of each trial, then one artifact.
 
         Args:
             uploads: False leaves the artifacts in the outbox.
 
         Raises:
             NotStored: An artifact could not be stored; all else can be delivered.
-            Exception: Whatever the server raised; call `disconnect` before the next attempt.
+            Exception: Any error of the server; call `disconnect` before the next attempt.
         """
         while True:
             trials = self._outbox.trials()
-            for first in range(0, len(trials), _PREPARED_AT_ONCE):
-                some = trials[first : first + _PREPARED_AT_ONCE]
+            for first in range(0, len(trials), _TRIALS_PER_SYNC):
+                some = trials[first : first + _TRIALS_PER_SYNC]
                 self._outbox.prepare(each for each in some if (each, False) not in self._refusals)
                 for trial in some:
                     if stop():
@@ -218,21 +219,21 @@ class Delivery:
 
     def _attempt(self, batch: Batch) -> None:
         trial = batch.trial
-        lane = trial, batch.records[0].kind == "artifact"
+        key = trial, batch.records[0].kind == "artifact"
         try:
             self._deliver(batch)
         except RecordRejected as error:
-            # One record of the batch may be at fault, or the run was put into the trash meanwhile:
-            # take records one by one and look for the run again, before anything is set aside.
-            self._refusals[lane] = self._refusals.get(lane, 0) + 1
+            # One record of the batch may be invalid, or the run was deleted in the meantime:
+            # search the run again and send single records, before one is given up.
+            self._refusals[key] = self._refusals.get(key, 0) + 1
             self.search_again()
-            if len(batch.records) == 1 and self._refusals[lane] > _MAX_REFUSALS:
+            if len(batch.records) == 1 and self._refusals[key] > _MAX_REFUSALS:
                 logger.error("the server refuses a record of %s: %s", _describe(trial), error)
                 self._outbox.refuse(batch, str(error))
-                del self._refusals[lane]
+                del self._refusals[key]
             return
         self._outbox.delivered(batch)
-        if self._refusals.pop(lane, None) is not None:
+        if self._refusals.pop(key, None) is not None:
             logger.info("the server takes records of %s again", _describe(trial))
 
     def _deliver(self, batch: Batch) -> None:
@@ -244,7 +245,7 @@ class Delivery:
             case "artifact":
                 self._upload(trial, first.payload["staged"], first.payload["folder"])
             case _:
-                self._tell(batch)
+                self._write_run(batch)
 
     def _upload(self, trial: int, staged: str, folder: str) -> None:
         run_id = self._run(trial)
@@ -257,24 +258,24 @@ class Delivery:
         except RecordRejected:
             raise
         except Exception as error:
-            # An artifact store may raise anything. Should it be the server that does not answer,
-            # or that has lost the run, this raises what says so.
+            # An artifact store may raise any exception. If the server is down, or has lost the
+            # run, this request raises the error for it.
             where = self._server.read_run(run_id).artifacts
             name = PurePosixPath(folder, path.name)
             served = where.startswith(("mlflow-artifacts:", "http:", "https:"))
             remedy = (
-                "look at the server's log, and how large a file it takes"
+                "read the server's log, and check its limit for the size of a file"
                 if served
-                else "let this machine write there, or have the server serve artifacts"
+                else "give this machine write access there, or let the server serve artifacts"
             )
             reason = (
                 f"{name} of {_describe(trial)} cannot be stored at {redact(where)} "
-                f"({in_brief(error)}); {remedy}"
+                f"({error_line(error)}); {remedy}"
             )
             raise NotStored(self._outbox.mark_blocked(reason)) from error
 
-    def _tell(self, batch: Batch) -> None:
-        """Write all that a batch has for a run, in one request where it fits."""
+    def _write_run(self, batch: Batch) -> None:
+        """Write a batch to its run, in one request if it fits."""
         first, last, trial = batch.records[0], batch.records[-1], batch.trial
         known = self._outbox.run_id(trial)
         is_new = trial not in self._open and trial not in self._found
@@ -288,8 +289,8 @@ class Delivery:
             if record.kind == "metrics"
             for point in record.payload
         ]
-        # A run that was only found now may hold what an outbox that is lost had delivered; of a
-        # trial whose run was lost, the same may wait twice.
+        # A run that was found by search may hold points that a lost outbox had delivered. For a
+        # trial whose run was lost, the same point may be queued twice.
         if batch.uncertain or (run_id != known and not is_new):
             points = self._missing(run_id, points)
         if first.kind == "start" and not is_new:
@@ -303,45 +304,45 @@ class Delivery:
         request = Request(request.params, [*request.points, *points], tags)
         self._server.log(run_id, request)
         for point in request.points:
-            if (held := self._held.get((run_id, point.key))) is not None:
+            if (held := self._known_steps.get((run_id, point.key))) is not None:
                 held.add(point.step)
         if last.kind == "finish":
             self._server.set_status(run_id, last.payload["status"], last.payload["time"])
 
     def _reopen(self, trial: int, run_id: str, start: Mapping[str, Any]) -> Request:
-        """Let a run go on; returns what it does not hold of its start."""
+        """Set a run to RUNNING; returns the part of its start record that it lacks."""
         state = self._server.read_run(run_id)
         if state.status != "RUNNING":
             self._server.set_status(run_id, "RUNNING", None)
         params: dict[str, str] = start["params"]
         changed = _changed(params, state)
-        # The points come before the tags, by which the next attempt tells what has changed.
+        # Points are sent before tags: the next attempt reads from the tags what has changed.
         points = [] if trial == SWEEP else self._missing(run_id, _changed_points(changed, start))
-        told = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
+        now = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
         missing = {key: value for key, value in params.items() if key not in state.params}
-        # A run may have been made before anything told who started its trial.
+        # An earlier release may have created the run without these tags.
         inherited = start.get("inherited", {}).items()
-        unsaid = {key: value for key, value in inherited if key not in state.tags}
-        return Request(missing, points, {**unsaid, **start["tags"], **told})
+        missing_tags = {key: value for key, value in inherited if key not in state.tags}
+        return Request(missing, points, {**missing_tags, **start["tags"], **now})
 
     def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
         """Return the points that the server does not hold, each (key, step) once."""
-        unknown = {point.key for point in points if (run_id, point.key) not in self._held}
+        unknown = {point.key for point in points if (run_id, point.key) not in self._known_steps}
         if unknown:
             recorded = self._server.read_run(run_id).keys
             for key in unknown:
                 history = self._server.history(run_id, key) if key in recorded else []
-                self._held[run_id, key] = {step for step, _ in history}
+                self._known_steps[run_id, key] = {step for step, _ in history}
         missing: dict[tuple[str, int], Point] = {}
         for point in points:
-            if point.step not in self._held[run_id, point.key]:
+            if point.step not in self._known_steps[run_id, point.key]:
                 missing.setdefault((point.key, point.step), point)
         return list(missing.values())
 
     def _run(
         self, trial: int, tags: Mapping[str, str] | None = None, start_ms: int | None = None
     ) -> str:
-        """Return the id of a trial's run: found by its tags, or created."""
+        """Return the id of a trial's run; find the run by its tags, or create it."""
         if (run_id := self._open.get(trial)) is not None:
             return run_id
         assert self._experiment_id is not None, "connect comes first"
@@ -353,13 +354,13 @@ class Delivery:
             run_id = self._server.create_run(
                 self._experiment_id, start_ms, {**(tags or {}), **own}
             )
-            self._outbox.set_run_id(trial, run_id, held=None)
+            self._outbox.set_run_id(trial, run_id, recorded=None)
         else:
             run_id = found.run_id
             if found.deleted:
                 self._server.restore_run(run_id)
             if self._outbox.run_id(trial) != run_id:
-                self._outbox.set_run_id(trial, run_id, held=self._read_marks(run_id))
+                self._outbox.set_run_id(trial, run_id, recorded=self._read_marks(run_id))
         self._open[trial] = run_id
         return run_id
 
@@ -375,7 +376,7 @@ class Delivery:
         }
 
     def _read_marks(self, run_id: str) -> HighWaterMarks:
-        """Rebuild from the server what an outbox that was lost had known."""
+        """Rebuild the marks of a lost outbox from the server's history."""
         marks = HighWaterMarks()
         for key in self._server.read_run(run_id).keys:
             history = self._server.history(run_id, key)
@@ -385,10 +386,9 @@ class Delivery:
         return marks
 
     def _choose(self, runs: list[FoundRun], known: Mapping[int, str]) -> dict[int, FoundRun]:
-        """Return one run per trial: the one this outbox knows, else a living one, else the oldest.
+        """Return one run per trial: the outbox's own, else one not deleted, else the oldest.
 
-        A create whose answer was lost and that reached the server late may have left an empty
-        twin; it is deleted.
+        A create whose answer was lost may have left a second, empty run; it is deleted.
         """
         chosen: dict[int, FoundRun] = {}
         runs = sorted(
@@ -409,14 +409,14 @@ class Delivery:
         return chosen
 
 
-def in_brief(error: Exception) -> str:
-    """What went wrong at a server, in one line without secrets."""
+def error_line(error: Exception) -> str:
+    """An error of a server as one line without secrets."""
     text = redact(str(error)).strip().split("\n")[0][:300]
     return f"{type(error).__name__}: {text}"
 
 
 def _changed(params: Mapping[str, str], state: RunState) -> dict[str, str]:
-    """Return the parameters that are not what was recorded last, as they are now."""
+    """Return the parameters whose values differ from those recorded last, with the new values."""
     changed = {}
     for key, value in params.items():
         first, now = (clip_text(v, MAX_TAG_VALUE) for v in (state.params.get(key, value), value))
@@ -426,7 +426,7 @@ def _changed(params: Mapping[str, str], state: RunState) -> dict[str, str]:
 
 
 def _changed_points(changed: Mapping[str, str], payload: Mapping[str, Any]) -> list[Point]:
-    """Return the changed parameters that are numbers, as points at the step of the change."""
+    """Return the changed parameters that are numbers as points, at the step of the change."""
     return [
         Point(clean_key(PARAM_PREFIX + key), number, payload["step"], payload["time"])
         for key, value in changed.items()

@@ -1,9 +1,9 @@
-"""The loop that takes an outbox to its server: now, later, and not for ever.
+"""The loop that delivers an outbox: it retries after errors, and stops at a deadline.
 
-It opens the outbox itself, beside whoever fills it, so that it runs in a thread as it does in a
-process of its own (`tracking.delivery_process`). No error leaves it: whatever goes wrong between
-here and the server's disk, the records are safe in the outbox. What must not live here: how a
-record becomes calls (see `tracking.delivery`), or who fills the outbox.
+The loop opens the outbox itself, so that it can run in a thread or in a process of its own
+(`tracking.delivery_process`). It catches every error of the server: the records are safe in the
+outbox. What must not live here: how a record becomes calls (see `tracking.delivery`), or who
+fills the outbox.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tracking.delivery import Delivery, NotStored, TrackingServer, in_brief, logger
+from tracking.delivery import Delivery, NotStored, TrackingServer, error_line, logger
 from tracking.outbox import SWEEP, Outbox
 from tracking.trackers import choose_tracker
 
 _LINGER_SECONDS = 0.5
 _HURRIED_SECONDS = 0.01
-_HELD_SECONDS = 0.1
-"""Between two looks while somebody waits and only artifacts that cannot be stored are left."""
+_BLOCKED_SECONDS = 0.1
+"""Pause between two attempts of a flush when only artifacts that cannot be stored are left."""
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 30.0
 _LATE_SECONDS = 60.0
-"""How long after its client gave up a create may reach the server and still be found."""
+"""A request to create a run may reach the server this long after its client gave up."""
 LAST_SECONDS = 0.05
 
 
 class Destination(NamedTuple):
-    """Which outbox is taken where; all of it is plain data.
+    """Which outbox is delivered to which server, as plain data.
 
     Attributes:
-        uri: The address of a tracking store.
-        artifact_root: Where a new experiment keeps artifacts; None leaves that to the server.
+        uri: The URI of a tracking store.
+        artifact_root: The artifact location of a new experiment; None: the server chooses it.
         experiment: The experiment's name.
-        sweep_id: The sweep's identity, by which its runs are found again.
+        sweep_id: The sweep's identity, a tag by which its runs are found again.
         outbox: Directory of the durable queue.
         name: The name of the sweep's run.
     """
@@ -57,65 +57,65 @@ class Destination(NamedTuple):
 
 
 class DeliveryProgress(NamedTuple):
-    """How the draining goes.
+    """The state of the delivery.
 
     Attributes:
-        ready: The server was reached and the sweep's run exists.
-        is_down: The last attempt failed, be it only that of storing an artifact.
-        heard: When a server that is down last did what it was asked, by the monotonic clock.
+        ready: The server answered and the sweep's run exists.
+        is_down: The last attempt failed, or the last artifact could not be stored.
+        last_answer: When the server last answered, by the monotonic clock; 0 unless `is_down`.
     """
 
     ready: bool
     is_down: bool
-    heard: float
+    last_answer: float
 
     @property
     def seconds_unresponsive(self) -> float:
-        """For how many seconds the server has done nothing that it was asked; 0 while it does."""
-        return time.monotonic() - self.heard if self.is_down else 0.0
+        """For how many seconds the server has answered no request; 0 while it answers."""
+        return time.monotonic() - self.last_answer if self.is_down else 0.0
 
 
-NOT_YET = DeliveryProgress(ready=False, is_down=False, heard=0.0)
+NOT_YET = DeliveryProgress(ready=False, is_down=False, last_answer=0.0)
 
 
 class DeliveryLoop:
-    """Delivers until it is told to stop.
+    """Delivers an outbox until `close` is called.
 
     Args:
-        destination: From where, and to where.
-        tell: Called with each change of the progress, in the thread that runs it.
+        destination: The outbox and its server.
+        on_progress: Called with each change of the progress, in the thread of `run`.
         open_server: Builds the server; default the destination's own.
     """
 
     def __init__(
         self,
         destination: Destination,
-        tell: Callable[[DeliveryProgress], None],
+        on_progress: Callable[[DeliveryProgress], None],
         open_server: Callable[[], TrackingServer] | None = None,
     ) -> None:
         self._destination = destination
-        self._tell = tell
+        self._on_progress = on_progress
         self._open_server = open_server or destination.open_server
         self._closing = threading.Event()
         self._hurried = threading.Event()
         self._deadline = float("inf")
-        self._heard = time.monotonic()
-        self._is_down = self._is_held = self._is_ready = False
-        self._told = NOT_YET
+        self._last_answer = time.monotonic()
+        self._is_down = self._is_blocked = self._is_ready = False
+        self._reported = NOT_YET
 
     # Called from other threads
 
     def flush_now(self, wanted: bool) -> None:
-        """Somebody waits for the outbox to be empty, or no longer does."""
+        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
         if wanted or self._closing.is_set():
             self._hurried.set()
         else:
             self._hurried.clear()
 
     def close(self, deadline: float) -> None:
-        """Stop once the outbox is empty, or at the deadline (monotonic) if that is sooner.
+        """Stop when the outbox is empty, at the latest at the deadline (monotonic).
 
-        A request under way cannot be cut off: it may take longer.
+        A running request cannot be interrupted and may take longer.
         """
         self._deadline = min(self._deadline, deadline)
         self._closing.set()
@@ -137,7 +137,7 @@ class DeliveryLoop:
 
     def _run(self, outbox: Outbox) -> None:
         delay, waiting = _FIRST_DELAY_SECONDS, 0
-        # An artifact that cannot be stored waits by itself.
+        # Artifacts that cannot be stored have a back-off of their own.
         artifact_delay, not_stored = _FIRST_DELAY_SECONDS, float("-inf")
         num_unacked_creates, since = 0, 0.0
         delivery: Delivery | None = None
@@ -146,7 +146,7 @@ class DeliveryLoop:
                 waiting = outbox.pending
                 if self._closing.is_set() and not waiting:
                     break
-                if not outbox.try_lock():  # another process delivers, or has not quite ended
+                if not outbox.try_lock():  # another process delivers, or is about to end
                     self._pause(_FIRST_DELAY_SECONDS)
                     continue
                 if delivery is None:
@@ -166,70 +166,70 @@ class DeliveryLoop:
                 ready = outbox.run_id(SWEEP) is not None
                 still = outbox.num_unacked_creates
             except NotStored as error:
-                logger.log(logging.DEBUG if self._is_held else logging.WARNING, "%s", error)
-                self._is_held, not_stored = True, time.monotonic()
+                logger.log(logging.DEBUG if self._is_blocked else logging.WARNING, "%s", error)
+                self._is_blocked, not_stored = True, time.monotonic()
                 artifact_delay = min(2 * artifact_delay, _MAX_DELAY_SECONDS)
                 continue
             except Exception as error:
-                # The records are safe and the sweep goes on: the only right thing is to try again
-                # later.
+                # Any exception of the server: the records are safe in the outbox, so the loop
+                # tries again later.
                 if delivery is not None:
                     delivery.disconnect()
                 logger.log(
                     logging.DEBUG if self._is_down else logging.WARNING,
                     "%d records wait, the tracking server does not answer (%s)",
                     waiting,
-                    in_brief(error),
+                    error_line(error),
                 )
-                self._note(is_down=True)
+                self._report(is_down=True)
                 self._pause(delay)
                 delay = min(2 * delay, _MAX_DELAY_SECONDS)
                 continue
             if self._is_down:
                 logger.info("the tracking server answers again")
-            if self._is_held and uploads and time.monotonic() < self._deadline:
+            if self._is_blocked and uploads and time.monotonic() < self._deadline:
                 logger.info("artifacts are stored again")
-                self._is_held, artifact_delay = False, _FIRST_DELAY_SECONDS
+                self._is_blocked, artifact_delay = False, _FIRST_DELAY_SECONDS
             delay = _FIRST_DELAY_SECONDS
-            self._note(is_down=False, ready=ready)
+            self._report(is_down=False, ready=ready)
             if still != num_unacked_creates:
                 num_unacked_creates, since = still, time.monotonic()
-            # Let more come together, unless somebody waits: a request costs more than a point.
+            # Wait for more records, unless a caller waits: a request costs more than a point.
             if self._hurried.wait(_LINGER_SECONDS):
-                time.sleep(_HURRIED_SECONDS if uploads else _HELD_SECONDS)
-        # Whatever goes wrong here, the next process looks again.
+                time.sleep(_HURRIED_SECONDS if uploads else _BLOCKED_SECONDS)
+        # Errors do not matter here: the next process searches again.
         with contextlib.suppress(Exception):
             late = time.monotonic() >= self._deadline
             if delivery is not None and not late and outbox.num_unacked_creates:
                 delivery.search_again()
 
     def _is_late(self) -> bool:
-        """Asked between two batches."""
-        self._heard = time.monotonic()
-        if self._is_down or self._is_held:
-            self._note(is_down=self._is_down)
-        return self._heard >= self._deadline
+        """Note that the server answered; returns whether the deadline is over."""
+        self._last_answer = time.monotonic()
+        if self._is_down or self._is_blocked:
+            self._report(is_down=self._is_down)
+        return self._last_answer >= self._deadline
 
     def _pause(self, seconds: float) -> None:
-        """Wait, but while somebody waits for the delivery no longer than makes sense."""
+        """Wait before the next attempt, for a shorter time while a caller waits."""
         if self._hurried.wait(seconds):
             time.sleep(max(min(_FIRST_DELAY_SECONDS, self._deadline - time.monotonic()), 0.0))
 
-    def _note(self, *, is_down: bool, ready: bool = False) -> None:
+    def _report(self, *, is_down: bool, ready: bool = False) -> None:
         self._is_down = is_down
         self._is_ready = self._is_ready or ready
-        waits = is_down or self._is_held
-        progress = DeliveryProgress(self._is_ready, waits, self._heard if waits else 0.0)
-        if progress != self._told:
-            self._told = progress
-            self._tell(progress)
+        waits = is_down or self._is_blocked
+        progress = DeliveryProgress(self._is_ready, waits, self._last_answer if waits else 0.0)
+        if progress != self._reported:
+            self._reported = progress
+            self._on_progress(progress)
 
 
 class DeliveryThread:
-    """A drain in this process.
+    """Runs the delivery loop in a thread of this process.
 
     Args:
-        destination: From where, and to where.
+        destination: The outbox and its server.
         open_server: Builds the server; default the destination's own.
     """
 
@@ -238,28 +238,26 @@ class DeliveryThread:
     ) -> None:
         self.ready = threading.Event()
         self.progress = NOT_YET
-        self._drain = DeliveryLoop(destination, self._note, open_server)
-        self._thread = threading.Thread(
-            target=self._drain.run, name="tracking-outbox", daemon=True
-        )
+        self._loop = DeliveryLoop(destination, self._report, open_server)
+        self._thread = threading.Thread(target=self._loop.run, name="tracking-outbox", daemon=True)
         self._thread.start()
 
     def flush_now(self, wanted: bool) -> None:
-        """Somebody waits for the outbox to be empty, or no longer does."""
-        self._drain.flush_now(wanted)
+        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
+        self._loop.flush_now(wanted)
 
     def close(self, deadline: float) -> None:
         """Wait until the outbox is empty, at the latest until the deadline (monotonic)."""
-        self._drain.close(deadline)
-        # A request under way cannot be cut off; its thread ends when the answer is there.
+        self._loop.close(deadline)
+        # A running request cannot be interrupted; the thread ends when the answer arrives.
         self._thread.join(max(deadline - time.monotonic(), 0.0) + LAST_SECONDS)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it delivers still."""
+        """Whether the loop still runs."""
         return self._thread.is_alive()
 
-    def _note(self, progress: DeliveryProgress) -> None:
+    def _report(self, progress: DeliveryProgress) -> None:
         self.progress = progress
         if progress.ready:
             self.ready.set()

@@ -1,13 +1,13 @@
-"""A drain in a process of its own, and the pipe to it.
+"""Run the delivery loop in a child process of the driver, connected by pipes.
 
-A request to a tracking server is mostly work for the interpreter, which a driver needs for its
-trials; and mlflow would stay in its memory. The process ends when its input does, so that it never
-outlives the driver, whatever ends that; being killed costs nothing, because the outbox knows what
-was under way. What must not live here: what the loop does (see `tracking.delivery_loop`).
+In the driver, each request would hold the interpreter lock that the trials' results need, and
+mlflow would stay in memory. The child exits at the end of its standard input, so it never outlives
+the driver. It may be killed at any time: the outbox knows which records were in flight. What must
+not live here: what the loop does (see `tracking.delivery_loop`).
 
     python -m tracking.delivery_process
 
-reads its destination as a line of JSON, and after it a line for each call.
+reads its destination as a line of JSON, then one line for each call.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tracking.delivery_loop import (
     DeliveryProgress,
     Destination,
 )
-from tracking.idle_process import start_behind
+from tracking.idle_process import start_idle
 
 _PATIENCE_SECONDS = (0.5, 30.0)
 
 
 class DeliveryProcess:
-    """The drain of a driver. Should it be killed, another one is started.
+    """Runs the delivery loop in a child process, and starts another one if the child dies.
 
     Args:
-        destination: From where, and to where.
-        environment: Of the process.
+        destination: The outbox and its server.
+        environment: The environment of the child.
     """
 
     def __init__(self, destination: Destination, environment: Mapping[str, str]) -> None:
@@ -53,11 +53,15 @@ class DeliveryProcess:
         self._environment = environment
         self._closing = threading.Event()
         self._process = self._start()
-        self._thread = threading.Thread(target=self._listen, name="tracking-outbox", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read_messages,
+            name="tracking-outbox",
+            daemon=True,
+        )
         self._thread.start()
 
     def flush_now(self, wanted: bool) -> None:
-        """Somebody waits for the outbox to be empty, or no longer does."""
+        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
         _write(self._process.stdin, ["flush_now", wanted])
 
     def close(self, deadline: float) -> None:
@@ -66,30 +70,30 @@ class DeliveryProcess:
         _write(self._process.stdin, ["close", deadline])
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(deadline - time.monotonic(), 0.0) + LAST_SECONDS)
-        self._process.kill()  # of a request under way nothing is assumed
+        self._process.kill()  # the outcome of a running request counts as unknown
         self._thread.join()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it delivers still."""
+        """Whether the child runs, or will be started again."""
         return self._thread.is_alive()
 
     def _start(self) -> subprocess.Popen[str]:
-        process = start_behind(
+        process = start_idle(
             [sys.executable, "-P", "-m", "tracking.delivery_process"], self._environment
         )
         _write(process.stdin, self._destination)
         return process
 
-    def _listen(self) -> None:
+    def _read_messages(self) -> None:
         delay, longest = _PATIENCE_SECONDS
         while True:
-            # Closing its input fails on what it was told last and never read.
+            # Closing the pipe raises this if the child never read the last line.
             with contextlib.suppress(BrokenPipeError), self._process as process:
                 assert process.stdout is not None
                 for line in process.stdout:
-                    if line.endswith("\n"):  # else it was killed while it wrote
-                        self._hear(*json.loads(line))
+                    if line.endswith("\n"):  # else the child was killed while it wrote
+                        self._handle_message(*json.loads(line))
             if self._closing.is_set():
                 return
             logger.warning(
@@ -107,28 +111,28 @@ class DeliveryProcess:
                     break
             else:
                 return
-            if self._closing.is_set():  # whoever closes may have spoken to the last one
+            if self._closing.is_set():  # `close` may have sent its line to the previous child
                 self._process.kill()
 
-    def _hear(self, kind: str, said: list[Any]) -> None:
+    def _handle_message(self, kind: str, payload: list[Any]) -> None:
         if kind == "log":
-            logger.log(*said)
+            logger.log(*payload)
             return
-        self.progress = DeliveryProgress(*said)
+        self.progress = DeliveryProgress(*payload)
         if self.progress.ready:
             self.ready.set()
 
 
-def _write(pipe: IO[str] | None, said: object) -> None:
-    """Send a line to a process that may have ended."""
+def _write(pipe: IO[str] | None, payload: object) -> None:
+    """Write a line to a process that may have ended."""
     assert pipe is not None
-    with contextlib.suppress(BrokenPipeError, ValueError):  # its end; our end of it, closed
-        pipe.write(json.dumps(said) + "\n")
+    with contextlib.suppress(BrokenPipeError, ValueError):  # the other end, or ours, is closed
+        pipe.write(json.dumps(payload) + "\n")
         pipe.flush()
 
 
 class _StatusWriter(logging.Handler):
-    """Hands on what is logged."""
+    """Sends log records to the parent process."""
 
     def __init__(self, pipe: IO[str]) -> None:
         super().__init__()
@@ -138,38 +142,37 @@ class _StatusWriter(logging.Handler):
         _write(self._pipe, ["log", [record.levelno, "%s", record.getMessage()]])
 
 
-def _obey(drain: DeliveryLoop) -> None:
+def _read_commands(loop: DeliveryLoop) -> None:
     for line in sys.stdin:
-        verb, said = json.loads(line)
-        if verb == "flush_now":
-            drain.flush_now(said)
+        method, argument = json.loads(line)
+        if method == "flush_now":
+            loop.flush_now(argument)
         else:
-            drain.close(said)
-    os._exit(1)  # the driver has ended, and did not say so
+            loop.close(argument)
+    os._exit(1)  # the driver died without calling `close`
 
 
 def main() -> None:
     """Deliver for the process at the other end of standard input and output."""
-    for signum in (signal.SIGINT, signal.SIGTERM):  # sent to all of a job: the driver decides
+    for signum in (signal.SIGINT, signal.SIGTERM):  # sent to a whole job: the driver handles them
         signal.signal(signum, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no message
+    os.dup2(2, 1)  # so that a library's prints do not go into the pipe
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(_StatusWriter(pipe))
     destination = Destination(*json.loads(sys.stdin.readline()))
 
-    def tell(progress: DeliveryProgress) -> None:
-        # Each full collection would look through all that mlflow has imported, which took a fifth
-        # of the time.
+    def on_progress(progress: DeliveryProgress) -> None:
+        # Without it each full collection scans all objects of mlflow: a fifth of the time.
         if progress.ready and not gc.get_freeze_count():
             gc.freeze()
         _write(pipe, ["progress", progress])
 
-    drain = DeliveryLoop(destination, tell)
-    threading.Thread(target=_obey, args=[drain], daemon=True).start()
-    drain.run()
-    os._exit(0)  # a thread still reads standard input, which the interpreter's end would wait for
+    loop = DeliveryLoop(destination, on_progress)
+    threading.Thread(target=_read_commands, args=[loop], daemon=True).start()
+    loop.run()
+    os._exit(0)  # a normal exit would wait for the thread that reads standard input
 
 
 if __name__ == "__main__":

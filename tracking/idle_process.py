@@ -1,9 +1,8 @@
-"""A process for what nobody should wait for: it runs where nobody else wants the processor.
+"""Run a subprocess in the scheduling class SCHED_IDLE: it gets only processor time left over.
 
-Ray starts its workers at niceness 15, so that no niceness puts bookkeeping far enough behind
-training: 19 takes a third of a processor that both want. Who is started here may stand still for a
-second on a busy machine, so that it should hold no lock for longer than it must. What must not
-live here: what such a process does.
+Niceness is not enough: Ray starts its workers at niceness 15, and a process at 19 still takes a
+third of a processor that both want. On a busy machine an idle process may not run for a second, so
+it should hold locks only briefly. What must not live here: what such a process does.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 
-def start_behind(
+def start_idle(
     command: Sequence[str], environment: Mapping[str, str], *, silent: bool = False
 ) -> subprocess.Popen[str]:
-    """Start a process with a pipe for its input.
+    """Start an idle process with a pipe for its standard input.
 
-    It is spared the signals of a terminal, which are for whoever started it: its end should be
-    that of its input. Where there is no idle class of scheduling, it gets the highest niceness.
+    It has a process group of its own, so it gets no signals of the terminal. It should exit at the
+    end of its standard input. Without SCHED_IDLE it gets the highest niceness.
 
     Args:
         command: A program and its arguments.
-        environment: Of the process.
-        silent: Discard what it prints; default: its standard output is a pipe.
+        environment: The environment of the process.
+        silent: Discard its output; default: its standard output is a pipe.
 
     Raises:
-        OSError: The system starts no process.
+        OSError: The process could not be started.
     """
     process = subprocess.Popen(
         command,
@@ -39,7 +38,7 @@ def start_behind(
         env=environment,
         process_group=0,
     )
-    with contextlib.suppress(OSError):  # it has ended; or a sandbox does not allow it
+    with contextlib.suppress(OSError):  # the process has ended, or a sandbox forbids it
         os.setpriority(os.PRIO_PROCESS, process.pid, 19)
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))

@@ -1,9 +1,7 @@
-"""What a tracking server accepts: which characters, lengths of names and values, and how many
-travel together.
+"""What a tracking server accepts: characters, lengths of names and values, sizes of requests.
 
-Everything is made to fit before it is queued, so that a record in the outbox can be refused only
-by a server with rules of its own. What must not live here: anything about runs, queues or MLflow's
-classes.
+Everything is made to fit before it is queued, so that only a server with unusual rules can reject
+a record of the outbox. What must not live here: anything about runs, queues or MLflow's classes.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from functools import lru_cache
 
 MAX_KEY = 250
 MAX_PARAM_VALUE = 6000
-MAX_TAG_VALUE = 5000  # servers before MLflow 2.14 take no more
+MAX_TAG_VALUE = 5000  # the limit of servers before MLflow 2.14
 MAX_POINTS = 1000
 MAX_PAIRS = 100
 MAX_REQUEST_BYTES = 900_000  # the limit is 1 MB; the rest is for the envelope
@@ -29,7 +27,7 @@ _DIGEST = 8
 # Metric names repeat at every step; without the cache this is half of the cost of an append.
 @lru_cache(maxsize=65536)
 def clean_key(key: str) -> str:
-    """Return `key` as a server accepts it: unchanged, or with a digest that keeps it unique."""
+    """Return a key that a server accepts: `key` itself, or a cleaned one with a unique digest."""
     cleaned = _FORBIDDEN.sub("_", key)
     path = posixpath.normpath(cleaned).lstrip("/.") if cleaned else ""
     if path != key or len(key) > MAX_KEY or not key:
@@ -39,9 +37,10 @@ def clean_key(key: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return `text` as every store takes it, with escapes for NUL characters, which PostgreSQL
-    refuses, and for halves of characters, which stand for what is no UTF-8: a name of a user or a
-    file.
+    """Return a text that every store accepts.
+
+    NUL characters are escaped, which PostgreSQL rejects, and so are lone surrogates, which stand
+    for bytes that are not UTF-8, as in a file name.
     """
     return text.replace("\0", r"\x00").encode(errors="backslashreplace").decode()
 
@@ -57,7 +56,7 @@ def clip_start(text: str, limit: int) -> str:
 
 
 def num_bytes_sent(key: str, value: str) -> int:
-    """Return what a pair takes in a request: six bytes for each character beyond ASCII."""
+    """Return the size of a pair in a request: a character beyond ASCII takes six bytes."""
     return len(json.dumps([key, value]))
 
 

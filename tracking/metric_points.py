@@ -1,8 +1,8 @@
 """Metric points, and the rule by which each (run, key, step) is recorded at most once.
 
-A run that resumes from a checkpoint logs the steps after it a second time. `HighWaterMarks`
-remembers the highest step per key and admits only the steps above it: the first value stays. What
-must not live here: storage and transport.
+A run that resumes from a checkpoint logs the steps after it a second time. `HighWaterMarks` keeps
+the highest step of each key and drops points at or below it: the first value stays. What must not
+live here: storage and transport.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_PART = MAX_POINTS // 10
 
 
 class MetricRow(Protocol):
-    """What was logged at one step; any object with these three attributes will do."""
+    """The metrics logged at one step; any object with these three attributes."""
 
     @property
     def step(self) -> int:
@@ -38,7 +38,7 @@ class MetricRow(Protocol):
 
     @property
     def timestamp_ms(self) -> int:
-        """When, in milliseconds since the epoch."""
+        """The time, in milliseconds since the Unix epoch."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 
 class PackedRow(NamedTuple):
-    """A row as it is queued: only what is new."""
+    """A row of the queue: only points that were not recorded before."""
 
     step: int
     timestamp_ms: int
@@ -68,21 +68,21 @@ class PackedRow(NamedTuple):
 class HighWaterMarks:
     """The highest recorded step of each key of one run.
 
-    An infinite value would wreck the scale of every chart, so it is not recorded;
-    `num_infinite/<key>` counts such values instead. NaN is recorded as it is.
+    An infinite value is not recorded, because it would break the scale of every chart; the metric
+    `num_infinite/<key>` counts such values. NaN is recorded as it is.
     """
 
     steps: dict[str, int] = field(default_factory=dict)
     num_infinite: dict[str, int] = field(default_factory=dict)
     are_complete: bool = True
-    """False: points were recorded above the marks, so that each new one must be compared."""
+    """False: the server may hold points above the marks, so each new point must be compared."""
 
     def copy(self) -> HighWaterMarks:
         """Return an independent copy."""
         return HighWaterMarks(dict(self.steps), dict(self.num_infinite), self.are_complete)
 
     def filter_new(self, rows: Iterable[MetricRow]) -> list[PackedRow]:
-        """Return what in `rows` lies above the marks, and raise the marks to it."""
+        """Return the points of `rows` above the marks, and raise the marks to them."""
         steps = self.steps
         admitted: list[PackedRow] = []
         for row in rows:
@@ -116,11 +116,10 @@ class HighWaterMarks:
 
 
 def pack(rows: Iterable[PackedRow]) -> bytes:
-    """Return rows as they are queued; half the cost of an append was their text.
+    """Return rows in the binary form of the queue; as JSON they took half the time of an append.
 
-    A line of JSON holds the keys of each stretch of rows that have the same ones, and how many
-    these are.
-    The rows' steps and times follow, then all values, as numbers of eight bytes each.
+    First comes a line of JSON: for each series of rows with equal keys, the keys and the number of
+    rows. Then come all steps, all times and all values, eight bytes each.
     """
     names: list[list[str]] = []
     counts: list[int] = []
@@ -159,8 +158,7 @@ def unpack(packed: bytes) -> list[Point]:
 def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
     """Split rows into lists of at most 100 points, each with its number of points.
 
-    Ten of them fill a request, however many points came at a time: what a request costs depends
-    little on how full it is.
+    Ten such lists fill a request, whose cost depends little on the number of its points.
     """
     part: list[PackedRow] = []
     num_points = 0
@@ -180,10 +178,10 @@ def parts(rows: Iterable[PackedRow]) -> Iterator[tuple[list[PackedRow], int]]:
 
 
 class Request(NamedTuple):
-    """What a run is told at once.
+    """Parameters, points and tags to write to one run.
 
     Attributes:
-        params: Those that the run does not have yet.
+        params: Only parameters that the run does not have yet.
     """
 
     params: Mapping[str, str]
@@ -191,7 +189,7 @@ class Request(NamedTuple):
     tags: Mapping[str, str]
 
     def split(self) -> Iterator[Request]:
-        """Yield as few requests as a server takes: parameters, then points, then tags."""
+        """Split into as few requests as a server accepts: parameters, then points, then tags."""
         params, points, tags = self
         pairs = [*params.items(), *tags.items()]
         if not (pairs or points):

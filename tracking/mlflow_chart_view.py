@@ -1,7 +1,7 @@
-"""A view of an experiment's runs that MLflow opens by its key: which charts, columns and order.
+"""A shared view of an experiment's runs in MLflow's pages: charts, columns and order.
 
-MLflow's pages read such a view from a tag of the experiment; none of them takes parameters or
-metrics from its address. What must not live here: sending the tag, and addresses (see
+MLflow's pages read such a view from a tag of the experiment, whose key is in the page's URL. A URL
+alone cannot name parameters or metrics. What must not live here: setting the tag, and URLs (see
 `tracking.ui`).
 """
 
@@ -18,26 +18,26 @@ from tracking.mlflow_compat import SHARED_VIEW_TAG
 
 _TRIALS = "tags.`gradsweep.role` = 'trial'"
 _SECTION = "leaders"
-_AS_IT_IS = {"lineSmoothness": 0, "xAxisKey": "step"}
+_AXES = {"lineSmoothness": 0, "xAxisKey": "step"}
 _MOST_PARAMS = 12
-"""Axes that can still be told apart."""
+"""With more axes a parallel-coordinates chart is hard to read."""
 
 
 @dataclass(frozen=True)
 class SharedView:
-    """One view. Equal views have equal keys, in whatever experiment."""
+    """One view. Equal views have equal keys, also in different experiments."""
 
     state: str
     """JSON, as MLflow's pages read it; none of the names in it is documented (MLflow 3.17)."""
 
     @property
     def key(self) -> str:
-        """By which a page's address names it."""
+        """The view's key in a page's URL."""
         return hashlib.sha256(self.state.encode()).hexdigest()[:16]
 
     @property
     def tag(self) -> str:
-        """The name of the experiment's tag that holds it."""
+        """The name of the experiment's tag that holds the view."""
         return SHARED_VIEW_TAG + self.key
 
 
@@ -49,24 +49,23 @@ def shared_view(
     ascending: bool,
     sweep_id: str | None = None,
 ) -> SharedView:
-    """Return the view of a sweep's trials, the best ten of them drawn.
+    """Return the view of a sweep's trials, with the best ten visible in the charts.
 
     Args:
-        params: The axes of the parallel coordinates, of which the first twelve are taken, and
-            columns of the table.
-        metric: The last axis, and the order.
-        curves: Metrics, a chart of curves for each.
+        params: The first twelve are axes of the parallel coordinates and columns of the table.
+        metric: The last axis, and the order of the table.
+        curves: Metrics; each has a chart of its curves.
         ascending: Smallest first.
-        sweep_id: Show this sweep's trials only: an earlier one of the same name shares its
-            experiment. None: all trials, as a comparison of several sweeps needs it.
+        sweep_id: Show this sweep's trials only: an earlier sweep of the same name has the same
+            experiment. None: all trials, for a comparison of sweeps.
     """
     chosen = [clean_key(name) for name in params[:_MOST_PARAMS]]
     value = clean_key(metric)
     charts = [
         _chart("parallel", "PARALLEL", selectedParams=chosen, selectedMetrics=[value]),
         *(
-            # What is left out is taken for smoothed.
-            _chart(f"curve{index}", "LINE", metricKey=name, selectedMetricKeys=[name], **_AS_IT_IS)
+            # Without these keys MLflow smooths the curves.
+            _chart(f"curve{index}", "LINE", metricKey=name, selectedMetricKeys=[name], **_AXES)
             for index, name in enumerate(map(clean_key, curves))
         ),
     ]
@@ -85,7 +84,7 @@ def shared_view(
 
 
 def of_sweep(sweep_id: str) -> str:
-    """Return the search that finds a sweep's runs among others."""
+    """Return the search filter for the runs of one sweep."""
     return f"tags.`gradsweep.sweep_id` = '{sweep_id}'"
 
 

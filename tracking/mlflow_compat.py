@@ -125,21 +125,21 @@ _REVISION = re.compile(r'^(down_)?revision = "(\w+)"', re.MULTILINE)
 
 
 class TablesDiffer(Exception):
-    """A store's tables are not those of the installed MLflow."""
+    """A store's schema version is not that of the installed MLflow."""
 
     def __init__(self, found: str, wanted: str, *, is_older: bool) -> None:
         version = metadata.version("mlflow")
         super().__init__(
-            f"was made by another MLflow: its tables have revision {found}, and MLflow {version} "
-            f"needs {wanted}"
+            f"was created by another MLflow version: its tables have revision {found}, and MLflow "
+            f"{version} needs {wanted}"
         )
         self._is_older = is_older
 
     def remedy(self, uri: str) -> str:
-        """Return what to do: the way that MLflow itself names, where there is one."""
+        """Return the remedy: an upgrade of the database, or another MLflow."""
         if self._is_older:
             return f"take a backup of it and run: mlflow db upgrade '{uri}'"
-        return "install the MLflow that made it"
+        return "install the MLflow version that created it"
 
 
 def check_revision(row: Sequence[Any] | None) -> None:
@@ -151,7 +151,7 @@ def check_revision(row: Sequence[Any] | None) -> None:
         row: The answer; None: the tables do not exist yet.
 
     Raises:
-        TablesDiffer: The tables are not those of the installed MLflow.
+        TablesDiffer: The schema version is another one.
     """
     if row is None:
         return
@@ -162,10 +162,10 @@ def check_revision(row: Sequence[Any] | None) -> None:
 
 
 def _migrations() -> tuple[set[str], set[str]]:
-    """Return the revisions of all migrations, and of those after which another one comes."""
+    """Return the revisions of all migrations, and those that have a successor."""
     package = util.find_spec("mlflow")
-    assert package is not None, "it is a dependency"
-    assert package.origin is not None, "it is no namespace"
+    assert package is not None, "mlflow is a dependency"
+    assert package.origin is not None, "mlflow is not a namespace package"
     revisions: tuple[set[str], set[str]] = set(), set()
     for file in Path(package.origin).parent.joinpath(MIGRATIONS).glob("*.py"):
         for is_before, revision in _REVISION.findall(file.read_text(encoding="utf-8")):

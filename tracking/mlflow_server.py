@@ -1,8 +1,8 @@
-"""MLflow as its client sees it: a server behind the calls that delivery and reading need.
+"""The `TrackingServer` of MLflow: `MlflowClient` behind the calls of delivery and reading.
 
-mlflow is imported inside `connect`, because that takes seconds and 150 MB: the caller decides
-which thread waits. Only `MlflowClient` is used; mlflow's fluent API keeps global state that a
-sweep must not touch. What must not live here: what is sent when, and what happens after an error.
+`connect` imports mlflow, which takes seconds and 150 MB: the caller chooses the thread that waits.
+Only `MlflowClient` is used, because mlflow's fluent API has global state. What must not live here:
+what is sent when, and what happens after an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracking.address import address_of, file_of
+from tracking.address import sqlite_file, sqlite_uri
 from tracking.delivery import (
     TAG_ROLE,
     TAG_SWEEP,
@@ -40,20 +40,19 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _CREATE_SECONDS = 180.0
-"""How long another process may take to create a store; a busy machine takes 20."""
+"""How long another process may take to create a store; it takes 20 s on a busy machine."""
 _FILE = re.compile(r"sqlite(\+pysqlite)?:///(?!file:|:memory:|.*\?)")
-"""The address of a file that may be made."""
-# A plain "bad request" is not among them: a proxy on the way answers so, too, and the next attempt
-# may get through.
+"""URIs of SQLite files that may be created."""
+# BAD_REQUEST is not among them: a proxy may answer so, and the next attempt may succeed.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE"})
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # At each run's end mlflow would print an address, also where a command's output is JSON.
+    # mlflow would print a URL at the end of each run, into the JSON output of a command.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    # mlflow would repeat a request by itself whose answer was lost. Repeating is delivery's task,
-    # which looks first what the first request did; and a thread inside mlflow's back-off, two
-    # minutes by default, cannot be stopped.
+    # mlflow would repeat a request whose answer was lost. Delivery does that, after it has looked
+    # what the first request did. And a thread in mlflow's back-off, by default two minutes, cannot
+    # be stopped.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
@@ -62,11 +61,11 @@ _ENVIRONMENT = {
 def connect(uri: str) -> MlflowClient:
     """Import mlflow and return a client.
 
-    An SQLite store that does not exist yet is created, which takes seconds. Environment variables
-    that the user has set are left as they are.
+    A missing SQLite store is created, which takes seconds. MLflow's environment variables are set,
+    except those that the user has set.
 
     Raises:
-        StoreUntrusted: The user has not named the store.
+        StoreUntrusted: The user has not trusted the store.
     """
     check_trusted(uri)
     for name, value in _ENVIRONMENT.items():
@@ -75,16 +74,16 @@ def connect(uri: str) -> MlflowClient:
 
     if "MLFLOW_LOGGING_LEVEL" not in os.environ:
         _quiet()
-    if _FILE.match(uri) and (store := file_of(uri)) is not None and not store.exists():
+    if _FILE.match(uri) and (store := sqlite_file(uri)) is not None and not store.exists():
         _create(store)
     return mlflow.MlflowClient(tracking_uri=secured(uri))
 
 
 def _create(store: Path) -> None:
-    """Create an SQLite store as a whole or not at all.
+    """Create an SQLite store completely or not at all.
 
-    mlflow makes its tables and then migrates them one version after the other; killed in between,
-    it leaves a file that it refuses for ever.
+    mlflow creates its tables and then runs its migrations one by one. If it is killed in between,
+    it never opens that file again.
     """
     import mlflow
 
@@ -96,8 +95,8 @@ def _create(store: Path) -> None:
         if store.exists():
             return
         for rest in (aside, aside.with_name(f"{aside.name}-journal")):
-            rest.unlink(missing_ok=True)  # of a process that was killed
-        mlflow.MlflowClient(tracking_uri=address_of(aside)).search_experiments(max_results=1)
+            rest.unlink(missing_ok=True)  # left by a process that was killed
+        mlflow.MlflowClient(tracking_uri=sqlite_uri(aside)).search_experiments(max_results=1)
         aside.rename(store)
         os.fsync(directory)
     finally:
@@ -105,10 +104,10 @@ def _create(store: Path) -> None:
 
 
 def _lock(directory: int, store: Path) -> None:
-    """Lock a directory, which everybody can who may read it.
+    """Lock a directory. Any process that may read the directory can do so.
 
     Raises:
-        TimeoutError: Somebody had it for longer than a store takes to be created.
+        TimeoutError: Another process held the lock for longer than a store takes to be created.
     """
     deadline = time.monotonic() + _CREATE_SECONDS
     while True:
@@ -117,9 +116,9 @@ def _lock(directory: int, store: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"{store.parent} has been locked for {_CREATE_SECONDS:g} s, in which another "
-                    f"sweep would have created {store.name} there; see who has it locked in "
-                    "/proc/locks, end that, or keep sweeps elsewhere with --root"
+                    f"{store.parent} has been locked for {_CREATE_SECONDS:g} s, longer than "
+                    f"another sweep needs to create {store.name} there; find the process that "
+                    "holds the lock in /proc/locks and end it, or choose another --root"
                 ) from None
             time.sleep(0.1)
 
@@ -158,7 +157,7 @@ class MlflowServer:
 
     Args:
         uri: An MLflow tracking URI.
-        artifact_root: Where a new experiment keeps its artifacts; None leaves that to the server.
+        artifact_root: The artifact location of a new experiment; None: the server chooses it.
         experiment: The experiment's name.
     """
 
@@ -189,18 +188,18 @@ class MlflowServer:
             if found.lifecycle_stage == "deleted":
                 self._client.restore_experiment(found.experiment_id)
                 logger.warning(
-                    "the experiment '%s' had been deleted and is restored: runs of this sweep are "
-                    "recorded in it; to be rid of them, remove the sweep's directory, too",
+                    "the experiment '%s' was deleted and is restored: the runs of this sweep are "
+                    "recorded in it; to delete them for good, remove the sweep's directory, too",
                     found.name,
                 )
             return str(found.experiment_id)
 
     def _holds_runs(self, experiment_id: str) -> bool:
-        """Whether runs of the sweep are there: an emptied server gives ids a second time."""
+        """Whether the experiment has runs of the sweep: an emptied server reuses its ids."""
         try:
             with _translated():
                 return any(search(self._client, experiment_id, self._sweep_id, page_size=1))
-        except RunGone:  # as some servers say of an experiment that they do not have
+        except RunGone:  # the answer of some servers for a missing experiment
             return False
 
     def find_runs(self, experiment_id: str) -> list[FoundRun]:
@@ -225,17 +224,17 @@ class MlflowServer:
             return str(run.info.run_id)
 
     def restore_run(self, run_id: str) -> None:
-        """Take a run out of the trash."""
+        """Restore a deleted run."""
         with _translated():
             self._client.restore_run(run_id)
 
     def delete_run(self, run_id: str) -> None:
-        """Put a run into the trash."""
+        """Delete a run; it can be restored."""
         with _translated():
             self._client.delete_run(run_id)
 
     def read_run(self, run_id: str) -> RunState:
-        """Read status, parameters, metric names, tags, and where artifacts lie."""
+        """Read a run's status, parameters, metric names, tags and artifact URI."""
         with _translated():
             run = self._client.get_run(run_id)
             data = run.data
@@ -253,9 +252,9 @@ class MlflowServer:
             return [(m.step, m.value) for m in self._client.get_metric_history(run_id, key)]
 
     def log(self, run_id: str, request: Request) -> None:
-        """Write parameters that the run does not have yet, then points, then tags.
+        """Write new parameters, then points, then tags.
 
-        MLflow writes the three in that order, too, each in a transaction of its own.
+        MLflow writes the three in this order, each in a transaction of its own.
         """
         from mlflow.entities import Metric, Param, RunTag
 
@@ -292,7 +291,7 @@ class MlflowServer:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Tell a refusal, which no repetition will change, from everything else."""
+    """Raise `RunGone` and `RecordRejected` for the errors that a repetition cannot change."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -305,18 +304,18 @@ def _translated() -> Iterator[None]:
         raise
 
 
-class _Relay(logging.Handler):
-    """Hands warnings and errors of a library to the logger `tracking`."""
+class _ForwardToTracking(logging.Handler):
+    """Forwards a library's warnings and errors to the logger `tracking`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger("tracking").handle(record)
 
 
 def _quiet() -> None:
-    """Keep mlflow's notes on creating and upgrading tables off the terminal; hand on warnings."""
+    """Drop mlflow's messages below WARNING, and forward the others to the logger `tracking`."""
     for name in ("mlflow", "alembic"):
         library = logging.getLogger(name)
-        library.handlers = [_Relay(logging.WARNING)]
+        library.handlers = [_ForwardToTracking(logging.WARNING)]
         library.setLevel(logging.WARNING)
         library.propagate = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracking import probe, store_reader
-from tracking.address import names_store, store_of
+from tracking.address import is_supported, store_identity
 from tracking.delivery import TrackingServer
 from tracking.stored_runs import StoredRun, StoreReader
 from tracking.tracker import Tracker
@@ -23,7 +23,7 @@ class MlflowTracker(Tracker):
     @classmethod
     def handles(cls, uri: str) -> bool:
         """Return whether MLflow, or a plugin of it, has a store for such an address."""
-        return names_store(uri)
+        return is_supported(uri)
 
     def open_server(self, experiment: str, sweep_id: str) -> TrackingServer:
         """Import MLflow, which takes seconds, and connect."""
@@ -41,7 +41,7 @@ class MlflowTracker(Tracker):
 
     def identity(self) -> str:
         """Return the address without what names the same store in another way."""
-        return store_of(self.uri)
+        return store_identity(self.uri)
 
     def has_lost(self, run_ids: list[str]) -> bool:
         """Look into the file of a store; of a server nothing is said."""

@@ -1,9 +1,9 @@
 """A durable queue between the sweep and the tracking server: one SQLite file, short transactions.
 
-An append commits without waiting for the disk: it survives the death of the process. Before a
-metric record is sent it is marked in flight and that mark is synced, one sync for many trials, so
-after any crash, a power failure included, the queue knows which records may already be at the
-server. What must not live here: anything about servers; see `tracking.delivery`.
+An append commits without an fsync: it survives the death of the process. Before a metric record is
+sent, it is marked in flight and the mark is synced, with one fsync for many trials. So after any
+crash, a power failure included, the outbox knows which records may already be at the server. What
+must not live here: anything about servers; see `tracking.delivery`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from tracking.metric_points import HighWaterMarks, MetricRow, pack, parts, unpac
 from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
 
 SWEEP = -1
-"""The sweep's own run, where a trial's number is expected."""
+"""Stands for the sweep's own run where a trial's number is expected."""
 
 LOST = "LOST"
-"""What was told of a run that the server no longer has, where the status told last is expected."""
+"""Stands for the last status of a run that the server no longer has."""
 
 _MAX_RECORDS = 256
 _STORE = "store"
 _CORRECTIONS = "corrections"
-"""How often marks were corrected."""
+"""Key of the number of corrections to marks; other processes reload theirs when it changes."""
 
-_UNANSWERED = "unanswered"
-"""How many creates of runs had an unknown end."""
+_UNACKED_CREATES = "unanswered"
+"""Key of the number of requests to create a run whose outcome is unknown."""
 
-_HELD = "held"
-"""Why artifacts wait that could not be stored."""
+_BLOCKED = "held"
+"""Key of the reason why artifacts could not be stored."""
 
-_LACKS_PICTURES = "lacks_pictures"
-"""There while a store, or a run, is another one than was given pictures."""
+_NEEDS_FIGURES = "lacks_pictures"
+"""Key that is set while the figures must be sent again, to a new store or a new run."""
 
 
 class _Prepared(NamedTuple):
-    """What comes next of a trial, marked on the disk and not yet sent."""
+    """A trial's next records, marked on the disk and not yet sent."""
 
     last_id: int
     uncertain: bool
@@ -55,11 +55,11 @@ class _Prepared(NamedTuple):
 class Outbox:
     """The queue in one directory. Its methods may be called from any thread.
 
-    Another process may have it open, too; each reads what the other has written.
+    Several processes may have it open; each sees what the others have written.
 
     Args:
-        directory: Created when it is missing. A file that is not a database is moved aside.
-        delivers: Opened to deliver only, perhaps while another one fills it.
+        directory: Created when it is missing. A damaged file in it is moved aside.
+        delivers: Only delivers; another process may be appending records.
 
     Raises:
         OutboxError: The directory cannot be written, or a newer version wrote the file.
@@ -75,7 +75,7 @@ class Outbox:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            # Its owner's alone: who can open it can lock it, and keep everybody from delivering.
+            # Mode 0600: a user who can open the file can lock it, and block the delivery.
             self._owner = os.open(directory / "drain.lock", flags, 0o600)
             if os.fstat(self._owner).st_uid == os.geteuid():
                 os.fchmod(self._owner, 0o600)
@@ -87,8 +87,8 @@ class Outbox:
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
-                # Nothing in a torn file can be trusted. The server's own history then says what
-                # was delivered, and the trials' metrics.jsonl hold the rest.
+                # Nothing in a damaged file can be trusted. The server's history says what was
+                # delivered, and the trials' metrics.jsonl hold the rest.
                 self.moved_aside: Path | None = move_aside(self._path)
                 self._db = open_file(self._path)
             else:
@@ -99,21 +99,21 @@ class Outbox:
         self._closed = False
         self._left = 0
         self._corrections: str | None = None
-        if not delivers:  # else what is being staged has no record yet, and may be taken for one
+        if not delivers:  # else this would remove a copy whose record is not yet committed
             query = "SELECT payload FROM records WHERE kind = 'artifact'"
             self._staging.keep_only(json.loads(text) for (text,) in self._db.execute(query))
-            self._begin_again()
-            if self.moved_aside is not None:  # with what waited in it
+            self._reset_lost_runs()
+            if self.moved_aside is not None:  # its queued figures are lost
                 with self._lock, self._transaction() as db:
-                    _remember(db, _LACKS_PICTURES, "yes")
+                    _set_meta(db, _NEEDS_FIGURES, "yes")
 
-    # -- the sweep's side -------------------------------------------------------------------------
+    # -- called by the recorder -------------------------------------------------------------------
 
     def append(self, trial: int, kind: Kind, payload: Mapping[str, Any]) -> None:
         """Queue one record.
 
         Raises:
-            OutboxError: It could not be written; nothing changed.
+            OutboxError: The record could not be written; nothing changed.
         """
         text = json.dumps(payload)
         with self._lock, self._transaction() as db:
@@ -127,7 +127,7 @@ class Outbox:
                 )
 
     def append_rows(self, trial: int, rows: Iterable[MetricRow]) -> int:
-        """Queue the points of `rows` that lie above the trial's marks.
+        """Queue the points of `rows` above the trial's marks.
 
         Returns:
             How many points were queued.
@@ -149,7 +149,7 @@ class Outbox:
         return sum(num_points for _, num_points in packed)
 
     def append_artifact(self, trial: int, path: Path, name: str) -> None:
-        """Queue a copy of a file, which is on the disk before its record can be.
+        """Copy a file and queue the copy. The copy is synced to the disk before its record.
 
         Raises:
             ValueError: `name` is not a relative path.
@@ -163,24 +163,24 @@ class Outbox:
             raise
 
     def find_artifact(self, staged: str) -> Path:
-        """Return where a copy lies; see `Staging.find`."""
+        """Return a copy's path; see `Staging.find`."""
         return self._staging.find(staged)
 
     def last_step(self, trial: int) -> int:
-        """The highest step of a trial that was ever queued, 0 before the first."""
+        """The highest step that was queued for a trial; 0 if none was."""
         with self._lock:
             return max(self._load_marks(trial).steps.values(), default=0)
 
     @property
     def pending(self) -> int:
-        """How many records wait; after `close`, how many did then."""
+        """How many records wait; after `close`, how many waited at that moment."""
         with self._lock:
             return self._left if self._closed else self._count()
 
-    # -- the sender's side ------------------------------------------------------------------------
+    # -- called by the delivery -------------------------------------------------------------------
 
     def try_lock(self) -> bool:
-        """Become the one process that delivers; False while another one is."""
+        """Take the lock of the one process that delivers; False while another one holds it."""
         try:
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -198,12 +198,10 @@ class Outbox:
             ]
 
     def prepare(self, trials: Iterable[int], *, single: bool = False) -> None:
-        """Mark the metrics that come next of each trial as in flight, unless they are already.
-
-        The disk is waited for once, however many trials there are.
+        """Mark the next metrics of each trial as in flight, with one fsync for all trials.
 
         Args:
-            single: Of each trial one record only, whatever was prepared.
+            single: Prepare one record of each trial, and replace what was prepared before.
         """
         limit = 1 if single else _MAX_RECORDS
         query = (
@@ -226,27 +224,27 @@ class Outbox:
                 any_metrics |= bool(states)
                 if QUEUED in states:
                     sent_next.append((IN_FLIGHT, trial, last_id))
-            if sent_next:  # and only then, for as short as can be: appends wait for it
+            if sent_next:  # a transaction blocks appends: keep it short
                 with self._transaction() as db:
                     db.executemany(
                         "UPDATE records SET state = ? "
                         "WHERE trial = ? AND kind = 'metrics' AND id <= ?",
                         sent_next,
                     )
-        if any_metrics:  # a mark that was there already may not be on the disk either
+        if any_metrics:  # also for earlier marks: they may not be on the disk yet
             self._sync()
         self._prepared.update(prepared)
 
     def next_batch(self, trial: int, *, single: bool = False) -> Batch | None:
-        """Take the trial's oldest records but artifacts, at most 1,000 points, as prepared.
+        """Return the trial's oldest records, without artifacts and with at most 1,000 points.
 
-        Metrics that may have been sent do not come together with others.
+        Metrics that may have been sent and metrics that were not never share a batch.
 
         Args:
             single: Take one record only.
 
         Returns:
-            What to deliver next, or None when the trial has nothing left.
+            The batch to deliver next; None when nothing waits for the trial.
         """
         self.prepare([trial], single=single)
         prepared = self._prepared.pop(trial, None)
@@ -265,10 +263,10 @@ class Outbox:
         return Batch(trial, records, prepared.uncertain)
 
     def claim_artifact(self, after: int) -> Batch | None:
-        """Take an artifact before which nothing of its trial waits, or None.
+        """Return an artifact that is the first waiting record of its trial; None if there is none.
 
         Args:
-            after: Trials take turns: the next one after this trial comes first.
+            after: Trials take turns: trials with a higher number than this come first.
         """
         with self._lock:
             query = (
@@ -287,10 +285,10 @@ class Outbox:
         return Batch(trial, [Record(id_, "artifact", json.loads(payload))], uncertain=False)
 
     def mark_blocked(self, reason: str) -> str | None:
-        """Remember why artifacts wait, until one is delivered; returns how many do, and why."""
+        """Store why artifacts cannot be delivered, until one is; returns a message about it."""
         with self._lock, self._transaction() as db:
-            _remember(db, _HELD, reason)
-            return held(db)
+            _set_meta(db, _BLOCKED, reason)
+            return describe_blocked(db)
 
     def delivered(self, batch: Batch) -> None:
         """Remove records that the server acknowledged."""
@@ -299,15 +297,15 @@ class Outbox:
                 "DELETE FROM records WHERE id = ?", [(record.id,) for record in batch.records]
             )
             if batch.records[0].kind == "experiment":
-                _remember(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
+                _set_meta(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
             if batch.records[0].kind == "artifact":
-                _forget(db, _HELD)
+                _delete_meta(db, _BLOCKED)
         for record in batch.records:
             if record.kind == "artifact":
                 self._staging.remove(record.payload)
 
     def refuse(self, batch: Batch, reason: str) -> None:
-        """Set records aside that the server will never take, so that they hold up nothing."""
+        """Move records that the server rejects for good out of the queue, into `refused`."""
         with self._lock, self._transaction() as db:
             for record in batch.records:
                 db.execute(
@@ -317,7 +315,7 @@ class Outbox:
                 )
                 db.execute("DELETE FROM records WHERE id = ?", (record.id,))
             if batch.records[0].kind == "artifact":
-                _forget(db, _HELD)
+                _delete_meta(db, _BLOCKED)
 
     def run_id(self, trial: int) -> str | None:
         """The id of the trial's run, or None while it is unknown."""
@@ -331,44 +329,44 @@ class Outbox:
             return dict(self._db.execute("SELECT trial, run_id FROM runs"))
 
     def create_started(self) -> None:
-        """Note that the server is asked to create a run, until `set_run_id` knows its id."""
+        """Count a request to create a run, before it is sent; `set_run_id` counts its answer."""
         with self._lock, self._transaction() as db:
-            _remember(db, _UNANSWERED, str(_count_unanswered(db) + 1))
+            _set_meta(db, _UNACKED_CREATES, str(_count_unacked_creates(db) + 1))
 
     @property
     def num_unacked_creates(self) -> int:
-        """How many creates had an unknown end: each may reach the server yet."""
+        """How many requests to create a run have no answer: each may still reach the server."""
         with self._lock:
-            return _count_unanswered(self._db)
+            return _count_unacked_creates(self._db)
 
     def creates_settled(self) -> None:
-        """No create can reach the server any more."""
+        """Note that no earlier request to create a run can still reach the server."""
         with self._lock, self._transaction() as db:
-            _remember(db, _UNANSWERED, "0")
+            _set_meta(db, _UNACKED_CREATES, "0")
 
-    def set_run_id(self, trial: int, run_id: str, held: HighWaterMarks | None) -> None:
-        """Remember a run.
+    def set_run_id(self, trial: int, run_id: str, recorded: HighWaterMarks | None) -> None:
+        """Store a trial's run id.
 
         Args:
-            held: What the server already holds, when the run existed and this queue did not know
-                it: marks are raised to it, and what is queued is compared before it is sent.
-                None: it was created.
+            recorded: What the server already holds, if the outbox finds an existing run. The marks
+                are raised to it, and queued points are compared before they are sent. None: the
+                run was created.
         """
         with self._lock, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
-            if held is None:
-                _remember(db, _UNANSWERED, str(max(_count_unanswered(db) - 1, 0)))
+            if recorded is None:
+                _set_meta(db, _UNACKED_CREATES, str(max(_count_unacked_creates(db) - 1, 0)))
                 return
             marks = _read_marks(db, trial)
-            marks.merge_max(held)
+            marks.merge_max(recorded)
             self._correct_marks(db, trial, marks)
 
     def reset_run(self, trial: int) -> None:
-        """Forget a run that the server no longer has, so that it can be recorded anew.
+        """Delete the id of a run that the server no longer has, so that it can be recorded again.
 
-        Everything may be logged again then, also what is still queued: from now on each point of
-        the trial is compared with the server before it is sent. Whoever tells of the trial now
-        goes on where it is: that it was told is not known until another one fills this queue.
+        The whole trial may be logged again, with points that are still queued. So from now on each
+        point of the trial is compared with the server before it is sent. The current recorder
+        continues where it is; the next process that opens the outbox records from the beginning.
         """
         with self._lock, self._transaction() as db:
             db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
@@ -376,39 +374,41 @@ class Outbox:
             self._correct_marks(db, trial, HighWaterMarks(are_complete=False))
 
     def set_target(self, store: str, *, gone: bool) -> None:
-        """Deliver to a store from now on. What was told to another one is forgotten, so that it
-        can be told again; what the store does hold is found there, and compared.
+        """Deliver to this store from now on.
+
+        If it is a new store, or one that has lost its runs, the outbox deletes what it knows of
+        the store. The next recorder then sends everything, and each point is compared first.
 
         Args:
-            store: Tells it from others.
-            gone: What it was told is not there.
+            store: The store's identity (`tracking.address.store_identity`).
+            gone: The store has lost the runs that were delivered to it.
         """
         with self._lock, self._transaction() as db:
             before = read_meta(db, _STORE) or store
-            _remember(db, _STORE, store)
+            _set_meta(db, _STORE, store)
             delivered = db.execute("SELECT 1 FROM runs").fetchone() is not None
             if not delivered or (before == store and not gone):
                 return
-            _remember(db, _LACKS_PICTURES, "yes")
+            _set_meta(db, _NEEDS_FIGURES, "yes")
             for table in ("runs", "told", "marks"):
                 db.execute(f"DELETE FROM {table}")
-            _forget(db, "experiment_id", "experiment_tags", _HELD)
-            # Of these the ledger and the trials' curves know all.
+            _delete_meta(db, "experiment_id", "experiment_tags", _BLOCKED)
+            # These are sent again from the ledger and the trials' metrics.jsonl.
             db.execute("DELETE FROM records WHERE kind IN ('start', 'metrics', 'finish')")
         self._marks.clear()
 
-    def tell_again(self, trials: Mapping[int, bool]) -> None:
-        """Have trials told from their beginning, because the store lacks part of what it was told.
+    def reset_trials(self, trials: Mapping[int, bool]) -> None:
+        """Record some trials again from their beginning, because the store lost part of them.
 
-        Each point is compared with the store before it is sent, so that nothing comes twice.
+        Each point is compared with the store before it is sent, so that none is written twice.
 
         Args:
-            trials: Of each, whether its run is gone altogether.
+            trials: By number: whether the store has lost the whole run.
         """
         for trial, is_gone in trials.items():
             with self._lock, self._transaction() as db:
                 if is_gone:
-                    _remember(db, _LACKS_PICTURES, "yes")
+                    _set_meta(db, _NEEDS_FIGURES, "yes")
                     db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
                 db.execute("DELETE FROM told WHERE trial = ?", (trial,))
                 self._correct_marks(db, trial, HighWaterMarks(are_complete=False))
@@ -416,25 +416,25 @@ class Outbox:
 
     @property
     def needs_figures(self) -> bool:
-        """Whether pictures went to another store, or to a run that is gone."""
+        """Whether the figures were sent to another store, or to a run that is lost."""
         with self._lock:
-            return read_meta(self._db, _LACKS_PICTURES) is not None
+            return read_meta(self._db, _NEEDS_FIGURES) is not None
 
     def figures_sent(self) -> None:
-        """The pictures of all trials were queued once more."""
+        """Note that the figures of all trials were queued again."""
         with self._lock, self._transaction() as db:
-            _forget(db, _LACKS_PICTURES)
+            _delete_meta(db, _NEEDS_FIGURES)
 
     @property
     def experiment_id(self) -> str | None:
-        """The id of the experiment that was found last, or None before the first."""
+        """The id of the experiment that was found last; None if none was."""
         with self._lock:
             return read_meta(self._db, "experiment_id")
 
     def found(self, experiment_id: str) -> None:
-        """Remember the experiment."""
+        """Store the experiment's id."""
         with self._lock, self._transaction() as db:
-            _remember(db, "experiment_id", experiment_id)
+            _set_meta(db, "experiment_id", experiment_id)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -446,12 +446,12 @@ class Outbox:
                 self._db.close()
                 os.close(self._owner)
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- private ----------------------------------------------------------------------------------
 
-    def _begin_again(self) -> None:
-        """Have what was lost told from its beginning: the marks are of what came after."""
+    def _reset_lost_runs(self) -> None:
+        """Reset the trials whose runs were lost: their marks cover only what was sent since."""
         query = "SELECT trial FROM told WHERE status = ?"
-        self.tell_again(
+        self.reset_trials(
             dict.fromkeys((trial for (trial,) in self._db.execute(query, (LOST,))), True)
         )
 
@@ -466,7 +466,7 @@ class Outbox:
             try:
                 yield self._db
                 self._db.execute("COMMIT")
-            except BaseException:  # no transaction stays open, whatever ended it; raised again
+            except BaseException:  # an interruption also rolls back; raised again
                 if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
                     self._db.execute("ROLLBACK")
                 raise
@@ -480,16 +480,16 @@ class Outbox:
             raise self._error(error) from error
 
     def _sync(self) -> None:
-        """Wait until everything committed is on disk, without holding up appends meanwhile.
+        """Wait until every commit so far is on the disk, without blocking appends.
 
-        Commits go to the write-ahead log unsynced; a checkpoint syncs the log before it moves
-        pages. So syncing the log as it is now covers every commit so far. SQLite locks other files
-        than the log, so closing it here drops no lock.
+        Commits go to the write-ahead log without an fsync, and a checkpoint syncs the log before
+        it moves pages. So one fsync of the log covers every commit so far. SQLite's locks are on
+        other files, so closing the log here drops none of them.
         """
         sync_path(Path(f"{self._path}-wal"))
 
     def _load_marks(self, trial: int) -> HighWaterMarks:
-        """Return a trial's marks: who queues raises them, who delivers corrects them."""
+        """Return a trial's marks: the recorder raises them, the delivery corrects them."""
         if (corrections := read_meta(self._db, _CORRECTIONS)) != self._corrections:
             self._corrections = corrections
             self._marks.clear()
@@ -498,11 +498,12 @@ class Outbox:
         return self._marks[trial]
 
     def _correct_marks(self, db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:
-        """Replace a trial's marks, so that whoever knows others reads them again; and treat all
-        its queued metrics as if they might have been sent.
+        """Replace a trial's marks, and treat all its queued metrics as possibly sent.
+
+        Other processes that have the outbox open reload their marks.
         """
         _save_marks(db, trial, marks)
-        _remember(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
+        _set_meta(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
         db.execute(
             "UPDATE records SET state = ? WHERE trial = ? AND kind = 'metrics'",
             (IN_FLIGHT, trial),
@@ -513,7 +514,7 @@ class Outbox:
         free = shutil.disk_usage(self.directory).free
         return OutboxError(
             f"the outbox {self._path} cannot be used: {error}; {free} bytes are free on that "
-            "disk; what it holds is untouched; free space or correct the permissions, then resume"
+            "disk; its records are unchanged; free space or correct the permissions, then resume"
         )
 
 
@@ -531,25 +532,25 @@ def _insert(
     )
 
 
-def held(db: sqlite3.Connection) -> str | None:
-    """How many artifacts wait, and why; None unless one of them could not be stored."""
+def describe_blocked(db: sqlite3.Connection) -> str | None:
+    """A message with the number of blocked artifacts and the reason; None if none is blocked."""
     query = "SELECT COUNT(*) FROM records WHERE kind = 'artifact'"
-    count, reason = db.execute(query).fetchone()[0], read_meta(db, _HELD)
+    count, reason = db.execute(query).fetchone()[0], read_meta(db, _BLOCKED)
     if not (count and reason):
         return None
     return f"{count} {'artifact waits' if count == 1 else 'artifacts wait'}: {reason}"
 
 
-def _remember(db: sqlite3.Connection, key: str, value: str) -> None:
+def _set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
-def _forget(db: sqlite3.Connection, *keys: str) -> None:
+def _delete_meta(db: sqlite3.Connection, *keys: str) -> None:
     db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in keys])
 
 
-def _count_unanswered(db: sqlite3.Connection) -> int:
-    return int(read_meta(db, _UNANSWERED) or 0)
+def _count_unacked_creates(db: sqlite3.Connection) -> int:
+    return int(read_meta(db, _UNACKED_CREATES) or 0)
 
 
 def _save_marks(db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:

@@ -1,4 +1,4 @@
-"""The outbox's file: its name, its tables, opening it, and setting a damaged one aside.
+"""The outbox's SQLite file: its name and tables, opening it, and moving a damaged one aside.
 
 What must not live here: what the records mean.
 """
@@ -32,19 +32,20 @@ _INDEXES = """
 CREATE INDEX IF NOT EXISTS told_in_order ON records (trial, id) WHERE kind != 'artifact';
 CREATE INDEX IF NOT EXISTS artifacts_in_order ON records (trial, id) WHERE kind = 'artifact';
 """
-"""Files of earlier releases get them, too: without, each artifact costs a look at all records."""
+"""Added to files of earlier releases, too: without them, each artifact scans all records."""
 
 
 class OutboxError(OSError):
-    """The queue's file cannot be used."""
+    """The outbox's file cannot be used."""
 
 
 def check_file(path: Path) -> None:
-    """Look at the queue's file, and at what SQLite keeps beside it, before SQLite opens them: of a
-    FIFO it would read for ever.
+    """Check that the database and SQLite's side files are regular files, before SQLite opens them.
+
+    SQLite would block forever on a FIFO.
 
     Raises:
-        sqlite3.DatabaseError: One of them is there and no regular file.
+        sqlite3.DatabaseError: One of them is something else.
     """
     for suffix in ("", "-wal", "-journal", "-shm"):
         try:
@@ -52,25 +53,26 @@ def check_file(path: Path) -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         if not stat.S_ISREG(found.st_mode):
-            raise sqlite3.DatabaseError(f"{path.name}{suffix} is no regular file")
+            raise sqlite3.DatabaseError(f"{path.name}{suffix} is not a regular file")
 
 
 def check_tables(db: sqlite3.Connection) -> None:
-    """Look whether the queue's file holds tables alone: a planted view may never come to an end,
-    and a trigger writes what nobody asked for.
+    """Check that the database has no views or triggers.
+
+    A planted view may be an endless query, and a planted trigger writes records of its own.
 
     Raises:
-        sqlite3.DatabaseError: It holds more, or is not a database.
+        sqlite3.DatabaseError: It has one, or is not a database.
     """
     if db.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
         raise sqlite3.DatabaseError("it holds a view or a trigger, and an outbox has neither")
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open the queue's file, creating its tables in an empty one.
+    """Open the outbox's file, and create its tables if it is empty.
 
     Raises:
-        OutboxError: A newer version wrote it.
+        OutboxError: Another release wrote it.
         sqlite3.DatabaseError: It is not a database, or cannot be opened.
     """
     check_file(path)
@@ -81,7 +83,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = NORMAL")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            # One transaction: a process killed here leaves an empty file, not half a schema.
+            # One transaction: a process killed here leaves an empty file, not part of a schema.
             db.executescript(
                 f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
             )
@@ -93,14 +95,14 @@ def open_file(path: Path) -> sqlite3.Connection:
         elif (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(verdict)
         db.executescript(_INDEXES)
-    except BaseException:  # no connection stays open, whatever ended it; raised again
+    except BaseException:  # an interruption also closes the connection; raised again
         db.close()
         raise
     return db
 
 
 def move_aside(path: Path) -> Path:
-    """Rename a damaged file, so that it can be looked at; returns its new path."""
+    """Rename a damaged file, so that a user can inspect it; returns its new path."""
     aside = path.with_name(f"{path.name}.damaged-{uuid.uuid4().hex[:8]}")
     if os.path.lexists(path):
         path.rename(aside)
@@ -114,6 +116,6 @@ def move_aside(path: Path) -> Path:
 
 
 def read_meta(db: sqlite3.Connection, key: str) -> str | None:
-    """Return one remembered value, or None."""
+    """Return a value of the table `meta`; None if it has none."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return str(row[0]) if row else None

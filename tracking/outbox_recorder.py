@@ -1,8 +1,8 @@
-"""The recorder of a sweep: verbs that append to the outbox, which is delivered beside them.
+"""The recorder of a sweep: its methods append to the outbox, which a thread or process delivers.
 
-No verb waits for the server, and no error of the server reaches a caller. What must not live here:
-when the outbox is drained (see `tracking.delivery_loop`), how a record becomes calls (see
-`tracking.delivery`), and any tracking service (see `tracking.trackers`).
+No method waits for the tracking server, and no error of the server reaches a caller. What must not
+live here: when records are delivered (see `tracking.delivery_loop`), how a record becomes calls
+(see `tracking.delivery`), and any tracking service (see `tracking.trackers`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_tex
 from tracking.metric_points import MetricRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.recorder import Status, stored
+from tracking.recorder import Status, stored_status
 from tracking.tracker import OpenTracker, TrackedSweep, Tracker
 
 _INHERITED = (
@@ -32,7 +32,7 @@ _INHERITED = (
     "gradsweep.code",
     "gradsweep.data",
 )
-"""What the names of tags begin with that say who runs what, and from what."""
+"""Prefixes of the tags that name the user, the command, the code and the data."""
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
@@ -40,24 +40,24 @@ class OutboxRecorder:
     """Records a sweep as one run, and each trial as one child of it.
 
     Args:
-        uri: The address of a tracking store, such as `sqlite:///runs/mlflow.db` or a server's.
-        artifact_root: Where a new experiment keeps artifacts; None leaves that to the server.
+        uri: An MLflow tracking URI, such as `sqlite:///runs/mlflow.db` or a server's address.
+        artifact_root: The artifact location of a new experiment; None: the server chooses it.
         experiment: The experiment's name; created when missing, restored when deleted.
-        sweep_id: The sweep's identity, by which its runs are found again.
+        sweep_id: The sweep's identity, a tag by which its runs are found again.
         outbox: Directory of the durable queue.
         tags: Tags of the sweep's run.
         params: Parameters of the sweep's run.
-        inherited: Tags of the driver, of which a trial's run is given some by who started the
-            trial first, whoever delivers it; default `tags`.
+        inherited: Tags of the driver. A trial's run takes those about its provenance from the
+            driver that first started the trial; default `tags`.
         experiment_tags: Tags of the experiment.
         name: The name of the sweep's run; default the experiment's.
-        announce: Open the sweep's run and tag the experiment; False only delivers what waits.
-        offline: Queue only: no server is asked, `sync` delivers later.
-        process: The environment of a process that drains the outbox; None: a thread does.
+        announce: Open the sweep's run and tag the experiment; False only delivers the queue.
+        offline: Only queue: no server is contacted, `sync` delivers later.
+        process: The environment of a process that delivers; None: a thread of this process does.
         open_server: Builds the server in that thread; for tests.
 
     Raises:
-        ValueError: The sweep id cannot be searched for.
+        ValueError: The sweep id has a character that a search cannot contain.
         OutboxError: The outbox cannot be written.
     """
 
@@ -111,7 +111,7 @@ class OutboxRecorder:
         elif not offline:
             self._drain = DeliveryThread(destination, open_server)
 
-    # -- the five verbs ---------------------------------------------------------------------------
+    # -- the methods of `Recorder` ----------------------------------------------------------------
 
     def start(
         self,
@@ -121,11 +121,11 @@ class OutboxRecorder:
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Open a trial's run, or open it again."""
+        """Queue that a trial's run is created or reopened."""
         self._start(trial, params, tags, self._inherited, at_ms)
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Queue metrics; steps that were recorded before are dropped."""
+        """Queue metrics; points at steps that were queued before are dropped."""
         self._outbox.append_rows(trial, rows)
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
@@ -134,7 +134,7 @@ class OutboxRecorder:
             self._append(trial, "tags", _clean_tags(tags))
 
     def artifact(self, trial: int | None, path: Path, name: str) -> None:
-        """Copy the file beside the queue and queue its upload."""
+        """Copy the file into the outbox's directory and queue its upload."""
         self._outbox.append_artifact(_number(trial), path, name)
 
     def finish(
@@ -147,22 +147,22 @@ class OutboxRecorder:
     ) -> None:
         """Queue the terminal status."""
         payload = {
-            "status": stored(status),
+            "status": stored_status(status),
             "told": status,
             "time": _now_ms() if at_ms is None else at_ms,
             "tags": _clean_tags(tags),
         }
         self._append(trial, "finish", payload)
 
-    # -- what is known ----------------------------------------------------------------------------
+    # -- status and waiting -----------------------------------------------------------------------
 
     @property
     def needs_figures(self) -> bool:
-        """Whether the store, or a run in it, is another one than was given pictures."""
+        """Whether the figures must be sent again, because the store or a run in it is new."""
         return self._outbox.needs_figures
 
     def figures_sent(self) -> None:
-        """Note that the pictures of all trials were queued once more."""
+        """Note that the figures of all trials were queued again."""
         self._outbox.figures_sent()
 
     def pending(self) -> int:
@@ -171,17 +171,18 @@ class OutboxRecorder:
 
     @property
     def seconds_unresponsive(self) -> float:
-        """For how many seconds the server has done nothing that it was asked; 0 while it does,
-        infinite when none is asked.
+        """For how many seconds the server has answered no request; 0 while it answers.
+
+        Infinite when the recorder is offline.
         """
         return math.inf if self._drain is None else self._drain.progress.seconds_unresponsive
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait until the server was reached and the sweep's run exists; False if it did not."""
+        """Wait until the server answered and the sweep's run exists; False after `timeout`."""
         return self._drain is not None and self._drain.ready.wait(timeout)
 
     def flush(self, timeout: float) -> int:
-        """Wait until nothing is left, for at most `timeout` seconds; returns what still waits."""
+        """Wait for at most `timeout` seconds until the outbox is empty; returns its length."""
         deadline = time.monotonic() + timeout
         if self._drain is not None:
             self._drain.flush_now(True)
@@ -207,7 +208,7 @@ class OutboxRecorder:
         self._outbox.close()
         return self._outbox.pending
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- private ----------------------------------------------------------------------------------
 
     def _start(
         self,
@@ -275,22 +276,22 @@ def set_target(outbox: Path, tracker: Tracker) -> None:
         queue.close()
 
 
-def tell_again(outbox: Path, trials: Mapping[int | None, bool]) -> None:
-    """Have an outbox tell trials from their beginning; see `Outbox.tell_again`.
+def reset_trials(outbox: Path, trials: Mapping[int | None, bool]) -> None:
+    """Make an outbox record some trials from their beginning; see `Outbox.reset_trials`.
 
     Args:
-        trials: By number, None for the sweep's own run: whether its run is gone altogether.
+        trials: By number, None for the sweep's own run: whether the store has lost the run.
     """
     if trials:
         queue = Outbox(outbox)
         try:
-            queue.tell_again({_number(trial): is_gone for trial, is_gone in trials.items()})
+            queue.reset_trials({_number(trial): is_gone for trial, is_gone in trials.items()})
         finally:
             queue.close()
 
 
 def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags as a store has them."""
+    """Return tags as the recorder writes them: redacted, cleaned, cut to the store's limits."""
     return _clean_tags(tags)
 
 
@@ -303,14 +304,13 @@ def sync(
     *,
     patience: float,
 ) -> int:
-    """Deliver what an earlier process left behind, without starting or changing anything else.
+    """Deliver what an earlier process left in the outbox, and change nothing else.
 
     Args:
-        patience: Seconds without a single delivery after which it gives up; it takes as long as
-            it takes otherwise.
+        patience: Give up after this many seconds without a delivery. There is no other limit.
 
     Returns:
-        How many records still wait. With nothing to deliver mlflow is not even imported.
+        How many records still wait. If none waits at the start, mlflow is not imported.
     """
     left = read_outbox(outbox).pending
     if not left:

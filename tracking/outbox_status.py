@@ -1,4 +1,4 @@
-"""Looking into an outbox from another process, without a server and without disturbing its writer.
+"""Read an outbox from another process, without a server and without blocking its writer.
 
 What must not live here: anything that writes.
 """
@@ -15,37 +15,37 @@ from pathlib import Path
 from typing import Any
 
 from tracking.metric_points import HighWaterMarks, MetricRow
-from tracking.outbox import LOST, SWEEP, held
+from tracking.outbox import LOST, SWEEP, describe_blocked
 from tracking.outbox_file import FILE_NAME, OutboxError, check_file, check_tables, read_meta
 
 
 @dataclass(frozen=True)
 class DeliveryStatus:
-    """What an outbox knows about the server, read without one."""
+    """What an outbox contains, and what it knows of the server."""
 
     pending: int
     refused: int
-    """Records that the server will never take; they are kept and not sent any more."""
+    """Records that the server rejected for good; they are kept and not sent again."""
     experiment_id: str | None
     sweep_run_id: str | None
     run_ids: dict[int, str]
     """Run ids by trial."""
-    told: dict[int, str] = field(default_factory=dict)
-    """The status last queued for each trial's run; a trial that was never recorded has none, and
-    one is to be recorded from its beginning whose run the server has lost."""
-    sweep_told: str | None = None
+    tracked_statuses: dict[int, str] = field(default_factory=dict)
+    """The status last queued for each trial's run. A trial has none if it was never recorded, or
+    if the server lost its run and it must be recorded from the beginning."""
+    tracked_sweep_status: str | None = None
     """The same for the sweep's own run."""
     marks: dict[int, HighWaterMarks] = field(default_factory=dict)
-    """What was queued of each trial's metrics."""
+    """The highest queued steps of each trial's metrics."""
 
     waiting: frozenset[int] = frozenset()
-    """The trials of which something waits other than artifacts; `SWEEP` for the sweep's run."""
+    """The trials with waiting records other than artifacts; `SWEEP` for the sweep's run."""
     experiment_tags: frozenset[str] = frozenset()
-    """The names of those that the experiment was given last."""
-    held: str | None = None
-    """How many artifacts wait although the server answers, and why; None when none failed."""
+    """The names of the tags last set on the experiment."""
+    blocked_artifacts: str | None = None
+    """How many artifacts cannot be stored although the server answers, and why; else None."""
     damage: str | None = None
-    """A sentence about a file that holds nothing which can be read; None when it is sound."""
+    """A message about a damaged file, which is treated as empty; None when it is intact."""
 
     def lacks(self, trial: int, rows: Iterable[MetricRow]) -> bool:
         """Whether some of a trial's rows were never queued."""
@@ -56,11 +56,12 @@ _EMPTY = DeliveryStatus(0, 0, None, None, {})
 
 
 def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
-    """Read an outbox that another process may be using. A missing one is empty, and so is a
-    damaged one: its next writer sets it aside.
+    """Read an outbox that another process may be using.
+
+    A missing or damaged outbox counts as empty: its next writer moves a damaged file aside.
 
     Args:
-        trial: Whose marks are read; None: everybody's.
+        trial: Read the marks of this trial only; None: of all trials.
 
     Raises:
         OutboxError: The file cannot be opened.
@@ -75,20 +76,20 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
         ) as db:
             check_tables(db)
             if db.execute("PRAGMA user_version").fetchone()[0] == 0:
-                return _EMPTY  # its writer has opened it and not yet made the tables
+                return _EMPTY  # its writer has not created the tables yet
             runs = _texts(db.execute("SELECT trial, run_id FROM runs ORDER BY trial"))
-            told = _texts(db.execute("SELECT trial, status FROM told"))
-            lost = {trial for trial, status in told.items() if status == LOST}
-            told = {trial: status for trial, status in told.items() if trial not in lost}
-            sweep_told = told.pop(SWEEP, None)
+            tracked = _texts(db.execute("SELECT trial, status FROM told"))
+            lost = {trial for trial, status in tracked.items() if status == LOST}
+            tracked = {trial: status for trial, status in tracked.items() if trial not in lost}
+            tracked_sweep_status = tracked.pop(SWEEP, None)
             return DeliveryStatus(
                 pending=db.execute("SELECT COUNT(*) FROM records").fetchone()[0],
                 refused=db.execute("SELECT COUNT(*) FROM refused").fetchone()[0],
                 experiment_id=read_meta(db, "experiment_id"),
                 sweep_run_id=runs.pop(SWEEP, None),
                 run_ids=runs,
-                told=told,
-                sweep_told=sweep_told,
+                tracked_statuses=tracked,
+                tracked_sweep_status=tracked_sweep_status,
                 marks={
                     number: HighWaterMarks(*json.loads(text))
                     for number, text in db.execute(
@@ -96,7 +97,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
                     )
                     if number not in lost
                 },
-                held=held(db),
+                blocked_artifacts=describe_blocked(db),
                 waiting=frozenset(
                     trial
                     for (trial,) in db.execute(
@@ -107,20 +108,20 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
             )
     except sqlite3.OperationalError as error:
         raise OutboxError(
-            f"cannot read the outbox {path}: {error}; it is a file of the sweep's, which must be "
-            "yours to read and write; correct its permissions"
+            f"cannot read the outbox {path}: {error}; you must be able to read and write this "
+            "file of the sweep; correct its permissions"
         ) from error
-    # a flipped bit may surface in the database, or in what was read of it
+    # a flipped bit may be found by SQLite, or in a value that it returns
     except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
         return replace(
             _EMPTY,
             damage=f"the outbox {path} is damaged ({error}); the trials' own files and the server "
-            "know what was in it; a resume sets it aside and delivers what the server lacks",
+            "have its content; a resume moves it aside and delivers what the server lacks",
         )
 
 
 def _texts(rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:
-    """Return texts by trial; SQLite stores any value in any column.
+    """Return texts by trial, with their types checked: SQLite stores any value in any column.
 
     Raises:
         ValueError: A value has another type.
@@ -133,5 +134,5 @@ def _texts(rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:
 
 
 def pending(directory: Path) -> int:
-    """How many records wait in the outbox of `directory`, read from any process."""
+    """How many records wait in the outbox of `directory`."""
     return read_outbox(directory).pending

@@ -1,7 +1,7 @@
-"""Whether a tracking address can be used, asked before anything is created.
+"""Check before a sweep starts that its tracking store can be used.
 
-Afterwards nothing is asked any more: a server that goes away later is what the outbox is for. What
-must not live here: records, runs, or waiting for a server to come back.
+Later failures are not checked here: the outbox covers a server that becomes unavailable. What must
+not live here: records, runs, or waiting for a server to come back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redaction.secrets import redact
-from tracking.address import fault_of, file_of, is_database, is_server, names_store
+from tracking.address import is_database, is_server, is_supported, parse_error, sqlite_file
 from tracking.mlflow_compat import (
     EXPERIMENT_QUERY,
     REVISION_QUERY,
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _OLDEST = (2, 8)
-"""The first release whose parameters may have 6,000 characters."""
+"""The first MLflow release that accepts parameters of 6,000 characters."""
 
 _SECONDS = 10
 _READ_WHOLE = 64 * 1024**2
-"""Bytes of a file that are looked through at each start: a third of a second."""
+"""Files up to this many bytes are checked completely at each start, in a third of a second."""
 _SEARCH = "/api/2.0/mlflow/experiments/search?max_results=1"
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _OFFLINE = "or run with --offline and deliver later with `sweep sync`"
 _WITH_TIMEOUT = ("postgresql:", "postgresql+psycopg2:", "postgresql+psycopg:")
-"""Whose driver knows a `connect_timeout`."""
+"""Schemes whose database driver has the option `connect_timeout`."""
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
 
 
 def check_address(uri: str) -> None:
-    """Refuse an address that names no store, without asking anybody.
+    """Reject a URI that names no tracking store, without connecting to anything.
 
     Raises:
-        TrackingUnusable: MLflow would have no use for it, now or later.
+        TrackingUnusable: MLflow has no store for it, or it cannot be parsed.
     """
     example = "for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
-    if names_store(uri):
-        if (fault := fault_of(uri)) is not None:
+    if is_supported(uri):
+        if (fault := parse_error(uri)) is not None:
             raise TrackingUnusable(
-                f"{redact(uri)} is no address ({fault}); what follows :// is HOST or HOST:PORT; "
-                f"write {example}"
+                f"{redact(uri)} is not a valid address ({fault}); after :// comes HOST or "
+                f"HOST:PORT; write {example}"
             )
         return
     remedy = f"http://{uri}" if _HOST_AND_PORT.match(uri) else example
@@ -69,25 +69,24 @@ def check_address(uri: str) -> None:
 
 
 def probe(uri: str, *, known: bool = False, thorough: bool = False) -> None:
-    """Find out whether `uri` can be recorded at, within seconds.
+    """Check within seconds that runs can be recorded at `uri`.
 
     Args:
         uri: An MLflow tracking URI: a server, or a database.
-        known: It needs no proof, because it was recorded at before: one that does not answer now
-            will answer later. All that is asked is whether a database fits this MLflow, and
-            whether a file can be read.
-        thorough: Look through all of a file, however large it is.
+        known: The sweep has recorded there before, so the store may be down for now. Only the
+            version of a database's tables is checked, and whether a file is damaged.
+        thorough: Check all pages of a file of any size.
 
     Raises:
-        TrackingUnusable: It does not answer, refuses the credentials, is too old, is damaged, is
-            no tracking store at all, or another version of MLflow made its tables.
+        TrackingUnusable: The store does not answer, rejects the credentials, is too old, is
+            damaged, is no tracking store, or has the tables of another MLflow version.
     """
     check_address(uri)
     try:
         if is_server(uri):
             if not known:
                 _probe_server(uri)
-        elif (file := file_of(uri)) is not None:
+        elif (file := sqlite_file(uri)) is not None:
             _probe_file(uri, file, known=known, thorough=thorough)
         elif is_database(uri):
             _probe_database(uri, known=known)
@@ -96,11 +95,11 @@ def probe(uri: str, *, known: bool = False, thorough: bool = False) -> None:
 
 
 def is_gone(uri: str, run_ids: Iterable[str], *, seconds: float = _SECONDS) -> bool:
-    """Whether the file of a store is not there, or is another's: it has none of some runs.
+    """Whether the SQLite file of a store is missing, or has none of these runs.
 
-    Of a server, and of a file that cannot be read within `seconds`, nothing is said: False.
+    False for a server, and for a file that cannot be read within `seconds`.
     """
-    file = file_of(uri)
+    file = sqlite_file(uri)
     if file is None or not file.exists():
         return file is not None
     try:
@@ -113,7 +112,7 @@ def is_gone(uri: str, run_ids: Iterable[str], *, seconds: float = _SECONDS) -> b
 
 
 def _probe_server(uri: str) -> None:
-    connect(uri)  # sets how long mlflow waits and how often it repeats
+    connect(uri)  # sets mlflow's timeout and number of retries
     answer = _get(uri, _SEARCH)
     if answer.status_code in (401, 403):
         raise _unusable(
@@ -125,7 +124,7 @@ def _probe_server(uri: str) -> None:
         raise _unusable(
             uri,
             f"does not answer as an MLflow server does (HTTP {answer.status_code})",
-            "correct tracking.uri: the address at which the MLflow pages open",
+            "correct tracking.uri: it is the address at which MLflow's pages open",
         )
     version = _get(uri, "/version").text.strip()
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -133,7 +132,7 @@ def _probe_server(uri: str) -> None:
         raise _unusable(
             uri,
             f"is MLflow {version[:20] if numbers else 'of unknown version'}; "
-            f"{_OLDEST[0]}.{_OLDEST[1]} is the oldest that takes what a sweep records",
+            f"a sweep needs at least {_OLDEST[0]}.{_OLDEST[1]}",
             "upgrade the server",
         )
 
@@ -153,7 +152,7 @@ def _probe_file(uri: str, path: Path, *, known: bool, thorough: bool) -> None:
     if not path.exists():
         if not path.parent.is_dir() and not known:
             where = path.parent
-            raise _unusable(uri, f"lies in {where}, which does not exist", f"mkdir -p {where}")
+            raise _unusable(uri, f"is in {where}, which does not exist", f"mkdir -p {where}")
         return
     try:
         with closing(_open(path, _SECONDS)) as db:
@@ -167,7 +166,7 @@ def _probe_file(uri: str, path: Path, *, known: bool, thorough: bool) -> None:
             aside = shlex.quote(str(path.parent / "damaged"))
             raise _unusable(
                 uri,
-                f"is damaged ({error}); the trials' own files have all that it held",
+                f"is damaged ({error}); the trials' own files have all of its data",
                 f"move it aside: mkdir {aside} && mv {shlex.quote(str(path))}* {aside}, and fill "
                 "a new one with `sweep sync NAME --verify`",
             ) from error
@@ -179,10 +178,10 @@ def _probe_file(uri: str, path: Path, *, known: bool, thorough: bool) -> None:
 
 
 def _read(db: sqlite3.Connection, whole: bool) -> None:
-    """Read a store's tables.
+    """Read some of a store's tables, or check all pages.
 
     Raises:
-        sqlite3.DatabaseError: They are damaged.
+        sqlite3.DatabaseError: The file is damaged.
     """
     for query in (EXPERIMENT_QUERY, RUN_QUERY):
         db.execute(query, [""]).fetchone()
@@ -191,18 +190,18 @@ def _read(db: sqlite3.Connection, whole: bool) -> None:
 
 
 def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
-    """Return an engine for a database; a file that is not there is not made.
+    """Return an SQLAlchemy engine for a database; a missing file is not created.
 
     Raises:
-        ImportError: The driver of its kind is not installed.
-        StoreUntrusted: The user has not named the database.
+        ImportError: The database driver is not installed.
+        StoreUntrusted: The user has not trusted the database.
     """
     import sqlalchemy
 
     check_trusted(uri)
 
     pool = sqlalchemy.pool.NullPool
-    if (file := file_of(uri)) is not None:
+    if (file := sqlite_file(uri)) is not None:
         return sqlalchemy.create_engine(
             "sqlite://", creator=lambda: _open(file, seconds), poolclass=pool
         )
@@ -211,12 +210,12 @@ def open_database(uri: str, seconds: float = _SECONDS) -> Engine:
 
 
 def _open(file: Path, seconds: float) -> sqlite3.Connection:
-    # Not read-only: what a killed process left half written is then undone first.
+    # Not read-only: SQLite then rolls back what a killed process had not committed.
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=seconds)
 
 
 def _probe_database(uri: str, *, known: bool) -> None:
-    # Not through mlflow: it would try for minutes.
+    # Not through mlflow, which would retry for minutes.
     import sqlalchemy
 
     try:
@@ -225,8 +224,11 @@ def _probe_database(uri: str, *, known: bool) -> None:
                 check_revision(db.execute(sqlalchemy.text(REVISION_QUERY)).fetchone())
     except ImportError as error:
         remedy = "install it beside gradsweep"
-        if uri.startswith("postgresql:"):  # psycopg 3's to SQLAlchemy
-            remedy = "write postgresql+psycopg2://, which pip install 'gradsweep[postgres]' brings"
+        if uri.startswith("postgresql:"):  # SQLAlchemy looks for another driver with this scheme
+            remedy = (
+                "write postgresql+psycopg2://, whose driver comes with "
+                "pip install 'gradsweep[postgres]'"
+            )
         raise _unusable(uri, f"needs a database driver ({error})", remedy) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         if not known:
@@ -239,14 +241,14 @@ def _probe_database(uri: str, *, known: bool) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason, in one line: what wraps it repeats the address."""
+    """The innermost cause as one line; the exceptions around it repeat the URI."""
     reason: BaseException = error
     while (inner := reason.__cause__ or reason.__context__) is not None:
         reason = inner
     lines = redact(str(reason)).strip().split("\n")
-    # Of several addresses of a database's host, the one at which a server answered.
-    said = next((line for line in lines if "FATAL: " in line), lines[0])
-    return said[:200] or type(reason).__name__
+    # A host may have several addresses: prefer the line of the one where a server answered.
+    line = next((line for line in lines if "FATAL: " in line), lines[0])
+    return line[:200] or type(reason).__name__
 
 
 def _unusable(uri: str, what: str, remedy: str) -> TrackingUnusable:

@@ -1,7 +1,7 @@
-"""Where a sweep ran and from what: git state, package versions, hardware, command line, as tags.
+"""Provenance of a sweep as tags: git state, package versions, hardware, command line.
 
-Nothing here raises and nothing heavy is imported: what cannot be found out is left out. What must
-not live here: MLflow.
+Nothing here raises an error or imports a heavy library. A fact that cannot be found has no tag.
+What must not live here: MLflow.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _GIT_SECONDS = 5.0
 def provenance(
     directory: Path | None = None, command: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """Describe the present process as tags for a sweep's run.
+    """Describe this process as tags for a sweep's run.
 
     Args:
-        directory: The working directory whose git state is told; default the present one.
-        command: The command line; default that of this process.
+        directory: The directory whose git state is recorded; default: the working directory.
+        command: The command line; default: that of this process.
 
     Returns:
-        Tags. The names `mlflow.*` are those that MLflow's own pages show.
+        The tags. MLflow's pages show those named `mlflow.*`.
     """
     command = sys.argv if command is None else command
     tags = {
@@ -48,7 +48,7 @@ def provenance(
     }
     try:
         tags["mlflow.user"] = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without an entry in the password file
+    except (KeyError, OSError):  # a container's user may have no entry in the password file
         tags["mlflow.user"] = str(os.getuid())
     for package in _PACKAGES:
         try:
@@ -62,7 +62,7 @@ def provenance(
 
 
 def _command_line(command: Sequence[str]) -> str:
-    """Join a command line, hiding the argument that follows a secret option, too."""
+    """Join a command line, with secrets hidden, also in the argument after a secret option."""
     shown: list[str] = []
     for argument in command:
         follows = bool(shown) and shown[-1].startswith("-") and "=" not in shown[-1]
@@ -74,7 +74,7 @@ def _command_line(command: Sequence[str]) -> str:
 
 
 def _num_cpus() -> int:
-    """The CPUs this process may use, which in a container are fewer than the machine has."""
+    """The number of CPUs that this process may use; in a container not all of the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -116,7 +116,7 @@ def _git_tags(directory: Path) -> dict[str, str]:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        # Without optional locks a look never disturbs a git command that runs at the same time.
+        # Optional locks could make a git command fail that runs at the same time.
         done = subprocess.run(
             ["git", "--no-optional-locks", *arguments],
             cwd=directory,

@@ -1,7 +1,7 @@
-"""Five verbs by which a sweep tells what happened, and two recorders that need no server.
+"""The `Recorder` protocol of five methods, and two recorders that need no server.
 
-Whoever records holds a `Recorder` and never asks which one. What must not live here: MLflow,
-queues, anything beyond the standard library.
+Callers depend on the protocol alone. What must not live here: MLflow, queues, anything beyond the
+standard library.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 Status = Literal["FINISHED", "KILLED", "FAILED", "INTERRUPTED"]
-"""How a run ends. One that is INTERRUPTED goes on later; no store has a word for that."""
+"""How a run ends. INTERRUPTED means that it will resume; MLflow stores it as KILLED."""
 CHANGED_PREFIX = "param_changed."
 PARAM_PREFIX = "param/"
 
 
 @runtime_checkable
 class Recorder(Protocol):
-    """Where a sweep and its trials are recorded; `None` for a trial means the sweep itself."""
+    """Records a sweep and its trials; a trial of `None` means the sweep's own run."""
 
     def start(
         self,
@@ -43,11 +43,11 @@ class Recorder(Protocol):
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Open a trial's run, or open it again.
+        """Create a trial's run, or reopen it.
 
-        The first value of a parameter stays. One that changes later becomes the tag
-        `param_changed.<key>`, which says what it is now, and where it is a number also a value of
-        the metric `param/<key>` at the last step that was recorded before.
+        The first value of a parameter stays. A later value becomes the tag `param_changed.<key>`.
+        If it is a number, it also becomes a point of the metric `param/<key>`, at the last step
+        recorded so far.
 
         Args:
             at_ms: When a new run began, in milliseconds since the Unix epoch; None: now.
@@ -55,11 +55,11 @@ class Recorder(Protocol):
         ...
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
-        """Record metrics. A step that was recorded before is left as it was."""
+        """Record metrics. The first value of each (key, step) stays."""
         ...
 
     def tag(self, trial: int | None, tags: Mapping[str, str]) -> None:
-        """Set tags; the last value stays."""
+        """Set tags; a later value replaces an earlier one."""
         ...
 
     def artifact(self, trial: int | None, path: Path, name: str) -> None:
@@ -79,7 +79,7 @@ class Recorder(Protocol):
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Give a run its terminal status; `start` opens it again.
+        """Set a run's terminal status; `start` reopens the run.
 
         Args:
             at_ms: When it ended, as for `start`.
@@ -87,13 +87,13 @@ class Recorder(Protocol):
         ...
 
 
-def stored(status: Status) -> str:
-    """Return what a store calls it."""
+def stored_status(status: Status) -> str:
+    """Return the status that MLflow stores for `status`."""
     return "KILLED" if status == "INTERRUPTED" else status
 
 
 def as_number(text: str) -> float | None:
-    """Return the number that a parameter's text is; None where it is none that is finite."""
+    """Parse a parameter's text as a finite number; None if it is not one."""
     try:
         number = float(text)
     except ValueError:
@@ -105,7 +105,7 @@ def check_artifact_name(name: str) -> PurePosixPath:
     """Return `name` as a path.
 
     Raises:
-        ValueError: It is empty, absolute, or leaves the run's directory.
+        ValueError: The name is empty, absolute, or leaves the run's directory.
     """
     path = PurePosixPath(name)
     if not path.name or path.is_absolute() or ".." in path.parts or "\0" in name:
@@ -117,7 +117,7 @@ def check_artifact_name(name: str) -> PurePosixPath:
 
 
 class NullRecorder:
-    """Records nothing, so that callers need no `if`."""
+    """A recorder that discards everything, so that callers need no `if`."""
 
     def start(
         self,
@@ -136,7 +136,7 @@ class NullRecorder:
         """Do nothing."""
 
     def artifact(self, trial: int | None, path: Path, name: str) -> None:  # noqa: ARG002 - the protocol's signature
-        """Check the name, as every recorder does, and do nothing."""
+        """Check the name, as every recorder does."""
         check_artifact_name(name)
 
     def finish(
@@ -152,7 +152,7 @@ class NullRecorder:
 
 @dataclass
 class MemoryRun:
-    """One run as `MemoryRecorder` keeps it."""
+    """One run in a `MemoryRecorder`."""
 
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
@@ -161,14 +161,14 @@ class MemoryRun:
     artifacts: dict[str, bytes] = field(default_factory=dict)
     status: str = "RUNNING"
     began_ms: int | None = None
-    """As `start` was told first."""
+    """`at_ms` of the first `start` that had one."""
     ended_ms: int | None = None
-    """As `finish` was told last."""
+    """`at_ms` of the last `finish`."""
     marks: HighWaterMarks = field(default_factory=HighWaterMarks, repr=False)
 
 
 class MemoryRecorder:
-    """Records into dictionaries, under the same rules as a server: for tests and debuggers."""
+    """A recorder into dictionaries, by the same rules as a server: for tests and debugging."""
 
     def __init__(self) -> None:
         self.runs: dict[int | None, MemoryRun] = {None: MemoryRun()}
@@ -181,7 +181,7 @@ class MemoryRecorder:
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Open a trial's run, or open it again."""
+        """Create a trial's run, or reopen it."""
         run = self._run(trial)
         run.began_ms = run.began_ms or at_ms
         run.status = "RUNNING"
@@ -222,7 +222,7 @@ class MemoryRecorder:
         """Set the terminal status."""
         run = self._run(trial)
         run.tags.update(tags)
-        run.status, run.ended_ms = stored(status), at_ms
+        run.status, run.ended_ms = stored_status(status), at_ms
 
     def _run(self, trial: int | None) -> MemoryRun:
         return self.runs.setdefault(trial, MemoryRun())

@@ -1,8 +1,7 @@
-"""Putting a model into MLflow's model registry: as a graph, which runs no code when it is loaded,
-or on request as a pickle of its class, for a model that is no graph.
+"""Register a model in MLflow's model registry, as a graph or on request as a pickle.
 
-What must not live here: where the model comes from, and torch as an import: a model is only handed
-on.
+Loading a graph runs no code. A pickle runs code; it is for models that cannot be exported as a
+graph. What must not live here: where the model comes from, and torch as an import.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _LOAD = """
 import os, sys
 sys.modules.update(dict.fromkeys(sys.argv[2:]))  # importing one of them fails
 import mlflow.pytorch
-sys.path.append(os.getcwd())  # where the model's class may be; last, as where a task is imported
+sys.path.append(os.getcwd())  # the model's class may be there; last, as for the import of a task
 mlflow.pytorch.load_model(sys.argv[1])
 """
 
 
 class NotRegistered(Exception):
-    """A model could not be put into the registry."""
+    """A model could not be registered."""
 
 
 def register_model(
@@ -54,48 +53,49 @@ def register_model(
 ) -> str:
     """Register a PyTorch model as a version of `name`, with the alias `best`.
 
-    It is saved as a graph (`torch.export`): `mlflow.pytorch.load_model("models:/NAME@best")` needs
-    neither its class nor this package, and unpickles nothing. A model whose digest is registered
-    in the same form under that name already gets the alias and no second version.
+    The model is saved as a graph (`torch.export`): loading it with
+    `mlflow.pytorch.load_model("models:/NAME@best")` needs neither its class nor this package, and
+    unpickles nothing. If a version with the same digest and format exists, it gets the alias, and
+    no second version is created.
 
     Args:
         uri: An MLflow tracking URI.
         run_id: The run that the version belongs to.
         name: The registered model; created when missing.
         model: A `torch.nn.Module` on the CPU, in evaluation mode.
-        inputs: Tensors for one call of it, whose first dimension counts samples.
-        digest: Identifies its weights.
-        tags: Of the version.
-        pickled: Save a pickle instead; it loads wherever the model's class can be imported.
-        without: Modules that a pickle must load without.
+        inputs: Tensors for one call of the model; their first dimension is the batch.
+        digest: A hash of the weights.
+        tags: Tags of the version.
+        pickled: Save a pickle instead; loading it needs the model's class.
+        without: Modules that must not be needed to load the pickle.
 
     Returns:
         The version.
 
     Raises:
-        NotRegistered: It cannot be exported as a graph, its pickle does not load without some
-            module, or the server refuses.
+        NotRegistered: The model cannot be exported as a graph, its pickle does not load without
+            these modules, or the server refuses.
     """
     client = connect(uri)
     from mlflow.exceptions import MlflowException
 
     form = _PICKLE if pickled else _GRAPH
-    artifacts = f"model-{digest[:12]}-{form}"  # of its own: a later version must not replace it
+    artifacts = f"model-{digest[:12]}-{form}"  # unique: a later version must not replace it
     try:
         number = _known_version(client, name, digest, form)
         if number is None:
             with tempfile.TemporaryDirectory() as directory:
                 path = Path(directory, artifacts)
-                _save(model, inputs, path, form)  # what cannot be saved leaves nothing behind
+                _save(model, inputs, path, form)  # before anything is created at the server
                 if pickled:
                     _check_loads(path, without)
                 check_artifacts(uri, client.get_run(run_id).info.artifact_uri or "")
                 _create(client, name)
                 client.log_artifacts(run_id, str(path), artifacts)
             source = f"{client.get_run(run_id).info.artifact_uri}/{artifacts}"
-            told = {**tags, _DIGEST: digest, _FORMAT: form}
-            made = client.create_model_version(name, source, run_id=run_id, tags=told)
-            number = str(made.version)
+            all_tags = {**tags, _DIGEST: digest, _FORMAT: form}
+            created = client.create_model_version(name, source, run_id=run_id, tags=all_tags)
+            number = str(created.version)
         client.set_registered_model_alias(name, ALIAS, number)
     except MlflowException as error:
         raise NotRegistered(str(error)) from error
@@ -120,7 +120,7 @@ def _create(client: MlflowClient, name: str) -> None:
 
 
 def _check_loads(path: Path, without: Sequence[str]) -> None:
-    """Load a pickle in a fresh process, as others will."""
+    """Load a pickle in a new process, to check that it needs no more than it may."""
     child = subprocess.run(
         [sys.executable, "-P", "-c", _LOAD, str(path), *without],
         capture_output=True,
@@ -132,8 +132,8 @@ def _check_loads(path: Path, without: Sequence[str]) -> None:
         reason = (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1]
         raise NotRegistered(
             f"the pickle does not load in a process without {', '.join(without)} ({reason}); "
-            "define the model's class in a module that imports none of them and that lies on the "
-            "import path of whoever loads it"
+            "define the model's class in a module that imports none of them and is on the import "
+            "path of the process that loads it"
         )
 
 
@@ -150,7 +150,7 @@ def _save(model: Any, inputs: Sequence[Any], path: Path, form: str) -> None:
     ]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of MLflow's about its own type hints
+            warnings.simplefilter("ignore", UserWarning)  # MLflow warns about its own type hints
             mlflow.pytorch.save_model(
                 model,
                 str(path),
@@ -159,16 +159,16 @@ def _save(model: Any, inputs: Sequence[Any], path: Path, form: str) -> None:
                 input_example=tuple(arrays),
                 pip_requirements=[f"torch=={version('torch')}"],
             )
-    except Exception as error:  # the model's own code runs, which may raise anything
+    except Exception as error:  # the model's own code runs here and may raise any exception
         reason = str(error).strip().splitlines()
         what, remedy = {
             _GRAPH: (
                 "exported as a graph",
-                "a pickle of its class with --pickle, which runs code",
+                "register a pickle of its class with --pickle, which runs code when it is loaded",
             ),
-            _PICKLE: ("pickled", "its weights alone with `sweep best NAME --export DIR`"),
+            _PICKLE: ("pickled", "export its weights with `sweep best NAME --export DIR`"),
         }[form]
         raise NotRegistered(
             f"the model cannot be {what} ({type(error).__name__}: {reason[0] if reason else ''}); "
-            f"what can be had is {remedy}"
+            f"{remedy}"
         ) from error

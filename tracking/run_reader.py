@@ -1,7 +1,6 @@
-"""Reading back what a tracking server holds for a sweep, to reconcile it with the ledger.
+"""Read a sweep's runs from a tracking server through MLflow's client.
 
-What must not live here: writing, and anything that `tracking.outbox_status` can answer without
-mlflow.
+What must not live here: writing, and what `tracking.outbox_status` can read without mlflow.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class RecordedRun(NamedTuple):
 
 
 def runs_of_sweep(uri: str, experiment: str, sweep_id: str) -> list[RecordedRun]:
-    """Return the runs of a sweep, its own first, then by trial. Deleted runs are left out.
+    """Return the runs of a sweep that are not deleted: the sweep's own first, then by trial.
 
     Args:
         uri: An MLflow tracking URI.

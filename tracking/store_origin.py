@@ -1,7 +1,7 @@
-"""What an address of a store names: a file, something on this machine, or hosts beyond it.
+"""Parse a store's URI: is it a file, on this machine's loopback, or on other hosts?
 
-An address is read by several programs (libpq, SQLAlchemy, requests), and what they do not all read
-alike counts as a host beyond this machine. What must not live here: whose word counts
+Several programs parse the same URI (libpq, SQLAlchemy, requests). One that they could parse
+differently counts as another host. What must not live here: which stores are trusted
 (`tracking.trusted_stores`).
 """
 
@@ -19,9 +19,9 @@ _ADDRESS = re.compile(
     r"(?:/[^?#@\\\s]*)?(?:\?(?P<query>[^?#@\\\s]*))?",
     re.ASCII,
 )
-"""An address that every parser reads alike: libpq, SQLAlchemy, requests and Python."""
+"""A URI that libpq, SQLAlchemy, requests and Python parse alike."""
 _NO_HOST = re.compile(r"[a-z][\w.+-]*:(?!//)[\w.:/~+=,-]+", re.ASCII)
-"""An address of a plugin, such as `arn:...`."""
+"""A plugin's URI without a host, such as `arn:...`."""
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[\w.%~-]*)(?::(?P<port>\d*))?", re.ASCII)
 _HARMLESS = frozenset(
     {
@@ -35,20 +35,20 @@ _HARMLESS = frozenset(
         "user",
     }
 )
-"""Options in an address that name no host, and loosen nothing on this machine's loopback."""
+"""Options in a URI that name no host and weaken no security on this machine's loopback."""
 _LIBPQ = re.compile(r"postgresql(\+psycopg2?)?://")
 _FILES = re.compile(r"sqlite(\+pysqlite)?:|file:|[^:]*$")
 _DATABRICKS = ("databricks", "databricks-uc", "uc")
-"""MLflow's names of a service whose address stands in a configuration of the user's."""
+"""MLflow's names of a service whose address is in a configuration file of the user."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class _Where(NamedTuple):
-    """What an address names.
+    """The hosts in a URI.
 
     Attributes:
-        hosts: Names, or paths of sockets; empty where the address itself names none.
-        is_plain: Nothing in it but hosts, a path and harmless options.
+        hosts: Host names or paths of sockets; empty if the URI names none.
+        is_plain: The URI has only hosts, a path and harmless options.
     """
 
     hosts: tuple[str, ...]
@@ -56,11 +56,10 @@ class _Where(NamedTuple):
 
 
 def origin_of(uri: str) -> str:
-    """Return what is trusted of an address: scheme, hosts and ports.
+    """Return the part of a URI that a user trusts: scheme, hosts, ports and options.
 
-    Options in the address may name other hosts, or switch encryption off: an address with options
-    is another one than without. An address that two programs could read differently stands for
-    itself alone.
+    Options are included because they may name other hosts or disable encryption. A URI that two
+    programs could parse differently is returned unchanged.
     """
     found = _ADDRESS.fullmatch(uri)
     if found is None or not all(map(_HOST.fullmatch, found["hosts"].lower().split(","))):
@@ -74,7 +73,7 @@ def origin_of(uri: str) -> str:
 
 
 def is_readable(uri: str) -> bool:
-    """Whether every program reads an address alike, and it fits on one line."""
+    """Whether all programs parse a URI alike, and it has no spaces or line breaks."""
     found = _ADDRESS.fullmatch(uri)
     if found is None:
         return _NO_HOST.fullmatch(uri) is not None
@@ -82,19 +81,19 @@ def is_readable(uri: str) -> bool:
 
 
 def is_libpq(uri: str) -> bool:
-    """Whether it is an address of PostgreSQL that is opened by libpq."""
+    """Whether it is a PostgreSQL URI, which libpq opens."""
     return _LIBPQ.match(uri) is not None
 
 
 def is_file(uri: str) -> bool:
-    """Whether an address is a file's, which nobody sends a password to."""
+    """Whether a URI names a file, for which no credentials are sent."""
     return uri not in _DATABRICKS and _FILES.match(uri) is not None
 
 
 def is_local(uri: str) -> bool:
-    """Whether all that an address names is a file, a Unix socket, or on this machine's loopback.
+    """Whether a URI names only a file, a Unix socket, or hosts on this machine's loopback.
 
-    `s3://` names no host: the environment says where it is.
+    `s3://` names no host: an environment variable names the endpoint.
     """
     if is_file(uri):
         return True
@@ -110,7 +109,7 @@ def is_local(uri: str) -> bool:
 
 
 def is_placed_by_environment(uri: str) -> bool:
-    """Whether the environment, and not the address, says which host it is."""
+    """Whether an environment variable, and not the URI, names the host."""
     if uri.startswith("s3://"):
         return _endpoint() is not None
     where = _where(uri)
@@ -122,10 +121,9 @@ def _where(uri: str) -> _Where:
     if found is None:
         return _Where((uri,), is_plain=False)
     named, libpq = found["hosts"], is_libpq(uri)
-    # libpq alone takes a comma for one between hosts, and an escape for what it stands for: to
-    # others they are parts of one name, which a server of names beyond this machine can answer
-    # for. SQLAlchemy leaves escapes to libpq, which takes them for a name then, too: one without
-    # a dot.
+    # Only libpq splits hosts at a comma and decodes escapes. To other programs they are parts of
+    # one host name, which a DNS server may resolve to another machine. SQLAlchemy passes escapes
+    # on to libpq undecoded, where they are a host name, too: only one without a dot is local.
     if ("," in named and not libpq) or ("%" in named and ("." in named or not libpq)):
         return _Where((uri,), is_plain=False)
     hosts = []
@@ -145,7 +143,7 @@ def _endpoint() -> str | None:
 
 
 def _is_loopback(host: str) -> bool:
-    if host.startswith("/") or host.count(":") == 1:  # SQLAlchemy takes HOST:PORT in an option
+    if host.startswith("/") or host.count(":") == 1:  # SQLAlchemy allows HOST:PORT in an option
         host = re.sub(r":\d*$", "", host, flags=re.ASCII)
     if host == "localhost" or host.startswith("/"):
         return True

@@ -1,13 +1,13 @@
-"""What a tracking store holds of a sweep's runs, read with a few queries.
+"""Read what a tracking store holds of a sweep's runs, with few queries.
 
-A database is read by plain SQL, which takes no MLflow and says how many points each curve has;
-anything else is asked through MLflow's client. What must not live here: what a store should hold,
-and writing to one.
+A database is read with plain SQL, which needs no MLflow and counts the points of each curve. A
+server is read through MLflow's client. What must not live here: what a store should hold, and
+writing to one.
 
     python -m tracking.store_reader
 
 reads a line of JSON, `[uri, experiment, experiment_id, sweep_id]`, and writes the sweep's runs as
-another one: for a process that must not import MLflow.
+a line of JSON: for a process that must not import MLflow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from tracking.address import file_of, is_database
+from tracking.address import is_database, sqlite_file
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.mlflow_compat import (
     CURVES_QUERY,
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 _CHILD_SECONDS = 20.0
 _PAGE = 1000
 _THREADS = 8
-"""Histories that are asked of a server at a time."""
+"""Metric histories that are requested from a server in parallel."""
 
 
 def open_reader(uri: str, experiment: str, experiment_id: str | None) -> StoreReader:
-    """Return a reader of the store at `uri`. Nothing is created there.
+    """Return a reader of the store at `uri`. It creates nothing there.
 
     Args:
-        experiment: Where the sweep's runs are, by name.
-        experiment_id: The same by id, which stays when it is renamed; None: unknown.
+        experiment: The name of the sweep's experiment.
+        experiment_id: Its id, which stays the same when it is renamed; None: unknown.
     """
     if is_database(uri):
         return _Database(uri)
@@ -67,11 +67,10 @@ def read_runs(
     sweep_id: str,
     environment: Mapping[str, str],
 ) -> list[StoredRun]:
-    """Return a sweep's runs, without MLflow in this process: where it is needed to ask, a child
-    process has it.
+    """Return a sweep's runs without importing MLflow here: a child process asks a server.
 
     Raises:
-        StoreUnreadable: It cannot be read.
+        StoreUnreadable: The store cannot be read.
     """
     if is_database(uri):
         return open_reader(uri, experiment, experiment_id).runs(sweep_id)
@@ -85,7 +84,7 @@ def read_runs(
             errors="replace",
             timeout=_CHILD_SECONDS,
             check=False,
-            start_new_session=True,  # Ctrl-C is the driver's to answer
+            start_new_session=True,  # so that only the driver handles Ctrl-C
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StoreUnreadable(uri, error) from error
@@ -99,7 +98,7 @@ def read_runs(
 
 
 def other_sweeps(uri: str, experiment: str) -> dict[str, int]:
-    """Return how many runs an experiment holds, by the id of their sweep; deleted ones count not.
+    """Return an experiment's number of runs by sweep id, without deleted runs.
 
     Raises:
         StoreUnreadable: The store does not answer.
@@ -110,7 +109,7 @@ def other_sweeps(uri: str, experiment: str) -> dict[str, int]:
 
 
 class _Database:
-    """MLflow's tables, read by SQL. A file that is not there holds nothing."""
+    """Reads MLflow's tables with SQL. A missing file counts as empty."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -164,12 +163,12 @@ class _Database:
 
     @contextmanager
     def _connect(self) -> Iterator[Any]:
-        """Yield a connection; None for a file that is not there, or has no tables yet."""
+        """Yield a connection; None for a file that is missing, or has no tables yet."""
         import sqlalchemy
 
         from tracking.probe import open_database
 
-        file = file_of(self._uri)
+        file = sqlite_file(self._uri)
         if file is not None and not file.exists():
             yield None
             return
@@ -187,7 +186,7 @@ class _Database:
 
 
 def _rows(db: Connection, query: str, values: Mapping[str, Any]) -> Iterator[Any]:
-    """Run a query, `{key}` in which is the column that MySQL has as a word of its own."""
+    """Run a query. `{key}` in it becomes the quoted column name, a reserved word in MySQL."""
     import sqlalchemy
 
     statement = sqlalchemy.text(query.format(key=db.dialect.identifier_preparer.quote("key")))
@@ -197,7 +196,7 @@ def _rows(db: Connection, query: str, values: Mapping[str, Any]) -> Iterator[Any
 
 
 class _Client:
-    """A server, asked through MLflow's client: it says what a curve holds point by point only."""
+    """Reads a server through MLflow's client, which returns curves point by point only."""
 
     def __init__(self, uri: str, experiment: str, experiment_id: str | None) -> None:
         self._uri, self._experiment, self._experiment_id = uri, experiment, experiment_id
@@ -222,7 +221,7 @@ class _Client:
                 except MlflowException as error:
                     if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                         raise
-                    continue  # as some servers say of an experiment that they do not have
+                    continue  # the answer of some servers for a missing experiment
                 for run in runs:
                     if (trial := trial_of(run)) is None:
                         continue
@@ -242,7 +241,7 @@ class _Client:
             named = self._client.get_experiment_by_name(experiment)
             if named is None:
                 return {}
-            # The newest thousand: a start does not wait for more.
+            # Only the newest thousand, so that a sweep starts quickly.
             page = self._client.search_runs([named.experiment_id], max_results=_PAGE)
         return dict(Counter(r.data.tags[TAG_SWEEP] for r in page if TAG_SWEEP in r.data.tags))
 
@@ -275,7 +274,7 @@ class _Client:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # a server, and what stores its artifacts, may raise anything
+        except Exception as error:  # a server or its artifact store may raise any exception
             if isinstance(error, StoreUnreadable | StoreUntrusted):
                 raise
             raise StoreUnreadable(self._uri, error) from error
@@ -286,7 +285,7 @@ def _number(text: str | None) -> int | None:
 
 
 def main() -> None:
-    """Answer the process at the other end of standard input and output."""
+    """Read a request from standard input and write the answer to standard output."""
     uri, experiment, experiment_id, sweep_id = json.loads(sys.stdin.readline())
     try:
         answer: Any = open_reader(uri, experiment, experiment_id).runs(sweep_id)

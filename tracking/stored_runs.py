@@ -17,33 +17,33 @@ class StoreUnreadable(ValueError):
     def __init__(self, uri: str, cause: object) -> None:
         line = redact(str(cause)).strip().split("\n")[0][:300]
         super().__init__(
-            f"the tracking store {redact(uri)} cannot be read ({line}); what it holds was not "
+            f"the tracking store {redact(uri)} cannot be read ({line}); its runs were not "
             "compared with the trials; try again when it answers"
         )
 
 
 class StoredRun(NamedTuple):
-    """One run of the sweep, as the store has it."""
+    """One run of the sweep in the store."""
 
     run_id: str
     trial: int
     """The trial's number, or `SWEEP`."""
     status: str
     deleted: bool
-    """In the store's trash, or in an experiment that is."""
+    """Deleted itself, or in a deleted experiment; it can be restored."""
     artifacts: str
-    """Where its artifacts lie."""
+    """The URI of its artifacts."""
 
 
 class Curve(NamedTuple):
-    """How much a store has of one metric."""
+    """How many points of one metric a store has, and the sum of their steps."""
 
     num_points: int
     sum_of_steps: int
 
 
 class RunData(NamedTuple):
-    """What a run holds beside its status."""
+    """A run's parameters, tags and curves."""
 
     params: frozenset[str]
     tags: Mapping[str, str]
@@ -58,7 +58,7 @@ class StoreReader(Protocol):
         ...
 
     def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
-        """What some runs hold: a hundred at a time, so that memory is bounded."""
+        """The data of some runs. Ask for a hundred at a time, so that memory is bounded."""
         ...
 
     def steps(self, run_id: str, key: str) -> set[int]:
@@ -71,7 +71,7 @@ class StoreReader(Protocol):
 
 
 def choose_runs(runs: Sequence[StoredRun], known: Mapping[int, str]) -> dict[int, StoredRun]:
-    """Return one run per trial: the one that is known, else one that is not deleted."""
+    """Return one run per trial: the known one, else one that is not deleted."""
     chosen: dict[int, StoredRun] = {}
     for run in sorted(runs, key=lambda r: (known.get(r.trial) != r.run_id, r.deleted)):
         chosen.setdefault(run.trial, run)

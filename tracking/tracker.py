@@ -20,10 +20,10 @@ __all__ = ["BackgroundDelivery", "OpenTracker", "TrackedSweep", "Tracker", "Trac
 
 
 class TrackingUnusable(ValueError):
-    """A tracking address that nothing can be recorded at.
+    """Nothing can be recorded at a tracking URI.
 
     Args:
-        message: The address, without its credentials; what is wrong; what to do.
+        message: The URI without its credentials, the fault, and the remedy.
     """
 
     def __init__(self, message: str) -> None:

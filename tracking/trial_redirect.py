@@ -21,9 +21,13 @@ _ADDRESS = f"{_SCHEME}://run"
 
 
 def redirect(taker: Any) -> None:
-    """Let addresses of the trial's scheme lead to a taker, from MLflow's import on, and let the
-    plain API use it. What an earlier trial of this process left open is ended. MLflow keeps the
-    store, and with it the first taker, for as long as the process lives.
+    """Let the plain MLflow API record with a taker, from the import of MLflow on.
+
+    A run that an earlier trial of this process left open is ended. MLflow keeps the store, and
+    with it the first taker, until the process ends.
+
+    Args:
+        taker: Receives the calls; see `trial_store.Taker`.
     """
     os.environ["MLFLOW_TRACKING_URI"] = _ADDRESS
     if "mlflow" in sys.modules:
@@ -47,7 +51,7 @@ def _register(taker: Any) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds mlflow as it is found otherwise, and registers the store once it is imported."""
+    """Find mlflow as usual, and register the store once it is imported."""
 
     def __init__(self, taker: Any) -> None:
         self._taker = taker

@@ -1,8 +1,8 @@
-"""The plain MLflow API inside a trial: a tracking store that hands on what it is given.
+"""The tracking store of the plain MLflow API inside a trial: it forwards calls to the trial.
 
-`mlflow.log_metric` and its like, called by a user's code in a worker, end here instead of in a
-database of their own. The worker asks no server: it only hands on. What cannot be handed on is
-refused. What must not live here: who takes it, and when calls are redirected (`trial_redirect`).
+Calls such as `mlflow.log_metric` in a user's code in a worker come here instead of to a database
+of their own. The worker contacts no server. A call that cannot be forwarded is refused. What must
+not live here: who receives the calls, and when calls are redirected (`trial_redirect`).
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _EXPERIMENT_ID = "0"
 
 
 class Taker(Protocol):
-    """Who takes what the plain API is given."""
+    """Receives what the plain API records."""
 
     def metrics(self, points: Sequence[tuple[str, float, int, int]]) -> None:
-        """Take values: key, value, step and milliseconds since the Unix epoch."""
+        """Receive points: key, value, step and milliseconds since the Unix epoch."""
         ...
 
     def params(self, params: Mapping[str, str]) -> None:
-        """Take parameters."""
+        """Receive parameters."""
         ...
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Take tags."""
+        """Receive tags."""
         ...
 
     def directory(self) -> Path | None:
-        """Return where files are put; None while no run is open."""
+        """Return the directory for artifacts; None while no run is open."""
         ...
 
 
 class TrialStore(AbstractStore):
-    """The store of one trial, which has one run: whichever is started, it is that one."""
+    """The store of one trial, with a single run: every `start_run` returns it."""
 
     def __init__(self, taker: Taker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._taker = taker
 
     def log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
-        """Hand on a batch; every call of the plain API that logs comes to this."""
+        """Forward a batch; every logging call of the plain API uses this method."""
         del run_id
         self._taker.metrics(
             [(m.key, float(m.value), int(m.step), int(m.timestamp)) for m in metrics]
@@ -76,7 +76,7 @@ class TrialStore(AbstractStore):
         return self.get_run(self._run_id())
 
     def get_run(self, run_id: str) -> Run:
-        """Return the trial's run; what it has is the driver's to know."""
+        """Return the trial's run without data, which only the driver has."""
         if run_id != self._run_id():
             _refuse(f"to open the run {run_id}")
         info = RunInfo(
@@ -94,7 +94,7 @@ class TrialStore(AbstractStore):
     def update_run_info(
         self, run_id: Any, run_status: Any, end_time: Any, run_name: Any
     ) -> RunInfo:
-        """Leave the run as it is: the sweep ends it."""
+        """Do nothing: the sweep ends the run."""
         del run_id, run_status, end_time, run_name
         return self.get_run(self._run_id()).info
 
@@ -102,22 +102,22 @@ class TrialStore(AbstractStore):
         return Experiment(experiment_id, "trial", "", LifecycleStage.ACTIVE)
 
     def get_experiment_by_name(self, experiment_name: str) -> Experiment:
-        """Return the sweep's experiment under any name: a trial has no other one."""
+        """Return the same experiment for any name: a trial has only one."""
         return Experiment(_EXPERIMENT_ID, experiment_name, "", LifecycleStage.ACTIVE)
 
     def _directory(self) -> Path:
         return self._taker.directory() or _refuse("for something while no run was open")
 
     def _run_id(self) -> str:
-        # MLflow keeps what it knows of a run by its id; a worker has one trial after the other.
+        # One id per trial: MLflow caches data by run id, and a worker runs several trials.
         return hashlib.sha256(str(self._directory()).encode()).hexdigest()[:32]
 
 
 def _refuse(what: str) -> NoReturn:
     raise MlflowException(
         f"this trial asked MLflow {what}; inside a trial the plain MLflow API records metrics, "
-        "params, tags and files into the trial's own run and nothing else; leave the call out, or "
-        "name a server of your own with mlflow.set_tracking_uri(...) before it"
+        "params, tags and files in the trial's own run and nothing else; remove the call, or "
+        "choose another server with mlflow.set_tracking_uri(...) before it"
     )
 
 

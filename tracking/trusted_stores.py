@@ -1,13 +1,13 @@
-"""To which stores this user lets credentials go, and how they go there.
+"""Decide to which stores credentials may be sent, and how.
 
-A sweep's directory says where its stores are, and a directory can be planted. So nothing is
-connected to that the address in a spec alone names: the user has to have named it, on a command
-line, in the environment, or with `sweep trust`. That is remembered in a file of the user's own:
+A sweep's directory names its stores, and another user may have planted the directory. So the
+address in a spec is not enough: before any connection, this user must have trusted the store, on a
+command line, in the environment, or with `sweep trust`. Trusted stores are kept in a file:
 
     $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `store_origin`
 
-`SWEEP_TRUSTED_STORES` in the environment holds more of them, separated by spaces. What must not
-live here: whose a sweep is, and connections.
+The environment variable `SWEEP_TRUSTED_STORES` may hold more. What must not live here: who owns a
+sweep, and connections.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tracking.store_origin import (
 )
 
 VARIABLE = "SWEEP_TRUSTED_STORES"
-"""Of the environment: addresses that are trusted, separated by spaces."""
+"""The environment variable with more trusted addresses, separated by spaces."""
 UNENCRYPTED = "unencrypted"
-"""Follows an address of http:// in the file to which a password may go in clear."""
+"""Follows an http:// address in the file if a password may be sent there without encryption."""
 
 _MOST_BYTES = 1 << 20
 _PASSWORDLESS = "scram-sha-256,gss,sspi,none"
-"""How a PostgreSQL server may have this user prove who it is: no password leaves with any."""
+"""Authentication methods of PostgreSQL that never send the password itself."""
 _REQUIRE_AUTH_SINCE = 160000
 _HTTP_VARIABLES = (
     "MLFLOW_TRACKING_USERNAME",
@@ -50,15 +50,15 @@ _HTTP_VARIABLES = (
 
 
 class StoreUntrusted(ValueError):
-    """A store to which this user has not let credentials go; nothing was connected to."""
+    """This user has not trusted the store; nothing was connected to."""
 
 
 class TrustFileRefused(StoreUntrusted):
-    """The file of trusted stores could have been written by somebody else, or cannot be used."""
+    """Another user could have written the file of trusted stores, or it cannot be used."""
 
 
 def can_be_trusted(uri: str) -> bool:
-    """Whether it is an address of a host, which every program reads alike, without a password."""
+    """Whether all programs parse a URI alike, and what would be stored has no password in it."""
     from redaction.secrets import redact
 
     origin = origin_of(uri)
@@ -66,14 +66,14 @@ def can_be_trusted(uri: str) -> bool:
 
 
 def check_trusted(uri: str) -> None:
-    """Make sure that credentials may go to a store, before it is connected to.
+    """Check, before a connection, that credentials may be sent to a store.
 
     Args:
-        uri: The address of a tracking store, a ledger's database, or an object store.
+        uri: The URI of a tracking store, a ledger's database, or an object store.
 
     Raises:
-        StoreUntrusted: This user has not named it, or a password would go there in clear.
-        TrustFileRefused: The file of trusted stores is not this user's alone.
+        StoreUntrusted: This user has not trusted it, or a password would be sent unencrypted.
+        TrustFileRefused: Other users may write to the file of trusted stores.
     """
     if is_local(uri) or _is_named_by_environment(uri):
         return
@@ -81,37 +81,41 @@ def check_trusted(uri: str) -> None:
     explicit = _consents().get(origin)
     if explicit is None and not is_readable(uri):
         raise StoreUntrusted(
-            f"{_shown(uri)} is an address that two programs could read differently, so nobody can "
-            "tell where credentials would go; nothing was connected to; an address is "
+            f"{_shown(uri)} is an address that two programs could parse differently, so it is "
+            "unclear where credentials would be sent; nothing was connected to; an address is "
             "SCHEME://HOST:PORT/PATH; write for example https://mlflow.example"
         )
     if explicit is None:
         raise StoreUntrusted(
-            f"{_shown(uri)} is a store that you have not named: credentials go only to stores "
-            "that you gave on a command line or allowed; nothing was connected to; if you know "
-            f"it, allow it once with: sweep trust {_quoted(origin)}"
+            f"{_shown(uri)} is a store that you have not named: credentials are sent only to "
+            "stores that you gave on a command line or trusted; nothing was connected to; if you "
+            f"know it, trust it once with: sweep trust {_quoted(origin)}"
         )
     if origin.startswith("http://") and not explicit and _has_http_credentials(origin):
         raise StoreUntrusted(
-            f"{_shown(uri)} is not encrypted: no password or token goes over http:// beyond this "
-            "machine; nothing was connected to; use https://, or, in a network where nobody "
-            f"else listens, allow it once with: sweep trust {_quoted(origin)}"
+            f"{_shown(uri)} is not encrypted: no password or token goes over http:// to other "
+            "machines; nothing was connected to; use https://, or, in a network where nobody "
+            f"else listens, trust it once with: sweep trust {_quoted(origin)}"
         )
 
 
 def check_artifacts(tracking: str, artifacts: str) -> None:
-    """Make sure that files may be read or written where a run of a store has its artifacts.
+    """Check that a run's artifacts may be read or written at the URI that its store names.
 
-    A server is asked for its artifacts, and what it answers is the word of a store that is
-    trusted. A file can be planted, and may name any host.
+    The answer of a server is trusted, because the server is. A store that is a file may be
+    planted, and may name any host.
+
+    Args:
+        tracking: The URI of the tracking store.
+        artifacts: The artifact URI of a run in it.
 
     Raises:
-        StoreUntrusted: The store is a file, and the place one that this user has not named.
+        StoreUntrusted: The store is a file, and this user has not trusted the artifacts' store.
         TrustFileRefused: See `check_trusted`.
     """
     if not is_file(tracking):
         return
-    if artifacts.startswith("mlflow-artifacts://"):  # asked over either
+    if artifacts.startswith("mlflow-artifacts://"):  # requested over http or https
         artifacts = artifacts.replace("mlflow-artifacts", "http", 1)
     elif artifacts.startswith("mlflow-artifacts:"):
         return
@@ -119,18 +123,21 @@ def check_artifacts(tracking: str, artifacts: str) -> None:
 
 
 def secured(uri: str) -> str:
-    """Return an address of PostgreSQL with which no password leaves in clear: beyond this machine
-    the connection is encrypted, and the server is asked for its certificate where there is a root
-    certificate to check it by.
+    """Return a PostgreSQL URI with options so that no password is sent unencrypted.
 
-    What the address, or libpq's environment, says itself stays. A libpq older than 16 knows
-    nothing that keeps it from answering a server that asks for the password in clear.
+    A connection to another machine is encrypted. If there is a root certificate, the server's
+    certificate is checked. Options in the URI or in libpq's environment stay as they are. A libpq
+    older than 16 cannot be kept from sending the password to a server that asks for it.
     """
     if not is_libpq(uri):
         return uri
     given = dict(parse_qsl(urlsplit(uri).query))
     added = {}
-    if "require_auth" not in given and "PGREQUIREAUTH" not in os.environ and _knows_require(uri):
+    if (
+        "require_auth" not in given
+        and "PGREQUIREAUTH" not in os.environ
+        and _has_require_auth(uri)
+    ):
         added["require_auth"] = _PASSWORDLESS
     if not is_local(uri) and "sslmode" not in given and "PGSSLMODE" not in os.environ:
         root = given.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")
@@ -141,16 +148,16 @@ def secured(uri: str) -> str:
     return f"{uri}{'&' if '?' in uri else '?'}{urlencode(added)}"
 
 
-def remember(uri: str, *, explicit: bool = False) -> None:
-    """Remember that this user named a store.
+def add_trusted(uri: str, *, explicit: bool = False) -> None:
+    """Add a store to this user's file of trusted stores.
 
     Args:
-        uri: Its address. Nothing is written for one that needs no trust, has it, or cannot be
+        uri: Its URI. Nothing is written if it needs no trust, is trusted already, or cannot be
             trusted (`can_be_trusted`).
-        explicit: Asked for by `sweep trust`: a password may go there over http://, too.
+        explicit: Added by `sweep trust`: a password may be sent there over http://, too.
 
     Raises:
-        TrustFileRefused: The file cannot be written, or is not this user's alone.
+        TrustFileRefused: The file cannot be written, or other users may write to it.
     """
     origin = origin_of(uri)
     explicit = explicit and origin.startswith("http://")
@@ -162,26 +169,26 @@ def remember(uri: str, *, explicit: bool = False) -> None:
     path = trust_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_own(os.stat(path.parent), path.parent)
+        _check_owner(os.stat(path.parent), path.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
         with open(os.open(path, flags, 0o600), "ab") as file:
-            _check_own(os.fstat(file.fileno()), path)
+            _check_owner(os.fstat(file.fileno()), path)
             file.write(f"{origin}{f' {UNENCRYPTED}' if explicit else ''}\n".encode())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise TrustFileRefused(
-            f"{path} cannot be written ({error.strerror}): it remembers to which stores "
-            f"credentials may go; correct its permissions, or set {VARIABLE}={_quoted(origin)} in "
-            "the environment"
+            f"{path} cannot be written ({error.strerror}): it lists the stores to which "
+            "credentials may be sent; correct its permissions, or set "
+            f"{VARIABLE}={_quoted(origin)} in the environment"
         ) from error
 
 
-def forget(uri: str) -> bool:
-    """Forget a store; returns whether it was remembered.
+def remove_trusted(uri: str) -> bool:
+    """Remove a store from the file; returns whether it was in it.
 
     Raises:
-        TrustFileRefused: The file cannot be written, or is not this user's alone.
+        TrustFileRefused: The file cannot be written, or other users may write to it.
     """
     path, origin = trust_file(), origin_of(uri)
     lines = list(_lines())
@@ -205,10 +212,10 @@ def forget(uri: str) -> bool:
 
 
 def trusted() -> list[str]:
-    """Return the lines of all that is trusted, of the file and of the environment.
+    """Return all trusted stores, of the file and of the environment, as lines of the file.
 
     Raises:
-        TrustFileRefused: The file is not this user's alone.
+        TrustFileRefused: Other users may write to the file.
     """
     return [
         f"{origin} {UNENCRYPTED}" if explicit and origin.startswith("http://") else origin
@@ -217,17 +224,17 @@ def trusted() -> list[str]:
 
 
 def trust_file() -> Path:
-    """Return where this user's trusted stores are remembered."""
+    """Return the path of this user's file of trusted stores."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.config")
-    if not os.path.isabs(base):  # no home: what lies in the present directory is nobody's word
+    if not os.path.isabs(base):  # no home directory: the working directory cannot be trusted
         base = os.devnull
     return Path(base, "gradsweep", "trusted-stores")
 
 
 def _consents() -> dict[str, bool]:
-    """Return what is trusted, and whether a password may go there in clear."""
+    """Return the trusted stores: whether a password may be sent there without encryption."""
     found = {origin_of(one): True for one in os.environ.get(VARIABLE, "").split()}
     for line in _lines():
         origin, _, how = line.partition(" ")
@@ -244,34 +251,34 @@ def _lines() -> Iterator[str]:
         return
     except OSError as error:
         raise TrustFileRefused(
-            f"{path} cannot be read ({error.strerror}); it says to which stores credentials may "
-            "go; correct its permissions"
+            f"{path} cannot be read ({error.strerror}); it lists the stores to which credentials "
+            "may be sent; correct its permissions"
         ) from error
     with open(handle, "rb") as file:
-        _check_own(directory, path.parent)
-        _check_own(os.fstat(file.fileno()), path)
+        _check_owner(directory, path.parent)
+        _check_owner(os.fstat(file.fileno()), path)
         text = file.read(_MOST_BYTES).decode(errors="replace")
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
             yield line.strip()
 
 
-def _check_own(found: os.stat_result, path: Path) -> None:
-    """Refuse a file or directory that anybody else could have written to."""
+def _check_owner(found: os.stat_result, path: Path) -> None:
+    """Refuse a file or directory that another user could have written to."""
     kind = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
     if kind and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
         return
     mode = "700" if stat.S_ISDIR(found.st_mode) else "600"
     raise TrustFileRefused(
-        f"{path} has mode {stat.S_IMODE(found.st_mode):o} and the owner {found.st_uid}: it says "
-        "to which stores credentials may go, so it is a file that nobody but you may write to; "
-        f"look what it holds, then: chown {os.geteuid()} {shlex.quote(str(path))} && "
+        f"{path} has mode {stat.S_IMODE(found.st_mode):o} and the owner {found.st_uid}: it lists "
+        "the stores to which credentials may be sent, so only you may be able to write to it; "
+        f"check its content, then run: chown {os.geteuid()} {shlex.quote(str(path))} && "
         f"chmod {mode} {shlex.quote(str(path))}"
     )
 
 
 def _is_named_by_environment(uri: str) -> bool:
-    """Whether the environment says which host it is, or says the same."""
+    """Whether the environment names the host of a URI, or names the same store."""
     if is_placed_by_environment(uri):
         return True
     named = os.environ.get("MLFLOW_TRACKING_URI")
@@ -292,11 +299,11 @@ def _has_http_credentials(origin: str) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, netrc.NetrcParseError, ValueError):
-        return True  # who cannot tell assumes that there is one
+        return True  # an unreadable file may contain credentials
 
 
-def _knows_require(uri: str) -> bool:
-    """Whether the libpq of an address's driver can refuse to send a password."""
+def _has_require_auth(uri: str) -> bool:
+    """Whether the libpq that the URI's driver uses knows the option `require_auth`."""
     try:
         if uri.startswith("postgresql+psycopg:"):
             return int(import_module("psycopg.pq").version()) >= _REQUIRE_AUTH_SINCE
@@ -308,7 +315,7 @@ def _knows_require(uri: str) -> bool:
 
 
 def _shown(uri: str) -> str:
-    """Return an address for a message: a planted one may hold what drives a terminal."""
+    """Return a URI for a message; control characters are escaped, as the URI may be planted."""
     from redaction.secrets import redact
 
     origin = redact(origin_of(uri))

@@ -1,8 +1,8 @@
-"""The MLflow user interface: starting its server, and addresses of the pages worth opening.
+"""Start the server of MLflow's user interface, and build the URLs of its pages.
 
-The server runs in a process of its own, from the same environment, bound to this machine, and
-answers only to who has the link (`tracking.ui_app`). What must not live here: mlflow as an import,
-opening a browser, printing.
+The server is a child process on this machine's loopback. It answers only a browser that has opened
+its link (`tracking.ui_guard`). What must not live here: mlflow as an import, opening a browser,
+printing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tracking.ui_app import ENV_LOGIN, ENV_STORE
 from tracking.ui_guard import LOGIN, cookie_name
 
 DEFAULT_ADDRESS = "http://127.0.0.1:5000"
-"""Where the user interface is, unless another port is asked for."""
+"""The default address of the user interface."""
 
 _START_SECONDS = 180.0  # 20 to 60 s were measured on two cores
 _STOP_SECONDS = 5.0
@@ -42,15 +42,15 @@ SERVER_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PYTHONSAFEPATH": "1",  # it starts processes of its own
 }
-"""What every server of MLflow's is started with."""
+"""Environment variables for every MLflow server."""
 
 
 class ServerError(RuntimeError):
-    """The user interface's server did not come up."""
+    """The server of the user interface did not start."""
 
 
 class PortTaken(ValueError):
-    """Somebody else listens where the user interface shall."""
+    """The port for the user interface cannot be used."""
 
 
 class UiServer:
@@ -59,8 +59,8 @@ class UiServer:
     Args:
         url: Its address.
         process: Its main process, which leads a process group.
-        log: What it prints.
-        login: What its link carries; None: it asks for none.
+        log: A file with its output.
+        login: The secret in its link; None: the server needs none.
 
     Attributes:
         url: The address, such as `http://127.0.0.1:5000`.
@@ -77,24 +77,24 @@ class UiServer:
         self._process = process
         self._log = log
         self._login = login
-        self._openings: list[Path] = []
+        self._redirect_files: list[Path] = []
 
     def link(self, page: str) -> str:
-        """Return the address of a page of this server with the login that a browser needs once."""
+        """Return the URL of a page with the secret, which a browser needs once."""
         if self._login is None:
             return page
         query = urlencode({LOGIN: self._login})
         return urlsplit(page)._replace(path="/", query=query).geturl()
 
-    def opening(self, directory: Path, page: str) -> Path:
-        """Write a file that leads a browser to a page; it goes when the server stops.
+    def redirect_file(self, directory: Path, page: str) -> Path:
+        """Write an HTML file that redirects a browser to a page; `stop` removes it.
 
-        Command lines are readable by every user of the machine, so a browser is given the name
-        of this file and not the link.
+        Every user of the machine can read command lines, so the browser gets the name of this file
+        instead of the link.
 
         Args:
-            directory: Where the browser of the user may read; some see no directory of /tmp.
-            page: An address of this server.
+            directory: A directory that the browser can read; sandboxed ones cannot read /tmp.
+            page: A URL of this server.
         """
         descriptor, name = tempfile.mkstemp(".html", ".sweep-ui-", directory.absolute())
         link = html.escape(self.link(page))
@@ -103,11 +103,11 @@ class UiServer:
                 '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
                 f'<meta http-equiv="refresh" content="0; url={link}"><a href="{link}">MLflow</a>'
             )
-        self._openings.append(Path(name))
+        self._redirect_files.append(Path(name))
         return Path(name)
 
     def health(self) -> urllib.request.Request:
-        """Return the request that a running server answers."""
+        """Return a request for the server's health check."""
         headers = {}
         if self._login is not None:
             name = cookie_name(urlsplit(self.url).port or 0)
@@ -120,28 +120,28 @@ class UiServer:
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether the server's main process lives."""
+        """Whether the server's main process runs."""
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait until the server ends by itself; returns its exit status."""
+        """Wait until the server exits; returns its exit status."""
         return self._process.wait()
 
     def stop(self) -> None:
-        """End the server and every process it started; a second call does nothing."""
-        for opening in self._openings:
-            opening.unlink(missing_ok=True)
+        """Stop the server and its child processes; a second call does nothing."""
+        for redirect_file in self._redirect_files:
+            redirect_file.unlink(missing_ok=True)
         if self._log.closed:
             return
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
-        self._signal(signal.SIGKILL)  # workers that outlived the main process, too
+        self._signal(signal.SIGKILL)  # also for workers that outlive the main process
         self._process.wait()
         self._log.close()
 
     def output(self) -> str:
-        """What the server printed last, without secrets."""
+        """The last 4,000 bytes of the server's output, without secrets."""
         self._log.flush()
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), 4000, max(size - 4000, 0))
@@ -171,28 +171,28 @@ def start_server(
     *,
     timeout: float = _START_SECONDS,
 ) -> UiServer:
-    """Start the user interface on a tracking database and wait until it answers.
+    """Start the user interface for a tracking database and wait until it answers.
 
-    It answers only to who has `UiServer.link`; artifacts are shown that lie below `artifact_root`.
+    A browser must open `UiServer.link` first. Only artifacts below `artifact_root` are shown.
 
     Args:
         uri: The database, such as `sqlite:///runs/mlflow.db`.
-        artifact_root: Where artifacts lie.
-        port: 0 takes a free one.
+        artifact_root: The directory of the artifacts.
+        port: 0 chooses a free one.
         timeout: Seconds to wait; a cold start takes 20 to 60.
 
     Raises:
-        ValueError: `uri` is a server already; its pages can be opened as they are.
-        PortTaken: The port is in use; whoever is there would be taken for ours.
-        ServerError: It ended or did not answer in time; the message holds its last output.
+        ValueError: `uri` is a server, whose pages a browser can open directly.
+        PortTaken: The port is in use.
+        ServerError: The server ended or did not answer in time; the message has its last output.
     """
     if is_server(uri):
         raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
     login = secrets.token_urlsafe()
-    # The login, and the database's address with its password: command lines are readable by every
-    # user of the machine, a process' environment by its own.
+    # The secret, and the database's URI with its password, are passed in the environment: every
+    # user of the machine can read command lines, only the same user a process's environment.
     environment = {**os.environ, **SERVER_ENVIRONMENT, ENV_STORE: uri, ENV_LOGIN: login}
-    for other in ("MLFLOW_TRACKING_URI", "MLFLOW_DEPLOYMENTS_TARGET"):  # it asks no other server
+    for other in ("MLFLOW_TRACKING_URI", "MLFLOW_DEPLOYMENTS_TARGET"):  # it uses no other server
         environment.pop(other, None)
     with listen(host, port) as listener:
         command = [sys.executable, "-P", "-m", "tracking.ui_app"]
@@ -216,14 +216,14 @@ def launch(
 
     Args:
         command: A program and its arguments.
-        environment: Of the process.
-        url: Where it will answer.
-        login: What its link carries; None: it asks for none.
-        pass_fd: A descriptor that it inherits.
+        environment: The environment of the process.
+        url: The address at which it will answer.
+        login: The secret in its link; None: the server needs none.
+        pass_fd: A file descriptor that the process inherits.
         timeout: Seconds to wait.
 
     Raises:
-        ServerError: It ended or did not answer in time; the message holds its last output.
+        ServerError: The server ended or did not answer in time; the message has its last output.
     """
     log = tempfile.TemporaryFile()  # noqa: SIM115 - Server.stop closes it
     process = subprocess.Popen(
@@ -238,7 +238,7 @@ def launch(
     server = UiServer(url, process, log, login)
     try:
         _wait_until_healthy(server, timeout)
-    except BaseException:  # Ctrl-C while it starts leaves no server behind; raised again
+    except BaseException:  # Ctrl-C during the start also stops the server; raised again
         server.stop()
         raise
     return server
@@ -252,15 +252,15 @@ def runs_page(
     view_key: str | None = None,
     search: str | None = None,
 ) -> str:
-    """Return the address of an experiment's training runs, ordered by a metric's last value.
+    """Return the URL of an experiment's training runs, ordered by a metric's last value.
 
     Args:
         base: The server's address.
-        order_by_metric: Such as `best/val/loss`.
+        order_by_metric: A metric, such as `best/val/loss`.
         ascending: Smallest first.
-        view_key: Of a `tracking.mlflow_chart_view.SharedView` that a tag of the experiment
-            holds: its order, columns and search are shown.
-        search: Which runs are shown where there is no such view; None: all.
+        view_key: The key of a `tracking.mlflow_chart_view.SharedView` in a tag of the experiment,
+            whose order, columns and search filter are used.
+        search: The search filter if there is no such view; None: all runs.
     """
     query = {"workflowType": "machine_learning"}
     if view_key is not None:
@@ -275,19 +275,19 @@ def runs_page(
 
 
 def compare_page(base: str, run_ids: Sequence[str], experiment_ids: Sequence[str]) -> str:
-    """Return the address of the page that compares runs side by side.
+    """Return the URL of the page that compares runs side by side.
 
-    Which parameters and metrics it shows at first is MLflow's own choice: the address takes none.
+    MLflow chooses the parameters and metrics that it shows first: a URL cannot name them.
     """
     query = {"runs": _json(run_ids), "experiments": _json(experiment_ids)}
     return f"{base.rstrip('/')}/#/compare-runs?{urlencode(query, quote_via=quote)}"
 
 
 def charts_page(base: str, experiment_ids: Sequence[str], view_key: str) -> str:
-    """Return the address of the charts of one or several experiments, as a shared view has them.
+    """Return the URL of the charts of one or several experiments in a shared view.
 
     Args:
-        view_key: Of a `tracking.mlflow_chart_view.SharedView` that a tag of each holds.
+        view_key: The key of a `tracking.mlflow_chart_view.SharedView` in a tag of each experiment.
     """
     query = {
         "workflowType": "machine_learning",
@@ -303,7 +303,7 @@ def charts_page(base: str, experiment_ids: Sequence[str], view_key: str) -> str:
 def metrics_page(
     base: str, run_ids: Sequence[str], experiment_ids: Sequence[str], metrics: Sequence[str]
 ) -> str:
-    """Return the address of the page that draws the curves of some metrics for some runs."""
+    """Return the URL of the page with the curves of some metrics of some runs."""
     query = {
         "runs": _json(run_ids),
         "metric": json.dumps(metrics[0]),
@@ -315,13 +315,13 @@ def metrics_page(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that holds a port from now on: nobody else can answer in its place.
+    """Return a listening socket, so that no other process can take the port.
 
     Raises:
-        PortTaken: The port is in use, or is none.
+        PortTaken: The port is in use or invalid.
     """
     listener = socket.socket()
-    # as any server does: a port whose connections are only closing is free
+    # so that a port is free whose old connections are still closing
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -343,7 +343,7 @@ def _wait_until_healthy(server: UiServer, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({})
-    )  # never through a proxy to ourselves
+    )  # no proxy for this machine
     while time.monotonic() < deadline:
         if not server.is_running():
             raise ServerError(

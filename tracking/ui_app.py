@@ -1,9 +1,11 @@
-"""The process behind `sweep ui`: MLflow's pages, guarded. `python -P -m tracking.ui_app FD DIR`.
+"""The server process of `sweep ui`: MLflow's pages with access control.
 
-FD is the listening socket, inherited, so that nobody else can take the port before it answers;
-DIR is where artifacts lie. The store's address and the login come in the environment, which other
-users cannot read, unlike a command line. What must not live here: what is allowed
-(`tracking.ui_guard`, `tracking.ui_artifacts`), and who starts it (`tracking.ui`).
+    python -P -m tracking.ui_app FD DIR
+
+FD is the inherited listening socket, so that no other process can take the port; DIR is the
+directory of artifacts. The store's URI and the secret are in the environment, because other users
+can read a command line. What must not live here: what is allowed (`tracking.ui_guard`,
+`tracking.ui_artifacts`), and starting this process (`tracking.ui`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def main(descriptor: int, artifacts: Path) -> None:
     listener = socket.socket(fileno=descriptor)
     pages = make_pages(os.environ[ENV_STORE], artifacts, below(artifacts))
     guarded = Guard(pages, login, listener.getsockname()[1])
-    # no access log: the link's login would stand in it
+    # no access log: it would contain the secret of the link
     config = uvicorn.Config(guarded, access_log=False, log_level="info", proxy_headers=False)
     uvicorn.Server(config).run(sockets=[listener])
 

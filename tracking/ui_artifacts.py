@@ -1,9 +1,8 @@
-"""Artifacts as the server behind `sweep ui` sees them: files below one directory, read alone.
+"""Read-only access to artifacts for the server of `sweep ui`, limited to one directory.
 
-A tracking store may name any place as a run's artifacts, and another user who may write to a
-shared directory may put a symbolic link in any place. So a path is opened one folder after the
-other from the directory itself, and a link on the way is an error. What must not live here: the
-server, and who may ask it.
+A tracking store may name any path as a run's artifacts, and another user may create symbolic links
+in a shared directory. So each path is opened folder by folder from that directory, and a link on
+the path is an error. What must not live here: the server, and access control.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from tracking.mlflow_compat import (
 
 
 def below(root: Path) -> type[Artifacts]:
-    """Return what reads the artifacts below a directory, and no others.
+    """Return a class that reads only artifacts below a directory.
 
     Args:
-        root: May be a symbolic link itself; it is the user's.
+        root: The directory; the user has chosen it, so it may be a symbolic link.
     """
     read = {DOWNLOAD_METHOD: Artifacts.download_to}
     return type("ArtifactsBelow", (Artifacts,), {"_root": root, **read})
@@ -48,14 +47,14 @@ class Artifacts(ArtifactRepository):
     ) -> None:
         super().__init__(artifact_uri, tracking_uri, registry_uri)
         place = urlsplit(artifact_uri)
-        if place.scheme == "mlflow-artifacts":  # where a server without a guard put its own
+        if place.scheme == "mlflow-artifacts":  # of runs that an ordinary MLflow server recorded
             folder = self._root.joinpath(*PurePosixPath(place.path).parts[1:])
         else:
             folder = Path(local_file_uri_to_path(artifact_uri))  # type: ignore[no-untyped-call]
         self._folder = self._below(folder)
 
     def list_artifacts(self, path: str | None = None) -> list[FileInfo]:
-        """The files and folders in a folder; none where there is no folder."""
+        """Return the files and folders in a folder; an empty list if it does not exist."""
         found = []
         try:
             with self._opened(path or "", os.O_DIRECTORY) as folder:
@@ -74,20 +73,20 @@ class Artifacts(ArtifactRepository):
 
     def download_to(self, remote_file_path: str, local_path: str) -> None:
         """Copy one artifact, a regular file."""
-        with self._opened(remote_file_path, os.O_NONBLOCK) as file:  # a FIFO has no writer
+        with self._opened(remote_file_path, os.O_NONBLOCK) as file:  # never wait for a FIFO
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise _error(f"{remote_file_path} is no regular file", PERMISSION_DENIED)
             with open(file, "rb", closefd=False) as source, open(local_path, "wb") as copy:
                 shutil.copyfileobj(source, copy)
 
     def log_artifact(self, *_: object) -> None:
-        """Refused."""
+        """Refuse to write."""
         raise _error("this server only reads artifacts", PERMISSION_DENIED)
 
     log_artifacts = log_artifact
 
     def _below(self, folder: Path) -> tuple[str, ...]:
-        """The parts of a folder's path below the root, whichever way leads to the root."""
+        """Return the parts of a folder's path below the root, also if links lead to the root."""
         if ".." not in folder.parts and folder.is_absolute():
             for parent in (folder, *folder.parents):
                 if self._root.exists() and parent.exists() and parent.samefile(self._root):
@@ -100,7 +99,7 @@ class Artifacts(ArtifactRepository):
 
     @contextmanager
     def _opened(self, path: str, flags: int) -> Iterator[int]:
-        """A file or folder of the run, opened without following a link."""
+        """Open a file or folder of the run without following links."""
         parts = [*self._folder, *PurePosixPath(path).parts]
         if ".." in parts or PurePosixPath(path).is_absolute():
             raise _error(f"{path!r} is no path below a run's artifacts", PERMISSION_DENIED)

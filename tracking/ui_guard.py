@@ -1,8 +1,8 @@
-"""Who may ask the server behind `sweep ui`, and for what: a login made at each start, and a list.
+"""Access control of the server behind `sweep ui`: a secret per start, and a list of requests.
 
-Other users of the machine reach the port, so each request needs a cookie, which only the link
-with the login gives. Who has it reads, and edits what a page edits; whatever is not listed is
-refused, since much of MLflow's interface reads and writes files as the user who runs it.
+Other users of the machine can reach the port. So each request needs a cookie, which only the link
+with the secret sets. A request that is not in the list is refused, because many of MLflow's
+endpoints read and write files as the user who runs the server.
 What must not live here: MLflow, and how the server is started (`tracking.ui_app`).
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 from urllib.parse import parse_qs
 
 LOGIN = "login"
-"""What the login is called in the link's query."""
+"""The name of the secret in the link's query."""
 
 _Message = MutableMapping[str, Any]
 _Send = Callable[[_Message], Awaitable[None]]
 _App = Callable[[_Message, Callable[[], Awaitable[_Message]], _Send], Awaitable[None]]
 
-# The page of runs asks `gateway-proxy`, which leads nowhere: `tracking.ui` names it no gateway.
+# The page of runs requests `gateway-proxy`; it has no target, as `tracking.ui` sets no gateway.
 _API = r"/ajax-api/[23]\.0/mlflow/"
 _ALLOWED = {
     "GET": re.compile(
@@ -55,13 +55,13 @@ _LOGGED_IN = (
 
 
 class Guard:
-    """An ASGI application around another, which sees only what the owner may ask.
+    """ASGI middleware that passes on only allowed requests with the cookie.
 
     Args:
         app: The application.
-        login: The secret that the link carries.
-        port: Where it is served; cookies of one host are shared by all its ports, so their name
-            holds it.
+        login: The secret in the link.
+        port: The server's port. It is in the cookie's name, because all ports of a host share
+            their cookies.
     """
 
     def __init__(self, app: _App, login: str, port: int) -> None:
@@ -82,9 +82,8 @@ class Guard:
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         method, path = scope["method"], scope["path"]
         if method == "GET" and path == "/" and self._has_login(scope["query_string"]):
-            # A page, and no redirection by its status: a browser that comes from elsewhere would
-            # not send a cookie of SameSite=Strict along, and the page's own script keeps the part
-            # behind the #.
+            # Not an HTTP redirect: after a link from another site a browser would not send a
+            # SameSite=Strict cookie with it. And the page's script keeps the part after the #.
             await _answer(send, 200, _LOGGED_IN, ("set-cookie", self._cookie()))
         elif not self._has_cookie(headers):
             await _answer(send, 401, b"Open the link that sweep ui printed when it started.\n")
@@ -115,7 +114,7 @@ class Guard:
             if name == b"cookie"
             for pair in value.split(b";")
         ]
-        # Whoever serves another port of this host can give the browser one of the same name.
+        # A server on another port of this host can set a cookie of the same name.
         return any(
             name == wanted and secrets.compare_digest(value, self._login)
             for name, _, value in pairs
@@ -123,20 +122,20 @@ class Guard:
 
 
 def cookie_name(port: int) -> str:
-    """Return what the cookie of the server on a port is called."""
+    """Return the name of the cookie for the server on a port."""
     return f"sweep-ui-{port}"
 
 
 def is_allowed(method: str, path: str) -> bool:
-    """Whether who is logged in may ask this."""
+    """Whether a logged-in user may send this request."""
     pattern = _ALLOWED.get("GET" if method == "HEAD" else method)
     return pattern is not None and pattern.fullmatch(path) is not None
 
 
 def _is_own_page(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a browser's page that asks is this server's own; other programs do not say.
+    """Whether a request comes from a page of this server, or from a program without an origin.
 
-    Any port of this machine is the same site to a browser, and one of MLflow's allowed origins.
+    SameSite does not suffice: to a browser all ports of this machine are the same site.
     """
     own = [b"http://" + value for name, value in headers if name == b"host"]
     for name, value in headers:

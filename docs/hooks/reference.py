@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ def command_line() -> str:
         text=True,
         check=True,
     ).stdout
+    made = re.sub(r"(?m)^Example: (.+)$", r"Example: `\1`", made)
     return made.replace("# `sweep`", "# Command line", 1)
 
 

@@ -1,1 +1,1 @@
-"""What the command line does: one room per command, and what all of them share."""
+"""The commands: one module per command, and `console` with what they share."""

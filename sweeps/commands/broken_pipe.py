@@ -1,7 +1,7 @@
-"""Output that nobody takes: who read it has ended, the terminal is closed, or there never was one.
+"""Ignore broken pipes and closed terminals on standard output and error.
 
-A sweep goes on without it. Left alone, what is said next would raise in whichever thread says
-it, and the one that drains says something first. What must not live here: any text.
+A sweep continues without output. Otherwise the next print would raise in any thread, such as the
+one that handles a signal. What must not live here: any text.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-def outlive_readers() -> None:
-    """Let this process go on, silently, without whom its standard output and error are for."""
-    sys.stdout = _going_on(sys.stdout, 1)
-    sys.stderr = _going_on(sys.stderr, 2)
+def ignore_broken_pipes() -> None:
+    """Discard output from now on once standard output or error has lost its reader."""
+    sys.stdout = _tolerant(sys.stdout, 1)
+    sys.stderr = _tolerant(sys.stderr, 2)
 
 
 class OutputClosed(OSError):
-    """A file that takes no more of what a command says."""
+    """The file to which a command's output goes cannot be written."""
 
     def __str__(self) -> str:
         return (
-            f"what this command says could not be written ({self.strerror}); the file that it "
-            "goes to must have room; free some, or send it elsewhere"
+            f"the output of this command could not be written ({self.strerror}); the file that "
+            "receives it needs free space; free some, or redirect the output to another disk"
         )
 
 
 class _Output(io.FileIO):
-    """A pipe or a terminal that becomes a hole with its reader; a full file is an error."""
+    """An output that discards text once its pipe or terminal is closed; a full file raises."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
             is_file = stat.S_ISREG(os.fstat(self.fileno()).st_mode)
-            _let_go(self.fileno())  # what is still in a buffer would be refused again
+            _redirect_to_null(self.fileno())  # buffered text would raise the error again
             if is_file or error.errno not in (errno.EPIPE, errno.EIO):
                 raise OutputClosed(error.errno, error.strerror) from None
             return super().write(data)
 
 
-def _going_on(stream: TextIO | None, number: int) -> TextIO:
-    if stream is None:  # it is closed, and what is opened next would get its number
-        _let_go(number)
+def _tolerant(stream: TextIO | None, number: int) -> TextIO:
+    if stream is None:  # closed; otherwise the next opened file would get this descriptor
+        _redirect_to_null(number)
         return open(number, "w", encoding="utf-8", closefd=False)
     if not isinstance(stream, io.TextIOWrapper):
         return stream
@@ -61,8 +61,8 @@ def _going_on(stream: TextIO | None, number: int) -> TextIO:
     )
 
 
-def _let_go(number: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != number:
-        os.dup2(nowhere, number)
-        os.close(nowhere)
+def _redirect_to_null(number: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)

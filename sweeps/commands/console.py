@@ -1,4 +1,4 @@
-"""What all commands share: their options, the two consoles, and errors as exit codes.
+"""Shared by all commands: options, the two consoles, and the mapping of errors to exit codes.
 
 What must not live here: any command.
 """
@@ -24,23 +24,23 @@ from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 if TYPE_CHECKING:
     from sweeps.results.sweep_status import SweepStatus
 
-# A pipe has no width: tables are then as wide as what they hold.
+# A pipe has no width; tables are then as wide as their content.
 out = PlainConsole(width=None if os.isatty(1) else 10**6)
 err = PlainConsole(stderr=True)
 
 
 def read_path(text: object) -> Path:
-    """Read a path of the command line; an empty one would silently be the present directory."""
+    """Parse a path; refuse an empty one, which would silently mean the working directory."""
     if not str(text):
         raise typer.BadParameter(
-            "'' names no file or directory; a path is not empty, as a shell variable is that was "
-            "never set; write one, such as . for the present directory"
+            "'' names no file or directory; a path must not be empty (is a shell variable "
+            "unset?); write one, such as . for the working directory"
         )
     return Path(str(text))
 
 
 def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
-    """Return what reads a whole number of the command line, and refuses one out of range."""
+    """Return a parser for whole numbers from `least` to `most`."""
 
     def read(text: object) -> int:
         number = str(text)
@@ -62,7 +62,7 @@ Root = Annotated[
         "--root",
         parser=read_path,
         metavar="DIR",
-        help="Where sweeps live; default: $SWEEP_ROOT, or ./runs.",
+        help="Directory of all sweeps; default: $SWEEP_ROOT, or ./runs.",
         show_default=False,
     ),
 ]
@@ -79,55 +79,61 @@ Overrides = Annotated[
         "-s",
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key of the spec, such as train.batch_size=32; may be given several times.",
+        help="Override a key of the spec, such as train.batch_size=32; repeatable.",
         show_default=False,
     ),
 ]
 Grace = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="Time to save and end after Ctrl-C: 30s, 2m, 90."),
+    typer.Option(
+        metavar="DURATION", help="Time for trials to save after Ctrl-C, such as 30s or 2m."
+    ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Run trials on this Ray cluster, not on this machine alone; default: $RAY_ADDRESS.",
+        help="Run trials on this Ray cluster instead of this machine; default: $RAY_ADDRESS.",
         show_default=False,
     ),
 ]
 Offline = Annotated[
     bool,
-    typer.Option("--offline", help="Ask no tracking server; `sweep sync` delivers later."),
+    typer.Option(
+        "--offline", help="Contact no tracking server; `sweep sync` delivers the records later."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
 class Commands(TyperGroup):
-    """All commands, in whose help a flag has no value, as it takes none."""
+    """All commands, with help texts that show no Python types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options that stand before any command."""
-        return _without_values(super().get_params(ctx))
+        """Return the options of `sweep` itself."""
+        return _hide_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, if there is one of that name."""
+        """Return the command of this name; None without one."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            _without_values(command.get_params(ctx))
+            _hide_types(command.get_params(ctx))
         return command
 
 
-def _without_values(params: list[Any]) -> list[Any]:
+def _hide_types(params: list[Any]) -> list[Any]:
+    """Hide the Python types that typer shows, such as `<bool>` and `<list[str]>`."""
     for param in params:
         if getattr(param, "is_flag", False):
-            param.metavar = ""  # or typer writes <bool>
+            param.metavar = ""
+        elif param.param_type_name == "argument":  # its metavar is its name, which remains
+            param.display_type_rich = lambda **_: ""
     return params
 
 
 def view_of(name: str, root: Path | None) -> SweepStatus:
-    """Return a sweep as it is now; what of its spec or its outbox is damaged is
-    said, and who has locked it and is no driver."""
+    """Read a sweep's state, and warn of damaged files and of a process that blocks its lock."""
     from sweeps.commands import messages
     from sweeps.paths import SweepPaths, resolve_root
     from sweeps.results.sweep_status import SweepStatus
@@ -139,7 +145,7 @@ def view_of(name: str, root: Path | None) -> SweepStatus:
 
 
 def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) -> None:
-    """Print what was found: as JSON and nothing else, or for people."""
+    """Print a result, as JSON only or as text."""
     with input_errors():
         if as_json:
             print(json.dumps(_finite(found), indent=2, allow_nan=False), flush=True)
@@ -148,7 +154,7 @@ def show_found(found: Any, as_json: bool, render: Callable[[], RenderableType]) 
 
 
 def _finite(found: Any) -> Any:
-    """Return data with null for the numbers that JSON does not have."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(found, dict):
         return {key: _finite(value) for key, value in found.items()}
     if isinstance(found, list | tuple):
@@ -157,7 +163,7 @@ def _finite(found: Any) -> Any:
 
 
 def fail(message: str, *, code: int) -> NoReturn:
-    """Say why, and leave with an exit code."""
+    """Print an error message and exit."""
     from sweeps.commands import messages
 
     messages.sentence(err, message, style="red")
@@ -166,8 +172,10 @@ def fail(message: str, *, code: int) -> NoReturn:
 
 @contextmanager
 def input_errors() -> Iterator[None]:
-    """What the user can put right becomes a message and exit code 2, a training that cannot go on
-    becomes 3, and a held sweep 4.
+    """Turn errors into messages and exit codes.
+
+    The code is 2 for input that the user can correct, 3 for training that cannot continue, and 4
+    for a sweep that another driver holds.
     """
     from sweeps.errors import LedgerBusy, LedgerError, SweepLockedError
     from trainable.errors import (
@@ -189,20 +197,20 @@ def input_errors() -> Iterator[None]:
     except (NonFiniteLoss, NonFiniteGradient, NonFiniteMetric, OutOfMemory) as error:
         fail(str(error), code=NO_SUCCESS)
     except TaskError as error:
-        if error.__cause__ is not None:  # of the task's own code, for its author
+        if error.__cause__ is not None:  # the traceback of the user's task
             err.print(traceback_of(error.__cause__), soft_wrap=True)
         fail(str(error), code=NO_SUCCESS)
     except (ValueError, LedgerError, CheckpointError) as error:
         if type(error) is ValueError:
-            raise  # a bare ValueError is nobody's message to the user
+            raise  # a bare ValueError is a defect, not a message to the user
         fail(str(error), code=WRONG_INPUT)
 
 
 def _sentence(error: OSError) -> str:
-    """What the system says about a file, as value, rule and remedy; our own errors say it so."""
+    """Return a file error as value, rule and remedy; our own errors have that form already."""
     if error.errno is None or error.filename is None:
         return str(error)
     return (
-        f"{error.filename} cannot be used ({error.strerror}); what is named must be there, and be "
-        "yours to read and write; correct the name or its permissions"
+        f"{error.filename} cannot be used ({error.strerror}); it must exist and be readable and "
+        "writable for you; correct the name or its permissions"
     )

@@ -1,8 +1,8 @@
-"""`sweep doctor`: what about this machine would make a sweep fail, and what to do about it.
+"""`sweep doctor`: check what would make a sweep fail on this machine, with remedies.
 
-Every look is bounded and imports neither torch, Ray nor MLflow; nothing is changed but what a dead
-driver left behind, which is cleared away. What must not live here: printing (the command line),
-and what only a running sweep can know; such findings are handed to `examine`.
+Every check has a time limit and imports neither torch, Ray nor MLflow. The doctor changes nothing
+but the processes and files of dead drivers, which it removes. What must not live here: printing
+(the command line).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import is_held, read_holder
 from sweeps.tracker import tracker_at
-from tracking.address import file_of, is_database
+from tracking.address import is_database, sqlite_file
 from tracking.tracker import TrackingUnusable
 from tracking.trusted_stores import StoreUntrusted
 from trainable.errors import StorageError
@@ -61,14 +61,14 @@ _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock"}
 """Options of an NFS mount under which other hosts do not see a lock."""
 _MEMORY_WARN = 4 * _GIB
 _SHM_WARN = 2 * _GIB
-_MLFLOWS_OWN = "MLFLOW_TRACKING_URI"
-_SHOWN = 5  # of what is off in one sweep
+_MLFLOW_VARIABLE = "MLFLOW_TRACKING_URI"
+_SHOWN = 5  # inconsistencies of one sweep
 _TIMEOUT = 3.0  # seconds for the tracking server to accept a connection
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report; `remedy` is empty when all is well."""
+    """One line of the doctor's report; `remedy` is empty at level `ok`."""
 
     level: Literal["ok", "warn", "fail"]
     what: str
@@ -76,17 +76,16 @@ class Finding:
     remedy: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Return the finding as it stands in `--json`."""
+        """Return the object that `--json` prints."""
         return asdict(self)
 
 
 def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
-    """Look at everything a sweep depends on.
+    """Check everything that a sweep depends on.
 
     Args:
-        root: The directory sweeps are stored in; it need not exist, and is not created.
-        extra: Findings from elsewhere, such as processes that a dead sweep left behind; reported
-            last.
+        root: The directory of all sweeps; it need not exist, and is not created.
+        extra: Findings of other checks, such as removed processes; reported last.
     """
     return [
         _python(),
@@ -102,9 +101,11 @@ def examine(root: Path, extra: Sequence[Finding] = ()) -> list[Finding]:
     ]
 
 
-def clear_left_overs(root: Path) -> list[Finding]:
-    """End what dead drivers left running on this machine, of any sweep, and of those below `root`
-    also what left no directory; remove their files. Nobody else's Ray is touched.
+def clean_up(root: Path) -> list[Finding]:
+    """End the processes of dead drivers on this machine, and remove their files.
+
+    Processes of drivers without a temporary directory are found only for sweeps below `root`.
+    Other users' Ray processes are not touched.
     """
     known = [
         holder.token
@@ -114,14 +115,12 @@ def clear_left_overs(root: Path) -> list[Finding]:
     drivers, processes = clean_up_dead_drivers(*known)
     if not drivers:
         return [Finding("ok", "left-overs", "none of dead drivers")]
-    detail = f"processes that were ended: {processes}; dead drivers that had left them: {drivers}"
+    detail = f"ended {processes} processes of {drivers} dead drivers"
     return [Finding("ok", "left-overs", detail)]
 
 
-def sweeps_off(root: Path) -> list[Finding]:
-    """Look for what ledger, store and tracking of the sweeps below `root` disagree about; nothing
-    is changed.
-    """
+def check_sweeps(root: Path) -> list[Finding]:
+    """Find inconsistencies between ledger, checkpoints and tracking below `root`; repair none."""
     from sweeps.results.sweep_status import SweepStatus
 
     found = []
@@ -129,24 +128,25 @@ def sweeps_off(root: Path) -> list[Finding]:
         try:
             corrections = SweepStatus(paths).corrections()
         except (ValueError, OSError, LedgerError, StorageError) as error:
-            found.append(Finding("fail", paths.name, str(error), "put this right, then resume"))
+            found.append(Finding("fail", paths.name, str(error), "correct this, then resume"))
             continue
-        if off := list(map(str, corrections)):
-            more = f"; and {len(off) - _SHOWN} more" if len(off) > _SHOWN else ""
+        if errors := list(map(str, corrections)):
+            more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
             found.append(
                 Finding(
                     "warn",
                     paths.name,
-                    "; ".join(off[:_SHOWN]) + more,
-                    f"continuing the sweep puts right what can be: {paths.command('resume')}",
+                    "; ".join(errors[:_SHOWN]) + more,
+                    f"resuming the sweep repairs what it can: {paths.command('resume')}",
                 )
             )
     return found
 
 
-def stores_off(root: Path) -> list[Finding]:
-    """Look for damage in the files of the sweeps below `root`, and for runs that their tracking
-    stores have lost; servers, which are asked through MLflow, are left to `sweep sync`.
+def check_stores(root: Path) -> list[Finding]:
+    """Find damaged databases of the sweeps below `root`, and runs that tracking stores have lost.
+
+    Tracking servers are left to `sweep sync`, because they need MLflow.
     """
     from sweeps.reconciliation.store_check import Missing, lost_runs  # loads Optuna
 
@@ -156,23 +156,23 @@ def stores_off(root: Path) -> list[Finding]:
             if (damage := _damage(file)) is not None:
                 remedy = "restore it from a backup"
                 if file != paths.ledger:
-                    remedy = f"a new one is made by: {paths.command('sync', '--verify')}"
+                    remedy = f"recreate it with: {paths.command('sync', '--verify')}"
                 found.append(Finding("fail", paths.name, f"{file} is damaged ({damage})", remedy))
         if not is_database(tracking_place(spec.tracking.uri, root)[0]):
             continue
-        with contextlib.suppress(ValueError, OSError, LedgerError):  # told by the others
+        with contextlib.suppress(ValueError, OSError, LedgerError):  # `check_sweeps` reports it
             ledger = LedgerReader(ledger_location(paths, spec))
             lost = lost_runs(paths, spec, ledger.records(), ledger.sweep_id, os.environ)
-            if lost and not is_held(paths.lock):  # what is on its way to a store is not lost
+            if lost and not is_held(paths.lock):  # a live driver may be sending them
                 runs = 1 + len(ledger.trials)
                 detail = f"the tracking store lacks, of {runs} runs: {Missing.of(lost)}"
-                remedy = f"sent again by: {paths.command('sync', '--verify')}"
+                remedy = f"send them again with: {paths.command('sync', '--verify')}"
                 found.append(Finding("warn", paths.name, detail, remedy))
     return found
 
 
 def _damage(file: Path) -> str | None:
-    """Why an SQLite file cannot be read; None when it can, or is not there."""
+    """Return why an SQLite file cannot be read; None if it can, or does not exist."""
     if not file.exists():
         return None
     try:
@@ -180,15 +180,15 @@ def _damage(file: Path) -> str | None:
             sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT)
         ) as db:
             verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.OperationalError:  # locked, or not ours to read: told by the others
+    except sqlite3.OperationalError:  # locked or unreadable: `check_sweeps` reports it
         return None
     except sqlite3.DatabaseError as error:
         return str(error)
     return None if verdict == "ok" else " ".join(verdict.split())
 
 
-def object_stores(root: Path) -> list[Finding]:
-    """Look whether the object stores of the sweeps below `root` take checkpoints."""
+def check_object_stores(root: Path) -> list[Finding]:
+    """Check that the object stores of the sweeps below `root` accept checkpoints."""
     found = {}
     for paths, spec in _specs(root):
         where = spec.storage.checkpoints
@@ -197,16 +197,16 @@ def object_stores(root: Path) -> list[Finding]:
         try:
             probe_store(paths, spec, new=False)
         except (UserError, StoreUntrusted) as error:
-            remedy = "put this right, then resume"
+            remedy = "correct this, then resume"
             found[where] = Finding("fail", "object store", str(error), remedy)
         else:
-            found[where] = Finding("ok", "object store", f"{where} takes checkpoints")
+            found[where] = Finding("ok", "object store", f"{where} accepts checkpoints")
     return list(found.values())
 
 
 def _specs(root: Path) -> Iterator[tuple[SweepPaths, SweepSpec]]:
     for paths in list_sweeps(root):
-        # what cannot be read is told by `sweeps_off`
+        # `check_sweeps` reports specs that cannot be read.
         with contextlib.suppress(ValueError, OSError):
             yield paths, read_spec(paths.spec).spec
 
@@ -268,18 +268,19 @@ def _driver() -> str:
 
 
 def _storage(root: Path) -> Iterator[Finding]:
-    # The root is made by the first sweep; until then what counts is the directory it will be
-    # made in.
+    # The first sweep creates the root; until then check the directory that will contain it.
     home = root
     while not home.exists() and home != home.parent:
         home = home.parent
     fault = probe_writable(home)
-    remedy = "choose another place with --root, or correct its permissions"
+    remedy = "choose another directory with --root, or correct its permissions"
     if fault:
         yield Finding("fail", "storage", f"{home}: {fault}", remedy)
         return
     yield Finding(
-        "ok", "storage", f"{root} is writable" if home == root else f"{root} can be made in {home}"
+        "ok",
+        "storage",
+        f"{root} is writable" if home == root else f"{root} can be created in {home}",
     )
     yield _locks(home)
     free = shutil.disk_usage(home).free
@@ -292,28 +293,28 @@ def _storage(root: Path) -> Iterator[Finding]:
 
 
 def _locks(directory: Path) -> Finding:
-    """Whether a lock taken here is seen by other hosts, should the file system be shared."""
+    """Check that file locks work, and that other hosts see them on a shared file system."""
     mounts = psutil.disk_partitions(all=True)
     within = [m for m in mounts if directory.resolve().is_relative_to(m.mountpoint)]
     mount = max(within, key=lambda m: len(m.mountpoint), default=None)
-    remedy = "mount it with NFSv4, or with locks that are passed on; or choose another --root"
+    remedy = "mount it with NFSv4 or without local_lock, or choose another --root"
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return Finding("fail", "locks", f"{directory}: cannot lock ({error.strerror})", remedy)
     if mount is not None and _LOCAL_LOCKS.intersection(mount.opts.split(",")):
-        detail = f"{mount.mountpoint} ({mount.fstype}) keeps locks to this host"
+        detail = f"{mount.mountpoint} ({mount.fstype}) does not share locks with other hosts"
         more = "run each sweep from this host only; or "
         return Finding("warn", "locks", detail, more + remedy)
-    return Finding("ok", "locks", f"{directory} takes them")
+    return Finding("ok", "locks", f"{directory} supports file locks")
 
 
 def probe_writable(directory: Path) -> str | None:
     """Write, sync, rename and remove a small file in a directory, as a checkpoint does.
 
     Returns:
-        None when all of it works, else what failed and why.
+        Which step failed and why; None if all succeed.
     """
     if not directory.is_dir():
         return "is not a directory"
@@ -338,7 +339,7 @@ def probe_writable(directory: Path) -> str | None:
         return f"cannot {doing} ({error.strerror})"
     finally:
         for name in names:
-            # Best effort: what kept the probe from working may also keep it from being removed.
+            # Best effort: the fault that failed the probe may prevent its removal, too.
             with contextlib.suppress(OSError):
                 os.unlink(name)
     return None
@@ -356,7 +357,7 @@ def _shared_memory(path: Path) -> Finding:
             "warn",
             "shared memory",
             f"{detail}; Ray then moves objects through the disk",
-            "start the container with --shm-size=4g, or remove what fills it",
+            "start the container with --shm-size=4g, or free space in it",
         )
     return Finding("ok", "shared memory", detail)
 
@@ -401,7 +402,7 @@ def _loopback() -> Finding:
 
 
 def _tracking(root: Path) -> Iterator[Finding]:
-    """Look where the sweeps below `root` record, or a new one would."""
+    """Check the tracking stores of the sweeps below `root`; without one, of a new sweep."""
     named = {spec.tracking.uri: paths for paths, spec in _specs(root)}
     for uri, paths in named.items() or [(None, SweepPaths(root, "none"))]:
         try:
@@ -411,11 +412,11 @@ def _tracking(root: Path) -> Iterator[Finding]:
             yield Finding("fail", "tracking", detail, remedy)
         else:
             yield _tracking_store(root, uri)
-    if _MLFLOWS_OWN in os.environ:
+    if _MLFLOW_VARIABLE in os.environ:
         yield Finding(
             "warn",
             "tracking",
-            f"{_MLFLOWS_OWN} is set; a sweep records where its own tracking.uri says",
+            f"{_MLFLOW_VARIABLE} is set and ignored; a sweep records to its own tracking.uri",
             "run with --tracking-uri, or write tracking.uri into the spec",
         )
 
@@ -427,15 +428,15 @@ def _tracking_store(root: Path, uri: str | None) -> Finding:
         try:
             tracker_at(uri, root).probe(thorough=True)
         except TrackingUnusable as error:
-            return Finding("fail", "tracking", error.message, "put this right, then resume")
-        file = file_of(where)
+            return Finding("fail", "tracking", error.message, "correct this, then resume")
+        file = sqlite_file(where)
         if uri is None and file is not None and not file.exists():
             return Finding("ok", "tracking", "embedded in the root directory")
         return Finding("ok", "tracking", f"{visible} can be read")
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((address.hostname or "", port), timeout=_TIMEOUT).close()
-    except (OSError, ValueError) as error:  # ValueError: a port that is none
+    except (OSError, ValueError) as error:  # ValueError: an invalid port
         return Finding(
             "fail",
             "tracking",

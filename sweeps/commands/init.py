@@ -1,6 +1,6 @@
-"""`sweep init`: two files to edit, a spec and a task, which run as they are.
+"""`sweep init`: write a spec and a task module, which run unedited.
 
-What must not live here: anything a running sweep needs.
+What must not live here: anything that a running sweep needs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ name: my_sweep
 task:
   name: my_task:MyTask             # my_task.py beside this file, class MyTask
   hidden: 64                       # passed to MyTask(hidden=...)
-metric: val/loss                   # what decides which trial is best ...
-mode: min                          # ... and whether less or more of it is better
+metric: val/loss                   # decides which trial is best
+mode: min                          # min: lower is better; max: higher is better
 trials: 8
 seed: 0
 budget: {epochs: 5}
@@ -33,10 +33,10 @@ space:                             # dotted path into this file: distribution
 
 search: {sampler: tpe, startup_trials: 4}
 early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}
-resources: {cpu: 1, gpu: auto}     # auto: as many trials on a GPU as fit, by what two steps of
-                                   # the largest trial take; 0 hides it from them
+resources: {cpu: 1, gpu: auto}     # auto: as many trials share a GPU as fit, measured with two
+                                   # steps of the largest trial; 0: train on the CPU
 
-train:                             # what the space does not vary
+train:                             # fixed values; the space overrides some of them
   batch_size: 64
   optimizer: {name: adamw, lr: 1.0e-3, weight_decay: 0.01}
   schedule: {name: cosine}
@@ -44,7 +44,7 @@ checkpoint: {every: 1 epoch, keep: 2}
 """
 
 _TASK = '''\
-"""A task: a model and its data. The loop, checkpoints and metrics come with the platform."""
+"""A task: a model and its data. Gradsweep provides the loop, checkpoints and metrics."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -64,7 +64,7 @@ class MyTask(Task):
         self.hidden = hidden
 
     def build_model(self) -> nn.Module:
-        """Any torch model; it is moved to the device and seeded by the loop."""
+        """Return any torch model; the loop seeds it and moves it to the device."""
         return nn.Sequential(
             nn.Linear(64, self.hidden),
             nn.ReLU(),
@@ -72,7 +72,7 @@ class MyTask(Task):
         )
 
     def build_data(self) -> Data:
-        """Tuples of tensors, or map-style datasets; the split is the same in every trial."""
+        """Return tensors or map-style datasets; keep the split the same in every trial."""
         digits = load_digits()
         x = torch.tensor(digits.data, dtype=torch.float32) / 16
         y = torch.tensor(digits.target, dtype=torch.long)
@@ -90,14 +90,14 @@ _FILES = {"sweep.yaml": _SPEC, "my_task.py": _TASK}
 
 
 def write_starter(directory: Path) -> list[Path]:
-    """Write `sweep.yaml` and `my_task.py` into a directory, which is made when it is missing.
+    """Write `sweep.yaml` and `my_task.py` into a directory, which is created if missing.
 
     Returns:
-        The files that were written.
+        The files written.
 
     Raises:
-        Refused: One of them exists already, or cannot be written; nothing was overwritten, and
-            nothing is left.
+        UserError: One of them exists already, or cannot be written. No file was overwritten, and
+            none is left behind.
     """
     files = {directory / name: text for name, text in _FILES.items()}
     existing = [str(path) for path in files if path.exists() or path.is_symlink()]
@@ -111,7 +111,7 @@ def write_starter(directory: Path) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
-            # "x": refuses a file that appeared since the look above.
+            # "x" fails if the file was created since the check above.
             with path.open("x", encoding="utf-8") as file:
                 written.append(path)
                 file.write(text)

@@ -1,6 +1,7 @@
-"""The commands that only look. Each but the report answers within a second, also on a thousand
-trials, so nothing that is slow to import may be imported for them.
+"""The read-only commands: list, status, trials, show, best, compare and report.
 
+Each but `report` answers within a second, also with a thousand trials. They therefore import no
+module that is slow to import.
 What must not live here: anything that changes a sweep.
 """
 
@@ -26,7 +27,7 @@ from sweeps.commands.console import (
 )
 from sweeps.exit_codes import LATE, NO_SUCCESS, WRONG_INPUT
 
-_AT_ONCE = 16
+_NUM_THREADS = 16
 
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
@@ -43,18 +44,19 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
         found, where = [], resolve_root(root)
         if where.exists() and not where.is_dir():
             raise UserError(
-                f"--root {where}: is a file; sweeps live in directories below a root; name that "
-                "directory"
+                f"--root {where}: is a file; the root is the directory that holds all sweeps; "
+                "name that directory"
             )
 
         def look(paths: SweepPaths) -> dict[str, Any] | str:
             try:
                 return SweepStatus(paths).status()
             except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
-                return str(error)  # the others are shown nevertheless
+                return str(error)  # the other sweeps are still listed
 
-        with ThreadPoolExecutor(_AT_ONCE) as at_once:  # a silent database takes five seconds
-            for one in at_once.map(look, list_sweeps(where)):
+        # In threads, because an unresponsive database takes five seconds.
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            for one in pool.map(look, list_sweeps(where)):
                 if isinstance(one, str):
                     messages.sentence(err, one, style="yellow")
                 else:
@@ -65,18 +67,18 @@ def list_command(root: Root = None, as_json: AsJson = False) -> None:
 def status(
     name: Name,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Keep looking until the sweep stops.")
+        bool, typer.Option("--watch", help="Update the display until the sweep stops.")
     ] = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a sweep has come."""
+    """Show the state and progress of a sweep."""
     from sweeps.commands import render
 
     if watch and as_json:
         fail(
-            "--watch and --json exclude each other; a table is drawn again and again, JSON is "
-            "printed once; leave one of them out",
+            "--watch and --json exclude each other; --watch redraws a table, --json prints once; "
+            "omit one of them",
             code=WRONG_INPUT,
         )
     if watch:
@@ -90,7 +92,7 @@ def status(
 
 
 def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Show a sweep's trials."""
+    """List the trials of a sweep."""
     from sweeps.commands import render
 
     with input_errors():
@@ -113,7 +115,7 @@ def show(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one trial: parameters, reports, end, reason and files."""
+    """Show one trial: parameters, reports, how and why it ended, and its files."""
     from sweeps.commands import render
 
     with input_errors():
@@ -137,7 +139,7 @@ def best(
         typer.Option(
             parser=read_whole(0),
             metavar="K",
-            help="Choose this one, where several trials are the best.",
+            help="Choose this trial of the Pareto front, with several metrics.",
             show_default=False,
         ),
     ] = None,
@@ -147,7 +149,7 @@ def best(
             "--export",
             parser=read_path,
             metavar="DIR",
-            help="Write its weights and configuration there.",
+            help="Write the trial's weights and configuration there.",
             show_default=False,
         ),
     ] = None,
@@ -156,7 +158,7 @@ def best(
         typer.Option(
             "--register",
             metavar="MODEL",
-            help="Put it into MLflow's model registry under this name, as `best`.",
+            help="Register the model in MLflow under this name, with the alias `best`.",
             show_default=False,
         ),
     ] = None,
@@ -164,7 +166,7 @@ def best(
         bool,
         typer.Option(
             "--pickle",
-            help="Register a pickle of its class, not a graph; loading it runs code.",
+            help="Register a pickle of the model instead of a graph; loading it runs code.",
         ),
     ] = False,
     root: Root = None,
@@ -172,7 +174,7 @@ def best(
 ) -> None:
     """Show the best trial, export it, or register its model."""
     from sweeps.commands import pareto, render
-    from sweeps.path_checks import check_own_place
+    from sweeps.path_checks import check_private
     from sweeps.paths import check_name
     from sweeps.publishing.export import NoVersion, export_best, register_best
     from sweeps.results.sweep_status import NoBest
@@ -187,7 +189,7 @@ def best(
         if register is not None:
             reach_tracking(view.paths, view.spec)
         if export is not None:
-            check_own_place(export, "--export")
+            check_private(export, "--export")
         try:
             if view.several and trial is None and export is None and register is None:
                 best = [view.trial(record) for record in view.front()]
@@ -217,12 +219,14 @@ def compare(
     ],
     top: Annotated[
         int,
-        typer.Option(parser=read_whole(1), metavar="N", help="How many leaders of each sweep."),
+        typer.Option(
+            parser=read_whole(1), metavar="N", help="How many of the best trials of each sweep."
+        ),
     ] = 5,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the leaders of one or several sweeps, and in what they differ."""
+    """Compare the best trials of one or several sweeps, and the parameters that differ."""
     from sweeps.commands import render
     from sweeps.results import compare
 
@@ -241,13 +245,13 @@ def report(
             "--output",
             parser=read_path,
             metavar="FILE",
-            help="Where to write; default: NAME-report.html here.",
+            help="The file to write; default: NAME-report.html in the working directory.",
             show_default=False,
         ),
     ] = None,
     root: Root = None,
 ) -> None:
-    """Write a page with all figures of a sweep, also while it runs; it opens offline."""
+    """Write an HTML report with all figures of a sweep, also while it runs."""
     from sweeps.path_checks import check_file
     from sweeps.publishing.export import NoReport, draw_report
 
@@ -258,6 +262,6 @@ def report(
         try:
             with err.status("drawing"):
                 written = draw_report(view.paths, target)
-        except NoReport as problem:
-            fail(str(problem), code=WRONG_INPUT)
+        except NoReport as error:
+            fail(str(error), code=WRONG_INPUT)
     out.print(f"wrote {written}", soft_wrap=True)

@@ -1,6 +1,6 @@
-"""What a tracking store has lost, or holds of others, asked before a sweep is run or resumed.
+"""Compare the tracking store with a sweep before it is run or resumed.
 
-What must not live here: telling a store again what it lost (`driver.opening`, `commands.sync`).
+What must not live here: sending lost runs again (`driver.session`, `commands.sync`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from sweeps.tracker import find_tracker
 from tracking.stored_runs import StoreUnreadable
 
 
-def find_loss(view: SweepStatus, err: Console, *, offline: bool) -> bool:
-    """Whether the store has lost runs of a sweep that is at its end, so that a resume has them
-    told again. A store that does not answer is named.
+def has_lost_runs(view: SweepStatus, err: Console, *, offline: bool) -> bool:
+    """Whether the store has lost runs of a finished sweep, which a resume then sends again.
+
+    Warns if the store does not answer.
 
     Raises:
         TrackingUnusable: The store is damaged.
@@ -43,16 +44,16 @@ def find_loss(view: SweepStatus, err: Console, *, offline: bool) -> bool:
     return bool(found)
 
 
-def name_other_sweeps(paths: SweepPaths, spec: SweepSpec, err: Console) -> None:
-    """Say which runs lie in the experiment of a new sweep already."""
+def warn_of_other_sweeps(paths: SweepPaths, spec: SweepSpec, err: Console) -> None:
+    """Warn that the experiment of a new sweep has runs of other sweeps."""
     tracker = find_tracker(paths, spec)
-    with contextlib.suppress(StoreUnreadable):  # it is not what was asked for
+    with contextlib.suppress(StoreUnreadable):  # the sweep can run without this warning
         if others := tracker.other_sweeps(spec.name):
             ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
             messages.sentence(
                 err,
-                f"the tracking store has runs of earlier sweeps named '{spec.name}', which are "
-                "none of this one's; their tag gradsweep.sweep_id tells them apart: "
-                f"{ids}; {paths.command('ui')} shows the runs of this sweep alone",
+                f"the tracking store has runs of earlier sweeps named '{spec.name}'; the tag "
+                f"gradsweep.sweep_id tells sweeps apart: {ids}; {paths.command('ui')} shows only "
+                "the runs of this sweep",
                 style="yellow",
             )

@@ -1,7 +1,7 @@
-"""What the commands say that change something: before they begin, how it ended, what comes next.
+"""Messages of the commands that change a sweep: before the start, at the end, the next command.
 
 The last line of an abnormal end is the command that continues. What must not live here: tables
-(`tables`), and deciding how a sweep ended (`results.sweep_status`).
+(`render`), and deciding how a sweep ended (`sweep_status`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 
 def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths) -> None:
-    """How a sweep ended, and the command that comes next; on an abnormal end that is the last
-    line.
-    """
+    """Print how a sweep ended and the next command, which is the last line of an abnormal end."""
 
     def sweep(command: str, *more: str) -> str:
         return paths.command(command, *more, program=program_name())
@@ -53,12 +51,14 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
             soft_wrap=True,
         )
     if result.pending_weights:
-        said = f"the best weights are not published: {result.pending_weights}; publish them with:"
-        sentence(err, said, style="yellow")
+        message = (
+            f"the best weights are not published: {result.pending_weights}; publish them with:"
+        )
+        sentence(err, message, style="yellow")
         resume(err, paths)
     if result.lost_weights:
-        said = f"there are no best weights to take: {result.lost_weights}"
-        sentence(err, said, style="yellow")
+        message = f"there are no best weights to export: {result.lost_weights}"
+        sentence(err, message, style="yellow")
     grows = result.max_trials > result.num_trials
     more: tuple[str, ...] = (f"trials={result.max_trials}",)
     if result.stop is not None:
@@ -72,7 +72,7 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
             ("compare in MLflow", sweep("ui")),
             ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
-            *([] if result.lost_weights else [("take the best weights", take)]),
+            *([] if result.lost_weights else [("export the best weights", take)]),
             *([("try more", sweep("resume", *changes))] if grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
@@ -96,12 +96,12 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
 
 
 def sentence(err: Console, message: str, *, style: str) -> None:
-    """What the user is told, as it stands."""
+    """Print a message without wrapping it."""
     err.print(message, style=style, soft_wrap=True)
 
 
 def task_facts(console: Console, facts: TaskFacts) -> None:
-    """What a run would be, in numbers, and what of it is probably not meant."""
+    """Print what a run would be, in numbers, and warnings about probable mistakes."""
     for fact in facts.lines():
         sentence(console, f"  {fact}", style="")
     for caution in (*facts.cautions, *facts.checked):
@@ -109,7 +109,7 @@ def task_facts(console: Console, facts: TaskFacts) -> None:
 
 
 def not_checked(console: Console, spec: SweepSpec) -> None:
-    """What a check cannot look at, as it knows no root and asks nobody."""
+    """Print the keys that `sweep check` cannot check: it has no root and connects to nothing."""
     outside = {
         "search.warm_start": spec.search.warm_start,
         "tracking.uri": spec.tracking.uri,
@@ -117,42 +117,42 @@ def not_checked(console: Console, spec: SweepSpec) -> None:
         "storage.checkpoints": spec.storage.checkpoints,
     }
     if keys := ", ".join(key for key, value in outside.items() if value):
-        sentence(console, f"  not looked at before a run: {keys}", style="")
+        sentence(console, f"  not checked before a run: {keys}", style="")
 
 
 def resume(err: Console, paths: SweepPaths, *more: str) -> None:
-    """The command that continues a sweep; the last line of an abnormal end."""
+    """Print the command that continues a sweep."""
     command = paths.command("resume", *more, program=program_name())
     err.print(command + _cluster(), soft_wrap=True)
 
 
 class ConsoleNotices(ShutdownNotices):
-    """What a driver says on standard error while it shuts down early."""
+    """Prints the messages of a driver that shuts down early on standard error."""
 
     def stopping(self, grace: float) -> None:
-        """Say that trials save and end, and what another signal does."""
+        """Print that trials save and end, and what another signal does."""
         print(
             f"\nstopping: trials save at their next step and end, within {grace:g} s; "
-            "another Ctrl-C leaves at once",
+            "another Ctrl-C exits immediately",
             file=sys.stderr,
             flush=True,
         )
 
     def exited_immediately(self, paths: SweepPaths) -> None:
-        """Print the last lines of a driver that exits without waiting."""
+        """Print the last lines of a driver that a second signal ended."""
         err = PlainConsole(stderr=True)
         err.show_cursor()  # the live table may have hidden it
-        err.print("\nleft at once; what was saved is whole; continue with:")
+        err.print("\nexited immediately; what was saved is complete; continue with:")
         resume(err, paths)
 
     def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
-        """Print the last lines of a driver whose Ray cluster is gone."""
+        """Print the last lines of a driver whose Ray cluster is lost."""
         err = PlainConsole(stderr=True)
         err.show_cursor()  # as above
         sentence(
             err,
-            f"\nstopped: the Ray cluster is lost: {cause}; what was saved is whole; once a "
-            "cluster is there again, continue with:",
+            f"\nstopped: the Ray cluster is lost: {cause}; what was saved is complete; when a "
+            "cluster is available again, continue with:",
             style="red",
         )
         resume(err, paths)
@@ -163,7 +163,7 @@ def cluster_unanswered(file: TextIO, message: str) -> None:
 
     Args:
         file: Standard error, which Ray may have redirected meanwhile.
-        message: A sentence with the remedy.
+        message: The message, with the remedy.
     """
     err = PlainConsole(file=file)
     err.show_cursor()
@@ -187,7 +187,7 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
     if verified and not done.left and not done.missing:
         lines.append(f"compared {done.num_runs} runs: nothing is missing in the tracking store")
     elif verified and not done.left and not done.still_missing:
-        lines.append(f"missing in the tracking store, and made good: {done.missing}")
+        lines.append(f"missing in the tracking store, and sent again: {done.missing}")
     elif verified:
         lines.append(
             f"missing in the tracking store: {done.missing}; still missing: "
@@ -199,19 +199,19 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
 
 
 def interrupted(err: Console, paths: SweepPaths) -> None:
-    """The last lines when a signal came while a sweep was left before its end."""
-    err.print("interrupted; what was saved is whole; continue with:")
+    """Print the last lines after a signal during the shutdown of a sweep."""
+    err.print("interrupted; what was saved is complete; continue with:")
     resume(err, paths)
 
 
 def nothing_started(err: Console) -> None:
-    """The last lines when a signal came before the sweep was taken up."""
+    """Print the last lines after a signal before the sweep was opened."""
     err.print("interrupted before anything was started; start again with:")
     err.print(shlex.join((program_name(), *sys.argv[1:])), soft_wrap=True)
 
 
 def _cluster() -> str:
-    """The cluster's address, if this command was given one; who has it in RAY_ADDRESS keeps it."""
+    """The `--address` option of this command; RAY_ADDRESS stays in the user's environment."""
     for option, value in pairwise([*sys.argv, ""]):
         if option == "--address":
             return f" --address {shlex.quote(value)}"

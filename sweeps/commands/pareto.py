@@ -1,7 +1,7 @@
-"""How values are shown where a sweep has several metrics, and the trials of its Pareto front.
+"""Show the values of a sweep with several metrics, and the trials of its Pareto front.
 
-What must not live here: which trials these are (`ledger.view`), and what looks the same whatever
-the number of metrics (`tables`).
+What must not live here: the computation of the front (`ledger.reader`), and output that does not
+depend on the number of metrics (`render`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:
-    """The front in `sweep status`, two lines for each trial."""
+    """Return the front for `sweep status`, two lines for each trial."""
     if not front:
         return []
     found: list[RenderableType] = [Text(_head(len(front)))]
@@ -34,7 +34,7 @@ def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Re
 
 
 def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
-    """The table of `sweep best` without a choice."""
+    """Return the table of `sweep best` without `--trial`."""
     first = ("trial", *spec.metrics, "epoch")
     columns = (*first, *titles(list(spec.space), first))
     found = plain_table(*columns, right=columns[1:])
@@ -46,16 +46,18 @@ def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -
             *(format_parameter(one["params"], key) for key in spec.space),
         )
     choose = paths.command("best", "--trial", "K", "--export", "DIR")
-    return Group(Text(_head(len(front)), style="bold"), found, line(f"take one of them: {choose}"))
+    return Group(
+        Text(_head(len(front)), style="bold"), found, line(f"export one of them: {choose}")
+    )
 
 
 def outcome(out: Console, result: SweepOutcome) -> None:
-    """The front at the end of a sweep."""
+    """Print the front at the end of a sweep."""
     if result.best:
         out.print(_head(len(result.best)), style="bold", soft_wrap=True)
     for one in result.best:
-        told = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
-        out.print(f"{told} ({joined(one.best_params)})", soft_wrap=True)
+        trial = f"  trial {one.number}: {format_best(result.metrics, one.values)}"
+        out.print(f"{trial} ({joined(one.best_params)})", soft_wrap=True)
 
 
 def _head(count: int) -> str:

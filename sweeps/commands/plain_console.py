@@ -1,6 +1,6 @@
-"""A console that shows text as it stands: paths, values and other people's errors are no markup.
+"""A Rich console that prints text literally: paths, values and errors are not markup.
 
-What must not live here: any text.
+What must not live here: any message.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from redaction.escapes import printable
 
 
 def line(text: str, style: str = "") -> Text:
-    """Return what stays one line however narrow the terminal is, such as a command to be copied;
-    to be printed with `crop=False`.
-    """
+    """Return text that never wraps, such as a command to copy. Print it with `crop=False`."""
     return Text(text, style=style, no_wrap=True, overflow="ignore")
 
 
 def redraws(console: Console) -> bool:
-    """Whether what was shown can be drawn again in its place. A pipe is no such place, even if
-    colours are asked for (FORCE_COLOR), nor is a terminal that calls itself dumb.
+    """Whether a console can redraw its output in place.
+
+    A pipe cannot, even if FORCE_COLOR asks for colours, nor can a terminal of type `dumb`.
     """
     return console.file.isatty() and console.is_interactive
 
 
 class PlainConsole(Console):
-    """Prints `[x]` and `:x:` as what they are, colours only what is asked for, and shows what
-    would command a terminal, or cannot be encoded, as escapes.
+    """A console without markup, emoji codes and automatic highlighting.
+
+    Control characters, and characters that cannot be encoded, are printed as escapes.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -40,7 +40,7 @@ class PlainConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Yield what is printed, as all that is printed comes through here."""
+        """Escape control characters; all output passes through this method."""
         for part in super().render(renderable, options):
             if part.control or part.text.isprintable():
                 yield part

@@ -1,4 +1,4 @@
-"""What a running sweep looks like: a live table on a terminal, plain lines elsewhere.
+"""Show a running sweep: a live table on a terminal, plain lines elsewhere.
 
 What must not live here: anything that a sweep needs to run.
 """
@@ -39,12 +39,12 @@ def view_on(
     total: int | None = None,
     best: tuple[int, float] | None = None,
 ) -> ProgressTable | PlainLines:
-    """Return the table where it can be drawn again in its place, plain lines elsewhere.
+    """Return a live table if the console can redraw it in place, else plain lines.
 
     Args:
-        finished: How many trials had their end before this driver started.
-        total: How many there are to be; None: as many as the spec says.
-        best: The best of these, and its value.
+        finished: How many trials had ended before this driver started.
+        total: The number of trials of the sweep; None: that of the spec.
+        best: The best trial that had ended before, and its value.
     """
     if redraws(console):
         return ProgressTable(console, spec, finished=finished, total=total, best=best)
@@ -62,13 +62,13 @@ class _Row:
 
 
 class ProgressTable:
-    """A table of the live and the leading trials, redrawn four times a second.
+    """A table of the running and the best trials, redrawn four times a second.
 
     Args:
         spec: The sweep.
-        finished: How many trials had their end before this driver started.
-        total: How many there are to be; None: as many as the spec says.
-        best: The best of these, and its value.
+        finished: How many trials had ended before this driver started.
+        total: The number of trials of the sweep; None: that of the spec.
+        best: The best trial that had ended before, and its value.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class ProgressTable:
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
         del value, reason
-        # One that waited in an earlier driver alone has no row yet.
+        # A trial that was only paused in an earlier driver has no row yet.
         row = self._rows.setdefault(number, _Row({}, seconds=0.0))
         seconds = time.monotonic() - row.started if row.seconds is None else row.seconds
         row.state, row.seconds = state, seconds
 
     def render(self) -> Group:
-        """The table, the best trial so far, and the time that is left."""
+        """Return the table, the best trial so far, and the remaining time."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("trial", "state"):
             table.add_column(column)
@@ -168,7 +168,7 @@ class ProgressTable:
         return worst if value is None else value if self._spec.modes[0] == "min" else -value
 
     def _best(self) -> tuple[int, float] | None:
-        """The best complete trial and its value, whichever driver ran it."""
+        """The best complete trial of this and of earlier drivers, and its value."""
         found = [] if self._best_before is None else [self._best_before]
         found += [
             (number, row.metrics[self._best_name])
@@ -179,10 +179,8 @@ class ProgressTable:
         return choose(found, key=lambda one: one[1], default=None)
 
     def _shown(self) -> list[int]:
-        """The running trials, then the leaders of the others, as many as the terminal has lines
-        for.
-        """
-        rows = list(self._rows.items())  # a copy: the drawing thread looks while trials are added
+        """The running trials, then the best others, as many as fit on the terminal."""
+        rows = list(self._rows.items())  # a copy: the drawing thread reads while trials are added
         running = [n for n, row in rows if row.state == "running"]
         others = sorted((n for n, row in rows if row.state != "running"), key=self._value)
         room = max(3, self._console.size.height - 4 - len(running))

@@ -1,7 +1,7 @@
-"""What the looking commands show: tables for the terminal.
+"""Output of the commands that only read a sweep: tables and lines for the terminal.
 
-What must not live here: finding what stands in them (`results`), a running sweep's own view
-(`progress_display`), and what the other commands say (`messages`).
+What must not live here: finding their content (`sweep_status`, `compare`), the display of a
+running sweep (`progress_display`), and the messages of other commands (`messages`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _state(state: str) -> Text:
 
 
 def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
-    """The table of `sweep list`."""
+    """Return the table of `sweep list`."""
     if not found:
         start = command_line(root, "run", "FILE")
         return line(f"there are no sweeps below {root} yet; start one with: {start}")
@@ -75,7 +75,7 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
 
 
 def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
-    """The lines of `sweep status`."""
+    """Return the lines of `sweep status`."""
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
     lines: list[RenderableType] = [
         Text.assemble(
@@ -112,7 +112,7 @@ def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> Rendera
 
 
 def refused(count: int) -> str:
-    """How many records tracking lacks for good."""
+    """Return the message about records that the tracking store rejected for good."""
     return (
         f"{count} records were refused by the tracking store and are not sent again; "
         "each is kept with the reason in the table `refused` of outbox/outbox.db"
@@ -120,9 +120,9 @@ def refused(count: int) -> str:
 
 
 def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
-    """The table of `sweep trials`."""
+    """Return the table of `sweep trials`."""
     keys = list(spec.space)
-    # What is the same for all is left out: most sweeps need no second attempt.
+    # A column is left out if it says nothing: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
     first = ["trial", "state", *spec.metrics, "epoch", "step"]
@@ -148,7 +148,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
 
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
-    """The page of `sweep show`."""
+    """Return the page of `sweep show`."""
     table = plain_table("", "")
     table.show_header = False
     for key in (
@@ -175,14 +175,14 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_value(value))
     for one in found["lineage"]:
-        told = f"from trial {one['donor']}: {joined(one['params'])}"
-        table.add_row(Text(f"after epoch {one['epoch']}", style="bold"), told)
+        origin = f"from trial {one['donor']}: {joined(one['params'])}"
+        table.add_row(Text(f"after epoch {one['epoch']}", style="bold"), origin)
     reports = plain_table("epoch", *spec.metrics, right=("epoch", *spec.metrics))
     for epoch, value in found["reports"].items():
         reports.add_row(str(epoch), *format_cells(value, spec.metrics))
     parts: list[RenderableType] = [table, Text(), reports]
     if found["traceback"]:
-        # Indented, as its lines are somebody else's.
+        # Indented, to set it apart from this program's own lines.
         parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
     return Group(*parts)
 
@@ -190,10 +190,10 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
 def best(
     found: dict[str, Any], spec: SweepSpec, written: Sequence[Path], lost: str | None
 ) -> RenderableType:
-    """The lines of `sweep best`.
+    """Return the lines of `sweep best`.
 
     Args:
-        lost: Why there are no weights of its best value to take.
+        lost: Why there are no weights of the trial's best value; None if there are.
     """
     lines: list[RenderableType] = [
         Text(
@@ -205,7 +205,7 @@ def best(
     if found["best_checkpoint"] and lost is None:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
     if lost is not None:
-        lines.append(Text(f"no weights to take: {lost}", style="yellow"))
+        lines.append(Text(f"no weights to export: {lost}", style="yellow"))
     if "registered" in found:
         model, version = found["registered"]["model"], found["registered"]["version"]
         lines.append(Text(f"registered as {model}, version {version}: models:/{model}@best"))
@@ -214,7 +214,7 @@ def best(
 
 
 def comparison(found: dict[str, Any]) -> RenderableType:
-    """The table of `sweep compare`: what differs from the best one stands out."""
+    """Return the table of `sweep compare`; values that differ from the best trial's are bold."""
     leaders, metric = found["leaders"], found["metric"]
     metrics = [metric] if isinstance(metric, str) else metric
     if not leaders:
@@ -252,18 +252,18 @@ def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
 
 
 def pages(out: Console, found: dict[str, Any]) -> None:
-    """The addresses of `sweep compare`, each on one line however long, to be copied."""
+    """Print the URLs of `sweep compare`, each on one line, so that it can be copied."""
     for what, page in (
         ("compare in MLflow (while `sweep ui` runs)", found["mlflow_compare_page"]),
         ("their curves", found["mlflow_metric_page"]),
-        ("what was searched, in charts", found["mlflow_charts_page"]),
+        ("charts of the search", found["mlflow_charts_page"]),
     ):
         if page is not None:
             out.print(f"{what}: {page}", soft_wrap=True)
 
 
 def findings(found: Sequence[Finding]) -> RenderableType:
-    """The table of `sweep doctor`."""
+    """Return the table of `sweep doctor`."""
     table = plain_table("", "what", "found", "remedy")
     for one in found:
         table.add_row(
@@ -273,11 +273,13 @@ def findings(found: Sequence[Finding]) -> RenderableType:
 
 
 def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2.0) -> None:
-    """Show a sweep's status until it no longer runs; where it cannot be drawn again in its place,
-    each time that a trial's state or the best one is another.
+    """Show a sweep's status until no driver runs it any more.
+
+    If the console cannot redraw in place, the status is printed whenever a trial's state or the
+    best trial changes.
     """
     table = Live(console=console, refresh_per_second=4, transient=True)
-    told = None
+    printed = None
     with table if redraws(console) else nullcontext() as live:
         while True:
             view = look()
@@ -288,8 +290,8 @@ def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2
                 live.update(shown)
             if not view.running:
                 break
-            if live is None and (news := (now["trials"], now["best"])) != told:
+            if live is None and (changed := (now["trials"], now["best"])) != printed:
                 console.print(found, crop=False)
-                told = news
+                printed = changed
             time.sleep(every)
-    console.print(shown, crop=False)  # what is live is cut to the terminal, a command with it
+    console.print(shown, crop=False)  # again, as the live display cuts long commands

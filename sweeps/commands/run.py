@@ -1,6 +1,6 @@
-"""One attempt at a sweep, as `sweep run` and `sweep resume` make it: check, run, say how it ended.
+"""`sweep run` and `sweep resume`: check a sweep, run it, and print its outcome.
 
-What must not live here: options and arguments (`cli`), the run itself (`run`).
+What must not live here: options and arguments (`cli`), and running the trials (`driver.run`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.commands import messages
-from sweeps.commands.lost_runs import name_other_sweeps
+from sweeps.commands.lost_runs import warn_of_other_sweeps
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
@@ -47,7 +47,7 @@ from trainable.metrics_file import CurveDamaged
 from trainable.storage.regular_files import IrregularFile
 
 _REFUSED = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
-"""What a storage answers that is full or read-only."""
+"""Errors of a full or read-only storage."""
 
 
 def attempt(
@@ -62,23 +62,25 @@ def attempt(
     accept_changes: bool = False,
     offline: bool = False,
 ) -> int:
-    """Run a sweep to its end or until it is interrupted, and say what comes next.
+    """Run a sweep until it ends or is interrupted, and print its outcome.
 
     Args:
-        out: Where the sweep is shown.
-        err: Where everything else is said.
+        paths: The sweep's directory.
+        spec: The spec to run; of a resumed sweep, with its changes.
+        out: Receives the progress display and the results.
+        err: Receives messages and warnings.
         new: Whether the sweep must not exist yet; otherwise it must.
         grace: Seconds from the first signal until the process has ended.
-        address: The Ray cluster to run on; None: a Ray of this machine's own.
-        accept_changes: Go on although code, data or what values mean has changed.
-        offline: Ask no tracking server: everything stays in the outbox.
+        address: The Ray cluster to run on; None: start a local Ray.
+        accept_changes: Resume although code, data or the meaning of values has changed.
+        offline: Contact no tracking server; everything stays in the outbox.
 
     Returns:
         The exit code.
 
     Raises:
-        ValueError: One of its subclasses: the user can put it right, and nothing was created.
-        SweepHeld: Another driver holds it.
+        ValueError: A subclass, for input that the user can correct; nothing was created.
+        SweepLockedError: Another driver holds the sweep.
     """
     inspection: TaskInspector | None = None
     outcomes: list[SweepOutcome] = []
@@ -86,27 +88,27 @@ def attempt(
         with exit_on_signal(), err.status("loading the task") as spinner, ExitStack() as stack:
             check_tracking(spec)
             if not offline:
-                reach_tracking(paths, spec)  # before anything is started
+                reach_tracking(paths, spec)  # before any process starts
             if address is None:
                 check_limits()
-            where: Machine | Cluster = Machine.probe()
-            # Before the cluster's nodes are asked: what is wrong here is wrong there, too.
+            machine: Machine | Cluster = Machine.probe()
+            # Before the cluster's nodes are checked: a fault here is a fault there, too.
             probe_store(paths, spec, new=new)
             if address is not None:
                 spinner.update("connecting to the cluster")
-                where = stack.enter_context(_connected(address, paths, spec, err))
+                machine = stack.enter_context(_connect(address, paths, spec, err))
                 spinner.update("loading the task")
-            nodes = where.nodes if isinstance(where, Cluster) else (where,)
-            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes)
+            nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
+            resource_plan = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             if address is None:
                 secrets = credentials(spec.tracking.uri, spec.storage.ledger)
-                stack.enter_context(fork_server.serving(max(1, int(ways.cpu)), secrets))
-            inspection = TaskInspector(spec, ways)
-            try:  # asked while the child imports torch: who is refused hears it soon
+                stack.enter_context(fork_server.serving(max(1, int(resource_plan.cpu)), secrets))
+            inspection = TaskInspector(spec, resource_plan)
+            try:  # while the child imports torch, so that errors appear early
                 if not offline:
                     _probe_tracking(paths, spec, new=new)
                     if new:
-                        name_other_sweeps(paths, spec, err)
+                        warn_of_other_sweeps(paths, spec, err)
             except ValueError:
                 inspection.terminate()
                 raise
@@ -114,30 +116,32 @@ def attempt(
             with without_collection():
                 from sweeps.commands.progress_display import PlainLines, ProgressTable, view_on
                 from sweeps.driver.run import (
-                    run_sweep,  # imports Ray while the child imports torch
+                    run_sweep,  # Ray, too, is imported while the child imports torch
                 )
 
             facts = inspection.facts()
-            ways = plan(spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory)
+            resource_plan = plan(
+                spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory
+            )
 
             def make_view(
                 finished: int, total: int, best: tuple[int, float] | None
             ) -> ProgressTable | PlainLines:
                 spinner.stop()
-                there = f", {where.describe()}" if isinstance(where, Cluster) else ""
-                messages.sentence(err, f"  {ways.describe()}{there}", style="")
+                cluster = f", {machine.describe()}" if isinstance(machine, Cluster) else ""
+                messages.sentence(err, f"  {resource_plan.describe()}{cluster}", style="")
                 messages.task_facts(err, facts)
                 return view_on(out, spec, finished=finished, total=total, best=best)
 
-            def say(what: str) -> None:
-                spinner.update(what)
+            def say(activity: str) -> None:
+                spinner.update(activity)
                 spinner.start()
 
             run_sweep(
                 paths,
                 spec,
-                ways,
-                where,
+                resource_plan,
+                machine,
                 make_view,
                 new=new,
                 origin=Origin(facts.code, facts.data, facts.samples),
@@ -149,7 +153,7 @@ def attempt(
                 notices=messages.ConsoleNotices(),
                 tell=outcomes.append,
             )
-    except ExitRequested as left:
+    except ExitRequested as request:
         if inspection is not None:
             inspection.terminate()
         if not outcomes:
@@ -157,15 +161,15 @@ def attempt(
                 messages.interrupted(err, paths)
             else:
                 messages.nothing_started(err)
-            return left.exit_code
+            return request.exit_code
     except (CurveDamaged, LedgerError, LockLost, StorageError, OSError) as error:
-        return give_up(error, paths, err)
+        return report_error(error, paths, err)
     (outcome,) = outcomes
     messages.outcome(out, err, outcome, paths)
     return outcome.exit_code
 
 
-def _connected(
+def _connect(
     address: str, paths: SweepPaths, spec: SweepSpec, err: Console
 ) -> AbstractContextManager[Cluster]:
     return connected(
@@ -180,10 +184,10 @@ def _connected(
 
 
 def check_tracking(spec: SweepSpec) -> None:
-    """See that a sweep's tracking address names a store; nobody is asked.
+    """Check that the tracking URI is valid; no server is contacted.
 
     Raises:
-        Refused: It names none.
+        UserError: It is not.
     """
     try:
         check_address(spec)
@@ -197,12 +201,12 @@ def _probe_tracking(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
         tracker.probe(known=_is_known(paths, spec, new=new))
     except TrackingUnusable as error:
         if spec.tracking.uri is None:
-            raise  # what lies below the root is no key's doing
+            raise  # no key of the spec names the store below the root
         raise UserError([Issue(("tracking", "uri"), error.message)]) from error
 
 
 def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
-    """Whether the tracking address needs no proof: our own store, or one recorded at before."""
+    """Whether the tracking store is the embedded one, or one that has recorded this sweep."""
     if spec.tracking.uri is None:
         return True
     if new:
@@ -211,39 +215,39 @@ def _is_known(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> bool:
     return before == spec.tracking.uri and read_outbox(paths.outbox).experiment_id is not None
 
 
-def give_up(
+def report_error(
     error: CurveDamaged | LedgerError | LockLost | StorageError | OSError,
     paths: SweepPaths,
     err: Console,
 ) -> int:
-    """Say why a sweep could not go on, and what continues it if there is one by now.
+    """Print why a sweep stopped, and the command that resumes it if the sweep exists.
 
     Returns:
-        The exit code: a storage that fails under a sweep stops it; one that fails before there is
-        a sweep, and a ledger or a curve that is damaged, are for the user to put right first.
+        The exit code: `NO_SUCCESS` for storage that fails while a sweep exists; `WRONG_INPUT` for
+        storage that fails before, and for a damaged ledger or metrics file.
     """
     code = WRONG_INPUT
     if isinstance(error, LedgerBusy | LockLost):
         code = HELD
     elif isinstance(error, IrregularFile | LockTaken):
-        pass  # for the user to put right, whether or not there is a sweep
+        pass  # the user must correct it, whether or not the sweep exists
     elif isinstance(error, LedgerRefused | StorageError | OSError) and paths.exists():
         code = NO_SUCCESS
     cause = str(error)
     if isinstance(error, OSError) and not isinstance(error, OutboxError):
-        cause = _with_room(error, paths)
+        cause = _describe_full_disk(error, paths)
     messages.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
     if paths.exists():
         messages.resume(err, paths)
     return code
 
 
-def _with_room(error: OSError, paths: SweepPaths) -> str:
-    """What the system says about a file, made the sentence of all storages that fail."""
+def _describe_full_disk(error: OSError, paths: SweepPaths) -> str:
+    """Return the message of a file error, with the free space if the storage refuses writes."""
     if error.errno not in _REFUSED or not paths.exists():
         return str(error)
     free = shutil.disk_usage(paths.directory).free
     return (
-        f"{paths.directory} cannot be written: {error}; {free} bytes are free on that disk; what "
-        "was saved is untouched; free space or correct the permissions, then resume"
+        f"{paths.directory} cannot be written: {error}; {free} bytes are free on that disk; saved "
+        "files are untouched; free space or correct the permissions, then resume"
     )

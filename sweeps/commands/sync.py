@@ -1,8 +1,7 @@
-"""Deliver what a sweep's outbox still holds, draw the missing figures and the report, and compare
-the tracking store with the trials' own files; without running the sweep.
+"""`sweep sync`: deliver queued records, draw missing figures, and compare the tracking store.
 
-What must not live here: the delivery itself (`tracking`), what of a store is missing
-(`reconciliation.store_check`), and a running sweep's, which is its driver's business.
+Only for sweeps that no driver runs; a driver delivers by itself. What must not live here: the
+delivery (`tracking`), and the search for missing data (`reconciliation.store_check`).
 """
 
 from __future__ import annotations
@@ -52,36 +51,37 @@ from sweeps.recording.tags import (
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker, open_tracker
-from tracking.outbox_recorder import set_target, sync, tell_again
+from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.recorder import Status, stored
+from tracking.recorder import Status, stored_status
 from tracking.tracker import OpenTracker, Tracker
 
 _INTERRUPTED: Status = "INTERRUPTED"
-_AT_ONCE = 50
-"""Trials whose curves are in memory together."""
+_BATCH_SIZE = 50
+"""How many trials' metrics are in memory at a time."""
 
 
 class SyncResult(NamedTuple):
-    """What became of a sweep's waiting records."""
+    """What `sweep sync` delivered, drew and found missing."""
 
     delivered: int
     left: int
+    """How many records still wait."""
     refused: int
-    """How many the server has refused for good, ever."""
+    """How many records the server has rejected for good, since the sweep began."""
     held: str | None
     """How many artifacts wait although the server answers, and why."""
     drawn: int
-    """How many trials have figures that had none."""
+    """For how many trials figures were drawn."""
     missing: Missing = Missing()
-    """What the store lacked of what it had been told."""
+    """What the store lacked of the records that had been delivered."""
     still_missing: Missing = Missing()
-    """What of that it still lacks."""
+    """What it still lacks."""
     num_runs: int = 0
     """How many runs the store should have."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as it stands in `--json`."""
+        """Return the object that `--json` prints."""
         return {
             **self._asdict(),
             "missing": asdict(self.missing),
@@ -90,94 +90,93 @@ class SyncResult(NamedTuple):
 
 
 def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
-    """Deliver a sweep's waiting records, what a killed driver could not send, runs that the store
-    has lost, and the figures and the report that are not drawn yet.
+    """Deliver queued records, those of a killed driver, lost runs, missing figures and the report.
 
     Args:
-        view: The sweep, as it was found.
-        verify: Compare all that the store was told with what it holds, and send what it lacks.
-        patience: Seconds without a single delivery after which it gives up.
+        view: The sweep.
+        verify: Compare the whole store with the sweep's files, and send what the store lacks.
+        patience: Seconds without any delivery after which it gives up.
 
     Raises:
-        StorageMoved: It is a copy of a sweep, or one that was renamed.
-        SweepHeld: A driver runs the sweep, and delivers by itself.
-        TrackingUnusable: The tracking server does not answer, or refuses; the store is damaged.
+        StorageMoved: The sweep is a copy, or was renamed.
+        SweepLockedError: A driver runs the sweep, and delivers by itself.
+        TrackingUnusable: The tracking server does not answer or refuses, or the store is damaged.
         StoreUnreadable: The store does not answer.
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
     tracker = find_tracker(paths, spec)
     place = tracker.uri, tracker.artifact_root
-    lock = SweepLock(paths.lock, ledger_lock(view.place))
+    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
     with contextlib.ExitStack() as stack:
         drawing = Drawing()
         if view.state != "running":  # otherwise the lock cannot be acquired
             scratch = tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH)
-            drawing = draw_what_is_missing(view, Path(stack.enter_context(scratch)))
+            drawing = draw_missing(view, Path(stack.enter_context(scratch)))
         lock.acquire()
         stack.callback(lock.release)
         if lock.previous is not None:
             end_orphans(lock.previous.token)
         tracker.probe(known=spec.tracking.uri is None)
         set_target(paths.outbox, tracker)
-        drawn = record_what_was_drawn(paths, spec, drawing)
+        drawn = record_drawing(paths, spec, drawing)
         before = read_outbox(paths.outbox)
-        told = _SyncMessages(paths, spec, before.sweep_told, tracker)
+        resender = _Resender(paths, spec, before.tracked_sweep_status, tracker)
         sent = left = 0
 
         def send() -> None:
             nonlocal sent, left
             waiting = read_outbox(paths.outbox).pending
-            left = sync(*place, spec.name, told.sweep_id, paths.outbox, patience=patience)
+            left = sync(*place, spec.name, resender.sweep_id, paths.outbox, patience=patience)
             sent += waiting - left
 
         still: list[MissingData] = []
         if verify:
-            send()  # what waits is not missing
-            missing = [] if left else told.all_missing()
-            told.send(missing)
+            send()  # queued records are not missing
+            missing = [] if left else resender.all_missing()
+            resender.send(missing)
             send()
-            still = told.all_missing() if missing and not left else []
+            still = resender.all_missing() if missing and not left else []
         else:
-            missing = told.runs_missing()
-            # What lies in the trash was put there by a person.
+            missing = resender.missing_runs()
+            # A user deleted the runs in the trash; they stay there.
             still = [one for one in missing if one.is_deleted]
-            told.send([one for one in missing if not one.is_deleted])
+            resender.send([one for one in missing if not one.is_deleted])
             send()
     after = read_outbox(paths.outbox)
-    gone = after.refused - before.refused
+    num_refused = after.refused - before.refused
     return SyncResult(
-        sent - gone,
+        sent - num_refused,
         left,
         after.refused,
-        after.held,
+        after.blocked_artifacts,
         drawn,
         Missing.of(missing),
         Missing.of(still),
-        1 + len(told.records),
+        1 + len(resender.records),
     )
 
 
-def tell_who_is_interrupted(paths: SweepPaths, spec: SweepSpec) -> None:
-    """Queue what tracking was not told of because the driver was killed: runs of trials that
-    nobody works on are no longer running, and neither is the sweep's own. The caller holds the
-    lock.
+def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
+    """Queue the records that a killed driver could not send, and mark its runs as interrupted.
+
+    The caller holds the sweep's lock.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
-    looks_live = read_outbox(paths.outbox).sweep_told == "RUNNING"
+    looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
     recorder, delivery = _queue(paths, spec, ledger)
-    for first in range(0, len(records), _AT_ONCE):
-        some = list(records.values())[first : first + _AT_ONCE]
-        for one in list(tracking_gaps(read_sweep_state(paths, spec, some, live=False))):
-            send_to_tracker(one, paths, spec, records[one.number], recorder)
+    for first in range(0, len(records), _BATCH_SIZE):
+        batch = list(records.values())[first : first + _BATCH_SIZE]
+        for gap in list(tracking_gaps(read_sweep_state(paths, spec, batch, live=False))):
+            send_to_tracker(gap, paths, spec, records[gap.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     delivery.close(0.0)
 
 
 class Drawing(NamedTuple):
-    """Figures and a report in a scratch directory, which are not recorded yet."""
+    """Figures and a report in a scratch directory that are not recorded yet."""
 
     figures: Sequence[DrawnTrial] = ()
     report: Path | None = None
@@ -185,10 +184,10 @@ class Drawing(NamedTuple):
     """Why the report could not be drawn."""
 
 
-def draw_what_is_missing(view: SweepStatus, scratch: Path) -> Drawing:
-    """Draw the figures of the trials that have ended, and the report of a sweep that has.
+def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
+    """Draw missing figures of the trials that have ended, and the report of a concluded sweep.
 
-    Needs no lock: what has ended does not change.
+    Needs no lock, because trials that have ended do not change.
     """
     paths = view.paths
     figures = draw_figures(view.spec, paths, trials_without_figures(paths, view.records), scratch)
@@ -202,9 +201,13 @@ def draw_what_is_missing(view: SweepStatus, scratch: Path) -> Drawing:
         return Drawing(figures, no_report=str(error))
 
 
-def record_what_was_drawn(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
-    """Queue figures for the trials' runs, and the report and the best trial's figures for the
-    sweep's own run; return how many trials have figures that had none. The caller holds the lock.
+def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
+    """Queue the figures for the trials' runs, and report and best figures for the sweep's own run.
+
+    The caller holds the sweep's lock.
+
+    Returns:
+        How many trials have figures now that had none.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
     recorder, delivery = _queue(paths, spec, ledger)
@@ -229,17 +232,22 @@ def record_what_was_drawn(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) 
 
 
 def _is_concluded(ledger: LedgerReader) -> bool:
-    """Whether a driver has published the best of all trials."""
+    """Return whether a driver has published the best of all trials."""
     return 0 < ledger.concluded == len(ledger.trials)
 
 
-class _SyncMessages:
-    """What the tracking store was told of a sweep, and telling it again. The caller holds the
-    sweep's lock.
+class _Resender:
+    """Finds the records that the tracking store lacks and queues them again.
+
+    The caller holds the sweep's lock.
     """
 
     def __init__(
-        self, paths: SweepPaths, spec: SweepSpec, sweep_told: str | None, tracker: Tracker
+        self,
+        paths: SweepPaths,
+        spec: SweepSpec,
+        tracked_sweep_status: str | None,
+        tracker: Tracker,
     ) -> None:
         self._paths, self._spec = paths, spec
         self._ledger = LedgerReader(ledger_location(paths, spec))
@@ -247,22 +255,22 @@ class _SyncMessages:
         self.records = self._ledger.records()
         self._concluded = _is_concluded(self._ledger)
         self._best = self._ledger.best() if len(spec.metrics) == 1 else None
-        if sweep_told is None and self._concluded:
-            sweep_told = "FINISHED" if self._ledger.front() else "FAILED"
+        if tracked_sweep_status is None and self._concluded:
+            tracked_sweep_status = "FINISHED" if self._ledger.front() else "FAILED"
         endings: tuple[Status, ...] = ("FINISHED", "FAILED")
-        self._ending = next((one for one in endings if one == sweep_told), _INTERRUPTED)
+        self._ending = next((one for one in endings if one == tracked_sweep_status), _INTERRUPTED)
         self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
         known = read_outbox(paths.outbox).experiment_id
         self._store = tracker.reader(spec.name, known)
 
-    def runs_missing(self) -> list[MissingData]:
-        """Which runs are not there, or have another status than they were told."""
+    def missing_runs(self) -> list[MissingData]:
+        """Return the runs that the store lacks or has with another status."""
         delivered = read_outbox(self._paths.outbox)
         runs = self._store.runs(self.sweep_id)
         return check_runs(self.records, delivered, runs, self._status(delivered))
 
     def all_missing(self) -> list[MissingData]:
-        """All that is missing of what the store was told."""
+        """Return everything that the store lacks of the delivered records."""
         params = dict(flatten(self._spec.model_dump(mode="json")))
         delivered = read_outbox(self._paths.outbox)
         own = SweepRun(self._status(delivered), params, self._sweep_tags(), self._sweep_files())
@@ -279,18 +287,18 @@ class _SyncMessages:
         )
 
     def send(self, missing: Iterable[MissingData]) -> None:
-        """Queue what is missing, and what else a driver that was killed could not tell."""
+        """Queue missing records, and those that a killed driver could not send."""
         by_trial = {one.trial: one for one in missing}
         again = {one.trial: one.is_gone for one in by_trial.values() if one.is_of_the_run}
-        tell_again(self._paths.outbox, again)
+        reset_trials(self._paths.outbox, again)
         own = by_trial.pop(None, None)
         if own is not None:
-            self._tell_sweep(own)
-        tell_who_is_interrupted(self._paths, self._spec)
+            self._send_sweep_run(own)
+        queue_interruptions(self._paths, self._spec)
         more = self._front_tags()
         recorder, delivery = _queue(self._paths, self._spec, self._ledger)
         for number, one in by_trial.items():
-            assert number is not None, "the sweep's own run was told above"
+            assert number is not None, "the sweep's own run is handled above"
             recorder.tag(number, more.get(number, {}))
             files = figure_files(self._paths, number)
             for file in files:
@@ -303,10 +311,10 @@ class _SyncMessages:
         delivery.close(0.0)
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
-        """Of the sweep's own run; None: its driver was killed, and could not tell."""
-        return None if delivered.sweep_told == "RUNNING" else stored(self._ending)
+        """Return the status of the sweep's own run; None: a killed driver did not send it."""
+        return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
 
-    def _tell_sweep(self, missing: MissingData) -> None:
+    def _send_sweep_run(self, missing: MissingData) -> None:
         recorder, delivery = _queue(
             self._paths, self._spec, self._ledger, announce=missing.is_of_the_run
         )
@@ -318,7 +326,7 @@ class _SyncMessages:
         delivery.close(0.0)
 
     def _publish(self, directory: Path, missing: MissingData) -> Iterable[tuple[Path, str]]:
-        """Make the artifacts of the sweep's own run that are missing; with their names there."""
+        """Yield the missing artifacts of the sweep's own run, with their names in the store."""
 
         def lacks(name: str) -> bool:
             return missing.is_gone or any(one.startswith(name) for one in missing.files)
@@ -335,7 +343,7 @@ class _SyncMessages:
         if lacks("best/"):
             where = attempt_tags(self._ledger.attempts)
             ended = sum(one.finished for one in self.records)
-            with contextlib.suppress(NoBest):  # as above
+            with contextlib.suppress(NoBest):  # the driver exported no trial either
                 for file in export_trial(
                     self._paths, self._spec, self._best, directory / "best", where, ended
                 ):
@@ -373,10 +381,10 @@ class _SyncMessages:
 def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> OpenTracker:
-    """A recorder that fills the outbox and asks no server.
+    """Return a recorder that writes to the outbox and contacts no server.
 
     Args:
-        announce: Tell of the sweep's own run, too.
+        announce: Whether to record the sweep's own run, too.
     """
     tags = attempt_tags(ledger.attempts)
     if announce:

@@ -1,6 +1,6 @@
-"""Tables for the terminal: Rich's, and one for many rows.
+"""Tables for the terminal: Rich's, and a faster one for many rows.
 
-What must not live here: what stands in them.
+What must not live here: their content.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _GAP = 2
 
 
 def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
-    """Return the last parts of dotted keys, as many of each as tell it from all other columns.
+    """Shorten dotted keys to their last parts, as far as each title stays unique.
 
     Args:
-        keys: Of parameters, each one once.
+        keys: Keys of parameters, without duplicates.
         beside: The titles of the other columns.
     """
     parts = dict.fromkeys(keys, 1)
@@ -40,8 +40,9 @@ def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
 
 
 def plain_table(*columns: str, right: Container[str] = ()) -> Table:
-    """Return an empty table without lines; the columns of `right` are aligned there. To be printed
-    with `crop=False`, as where words alone are wider than the terminal, rows are, too.
+    """Return an empty table without lines; the columns in `right` are right-aligned.
+
+    Print it with `crop=False`: a row of long words may be wider than the terminal.
     """
     table = _WordWrappedText(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -50,9 +51,10 @@ def plain_table(*columns: str, right: Container[str] = ()) -> Table:
 
 
 class _WordWrappedText(Table):
-    """Rich's table, but its columns give way between words alone: a number that lost its end ranks
-    nothing, and a path or an id cannot be copied. A row ends where its text does, or the blanks
-    behind it would be lines of their own on a narrow terminal.
+    """Rich's table, but it wraps cells only between words and never cuts a word.
+
+    A number without its end is wrong, and a path or an id could not be copied. Trailing blanks of
+    a row are removed: on a narrow terminal they would wrap into empty lines.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -73,9 +75,10 @@ class _WordWrappedText(Table):
 
 
 class TextTable:
-    """A table of many rows. Rich measures and wraps every cell of its own tables, a second for a
-    thousand trials; where all fits on the lines as it is, there is nothing to decide. Breaks
-    within a cell become blanks: a row is one line.
+    """A table for many rows, each on one line; line breaks in a cell become blanks.
+
+    Rich measures and wraps every cell of its tables, which takes a second for a thousand trials.
+    This class does so only if the rows are wider than the terminal.
     """
 
     def __init__(self, columns: Sequence[str], *, right: Container[str]) -> None:

@@ -1,6 +1,6 @@
-"""One training run in this process, without Ray: for a debugger.
+"""`sweep train`: one training run in this process, without Ray, for use with a debugger.
 
-The spec's `train` section is used as it stands; the search space is not sampled.
+It uses the spec's `train` section unchanged and does not sample the search space.
 """
 
 from __future__ import annotations
@@ -38,30 +38,31 @@ if TYPE_CHECKING:
     from trainable.loop import Trainer
 
 _OURS = re.compile("epoch|memory/.*|best/.*")
-"""What is reported beside what a loop of the user's own yields."""
+"""The metrics that Gradsweep adds to those that a custom loop yields."""
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 
 _MAY_CHANGE = ("budget", "checkpoint")
-"""For how long a run is trained, and what is kept of it: the rest makes it another run."""
+"""Sections that may differ when a run resumes: how long it trains, and what it saves."""
 _SHOWN_CHANGES = 3
 
 
 class OtherRun(ValueError):
-    """What lies in a directory is not the run that was asked for."""
+    """The directory holds a run with another configuration."""
 
 
-def check_first(spec: SweepSpec, err: Console) -> None:
-    """Check the task in a child process, as a sweep does, and print what is probably not meant.
+def check_task(spec: SweepSpec, err: Console) -> None:
+    """Check the task in a child process, as a sweep does, and print warnings.
 
-    What the task itself raises there is left to the run in this process, where a debugger is.
+    An exception of the task's own code is ignored: it is raised again in this process, where a
+    debugger can catch it.
 
     Raises:
-        TaskRefused: It cannot be trained.
+        TaskRefused: The task cannot be trained.
     """
     with ExitStack() as stack:
         inspection = TaskInspector(spec, None)
         stack.callback(inspection.terminate)
-        _import_torch()  # while the child does
+        _import_torch()  # while the child imports it, too
         try:
             facts = inspection.facts()
         except TaskRefused as refused:
@@ -73,10 +74,10 @@ def check_first(spec: SweepSpec, err: Console) -> None:
 
 
 def _import_torch() -> None:
-    """Import what trains; where a limit of this process forbids it, say so.
+    """Import the training code.
 
     Raises:
-        LimitTooSmall: That is so.
+        LimitTooSmall: A resource limit of this process prevents it.
     """
     try:
         import trainable.build  # noqa: F401
@@ -95,19 +96,20 @@ def train_once(
     err: Console,
     figures: Path | None = None,
 ) -> dict[str, float]:
-    """Train to the end of the budget, or resume an earlier run in `directory`.
+    """Train until the budget is used, or resume an earlier run in `directory`.
 
     Args:
-        directory: Where checkpoints are kept; None keeps them only while it trains.
-        console: Where the run is shown.
-        err: Where everything else is said.
-        figures: Where pictures of the run go; None draws none.
+        spec: Its `train` section configures the run.
+        directory: Receives the checkpoints; None: a temporary directory.
+        console: Receives the metrics and the progress bar.
+        err: Receives messages.
+        figures: Receives figures of the run; None: draw none.
 
     Returns:
         The last report's metrics.
 
     Raises:
-        OtherRun: Another run has saved its state in `directory`, or it is somebody else's.
+        OtherRun: `directory` holds a run with another configuration, or foreign files.
     """
     check_names(spec)
     from trainable.build import open_trainer
@@ -118,9 +120,9 @@ def train_once(
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
-        config = _continued(directory, spec.trial_config(0, {}))
-        device = "cpu" if spec.resources.gpu == 0 else None  # as its trials
-        stack.enter_context(_naming_keys())
+        config = _resumed_config(directory, spec.trial_config(0, {}))
+        device = "cpu" if spec.resources.gpu == 0 else None  # as in a sweep's trials
+        stack.enter_context(_locating_config_errors())
         trainer = open_trainer(config, directory, device=device)
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
@@ -128,12 +130,13 @@ def train_once(
         facts = _facts(config, trainer)
         messages.task_facts(err, facts)
         if trainer.store.saved_epoch() >= spec.budget.epochs:
-            told = f"{directory}: this run is at its end; nothing was trained"
-            messages.sentence(err, told, style="")
+            messages.sentence(
+                err, f"{directory}: this run is complete; nothing to train", style=""
+            )
         elif trainer.resumed_at:
-            of = facts.total_steps or spec.budget.epochs  # a loop of its own counts reports
-            told = f"{directory}: goes on at step {trainer.resumed_at} of {of}"
-            messages.sentence(err, told, style="")
+            total = facts.total_steps or spec.budget.epochs  # a custom loop counts reports
+            message = f"{directory}: resumes at step {trainer.resumed_at} of {total}"
+            messages.sentence(err, message, style="")
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         progress = stack.enter_context(
             Progress(
@@ -169,7 +172,7 @@ def train_once(
 
 @contextmanager
 def _as_a_trial(spec: SweepSpec) -> Iterator[None]:
-    """What a task sees of its process, as in a trial of a sweep."""
+    """Prepare this process as a trial's worker: import paths, and no credentials."""
     withheld = credentials(spec.tracking.uri, spec.storage.ledger) & os.environ.keys()
     kept = {name: os.environ[name] for name in withheld}
     with prepared():
@@ -180,12 +183,13 @@ def _as_a_trial(spec: SweepSpec) -> Iterator[None]:
             os.environ.update(kept)
 
 
-def _continued(directory: Path, config: TrialConfig) -> TrialConfig:
-    """Return the configuration under the training rules with which the run in a directory was
-    begun.
+def _resumed_config(directory: Path, config: TrialConfig) -> TrialConfig:
+    """Return the configuration with the training rules of the run in a directory.
 
-    Refuse a directory in which another run has saved its state, or a file of the user's own is
-    where a run writes its own. A run of an earlier release has not said what it began with.
+    A run of an early release has stored no configuration.
+
+    Raises:
+        OtherRun: The directory holds a run with another configuration, or a foreign file.
     """
     file = directory / TRIAL_CONFIG
     if not file.exists():
@@ -194,8 +198,8 @@ def _continued(directory: Path, config: TrialConfig) -> TrialConfig:
         before = read_config(file)
     except ValueError:
         raise OtherRun(
-            f"{file} is not the configuration of a run; a run keeps its own there under that "
-            "name; name another directory with --dir"
+            f"{file} is not the configuration of a run; a run writes its own there under that "
+            "name; choose another directory with --dir"
         ) from None
     if not CheckpointStore(directory).generations():
         return config
@@ -211,15 +215,16 @@ def _continued(directory: Path, config: TrialConfig) -> TrialConfig:
         more = len(differing) - _SHOWN_CHANGES
         found = [*differing[:_SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
         raise OtherRun(
-            f"{directory} holds a run of another configuration: {', '.join(found)}; a run goes on "
-            "only with what it began with; name another directory with --dir"
+            f"{directory} holds a run with another configuration: {', '.join(found)}; a run "
+            "resumes only with the configuration it began with; choose another directory with "
+            "--dir"
         )
     return config
 
 
 @contextmanager
-def _naming_keys() -> Iterator[None]:
-    """What of the configuration cannot be trained, as the refusal of a key."""
+def _locating_config_errors() -> Iterator[None]:
+    """Attach the key of the spec to errors of the configuration."""
     try:
         yield
     except ConfigError as error:
@@ -229,7 +234,7 @@ def _naming_keys() -> Iterator[None]:
 
 
 def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
-    """The same as before a sweep; what deserves caution was said when the trainer was built."""
+    """Return the facts that are printed before a sweep, without the warnings."""
     from trainable.inspect_task import measure
     from trainable.loop import Trainer
 

@@ -1,6 +1,6 @@
-"""`sweep trust`: to which stores this user lets credentials go.
+"""`sweep trust`: list and edit the stores to which credentials may be sent.
 
-What must not live here: what is asked before a store is connected to (`store_access`).
+What must not live here: the check before a connection to a store (`store_access`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from sweeps.commands.console import AsJson, input_errors, out, show_found
 def trust(
     addresses: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ADDRESS]...", help="Stores to allow.", show_default=False),
+        typer.Argument(
+            metavar="ADDRESS", help="Stores to allow; none: list them.", show_default=False
+        ),
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Forget the addresses instead.")
+        bool, typer.Option("--forget", help="Remove the addresses from the list instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let credentials go to a tracking server, database or bucket; without ADDRESS, list them."""
+    """Allow sending credentials to a tracking server, database or bucket."""
     from sweeps.commands import messages
     from sweeps.errors import UserError
     from tracking import store_origin, trusted_stores
@@ -38,14 +40,14 @@ def trust(
         for address in addresses or ():
             origin = store_origin.origin_of(address)
             if not forget:
-                trusted_stores.remember(address, explicit=True)
-                said = f"credentials may go to {origin}"
-            elif trusted_stores.forget(address):
-                said = f"{origin} is forgotten"
+                trusted_stores.add_trusted(address, explicit=True)
+                message = f"credentials may be sent to {origin}"
+            elif trusted_stores.remove_trusted(address):
+                message = f"{origin} is removed from {trusted_stores.trust_file()}"
             else:
-                said = f"{origin} was not in {trusted_stores.trust_file()}"
+                message = f"{origin} was not in {trusted_stores.trust_file()}"
             if not as_json:
-                messages.sentence(out, said, style="")
+                messages.sentence(out, message, style="")
         found = trusted_stores.trusted()
     if as_json or not addresses:
         show_found(found, as_json, lambda: "\n".join(found) or "no store is trusted yet")

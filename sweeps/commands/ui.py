@@ -1,6 +1,6 @@
-"""`sweep ui`: the page of a sweep's runs, served where nobody serves it, and opened.
+"""`sweep ui`: start MLflow's server unless one runs, and open the page of a sweep's runs.
 
-What must not live here: how MLflow's server is started, and its addresses (`tracking.ui`).
+What must not live here: starting MLflow's server, and its addresses (`tracking.ui`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sweeps.path_checks import check_place
+from sweeps.path_checks import check_writable
 from sweeps.paths import artifact_root, tracking_uri
 from sweeps.publishing.trial_figures import trials_without_figures
 from sweeps.recording.tags import leaders_view
@@ -23,7 +23,7 @@ from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
 from sweeps.tracker import tracker_at
 from tracking.address import is_server
-from tracking.idle_process import start_behind
+from tracking.idle_process import start_idle
 from tracking.mlflow_chart_view import of_sweep
 from tracking.trusted_stores import secured
 from tracking.ui import runs_page, start_server
@@ -32,9 +32,9 @@ from tracking.ui import runs_page, start_server
 def serve(
     console: Console, root: Path, view: SweepStatus | None, *, port: int, open_browser: bool
 ) -> None:
-    """Run the MLflow UI until Ctrl-C, on the runs page of a sweep when one is named.
+    """Serve the MLflow UI until Ctrl-C, and open the page of a sweep or of all runs.
 
-    A tracking server has its pages already: the sweep's is opened there, and nothing is started.
+    If the sweep records to a tracking server, its page there is opened and no server is started.
     """
     uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
     if is_server(uri):
@@ -42,23 +42,23 @@ def serve(
         _open(console, page, page if open_browser else None)
         if view is not None and (missing := _num_without_figures(view)):
             command = view.paths.command("sync")
-            console.print(f"draw the figures of {missing} trials: {command}", soft_wrap=True)
+            console.print(f"draw the figures of {missing} trials with: {command}", soft_wrap=True)
         return
-    check_place(root, "--root")
+    check_writable(root, "--root")
     tracker_at(uri, root).probe(known=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # or the server would outlive this one
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+    for number in (signal.SIGTERM, signal.SIGHUP):  # otherwise the server would outlive this one
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)
     with console.status("starting the MLflow UI (20 to 60 seconds)"):
         server = start_server(secured(uri), artifact_root(root), port=port)
     try:
         console.print("Ctrl-C ends it")
         page = _page(server.url, view)
-        opening = None
+        redirect = None
         if open_browser:
-            with contextlib.suppress(OSError):  # where nothing can be written, the link remains
-                opening = server.opening(root, page).as_uri()
-        _open(console, server.link(page), opening)
+            with contextlib.suppress(OSError):  # on a full disk, the user has the printed link
+                redirect = server.redirect_file(root, page).as_uri()
+        _open(console, server.link(page), redirect)
         with _drawing(console, view):
             server.wait()
     except KeyboardInterrupt:
@@ -69,8 +69,9 @@ def serve(
 
 @contextlib.contextmanager
 def _drawing(console: Console, view: SweepStatus | None) -> Iterator[None]:
-    """Have `sweep sync` draw missing figures in the background. It is ended with the page; a later
-    `sync` goes on with what it left.
+    """Run `sweep sync` in the background while the page is open, to draw missing figures.
+
+    It ends with the page; a later `sync` draws the remaining figures.
     """
     missing = _num_without_figures(view)
     if view is None or not missing:
@@ -79,7 +80,7 @@ def _drawing(console: Console, view: SweepStatus | None) -> Iterator[None]:
     text = f"drawing the figures of {missing} trials; reload the page to see them"
     console.print(text, soft_wrap=True)
     command = ["sync", view.paths.name, "--root", str(view.paths.root)]
-    process = start_behind(
+    process = start_idle(
         [sys.executable, "-P", "-m", "sweeps.entry", *command],
         os.environ,
         silent=True,
@@ -88,13 +89,14 @@ def _drawing(console: Console, view: SweepStatus | None) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(process.pid, signal.SIGTERM)  # the processes that draw, too
+            os.killpg(process.pid, signal.SIGTERM)  # with its child processes that draw
         process.communicate()
 
 
 def _num_without_figures(view: SweepStatus | None) -> int:
-    """Return how many trials `sweep sync` would draw; none of a running sweep, whose driver holds
-    the lock.
+    """Return for how many trials `sweep sync` would draw figures.
+
+    It is 0 while the sweep runs, because the driver then holds the lock.
     """
     if view is None or view.state == "running":
         return 0
@@ -102,7 +104,7 @@ def _num_without_figures(view: SweepStatus | None) -> int:
 
 
 def _page(base: str, view: SweepStatus | None) -> str:
-    """The page of a sweep's runs below a server's address; all of them without a sweep."""
+    """Return the address of the page of a sweep's runs; without a sweep, of the server."""
     if view is None or view.delivered.experiment_id is None:
         return base
     known = view.delivered.experiment_tags
@@ -118,8 +120,8 @@ def _page(base: str, view: SweepStatus | None) -> str:
     )
 
 
-def _open(console: Console, link: str, opening: str | None) -> None:
-    """Print a link, and open a browser on what leads to it."""
+def _open(console: Console, link: str, redirect: str | None) -> None:
+    """Print a link, and open `redirect` in a browser."""
     console.print(link, soft_wrap=True)
-    if opening is not None:
-        webbrowser.open(opening)
+    if redirect is not None:
+        webbrowser.open(redirect)

@@ -1,1 +1,1 @@
-"""What a sweep is: the spec, its checks, its search space, its way from YAML and back."""
+"""The configuration of a sweep: the spec, its checks, its search space, reading and writing."""

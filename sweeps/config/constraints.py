@@ -1,12 +1,12 @@
-"""Constraints between parameters: comparisons of sums and products, read without running anything.
+"""Constraints between parameters: comparisons of arithmetic expressions, parsed without `eval`.
 
     train.batch_size * train.accumulation <= 512
     0.01 < task.low < task.high
 
-Numbers, dotted keys, `+ - * / // %`, brackets, and `< <= > >= == !=` between them. The text is
-parsed by Python and every node of it looked at; nothing is evaluated but these nodes. What must
-not live here: which keys there are (`search_checks`), and what becomes of a point that violates
-one (`proposals`).
+A constraint has numbers, dotted keys, `+ - * / // %`, brackets, and `< <= > >= == !=`. Python
+parses the text; every node is checked, and only these kinds of nodes are evaluated. What must not
+live here: which keys exist (`search_checks`), and what happens to a point that violates a
+constraint (`sweeps.search.suggest`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from sweeps.errors import UserError
 from sweeps.quoting import shown
 
-_LONGEST = 300  # characters; Python's parser then needs no more of its stack than it has
+_LONGEST = 300  # characters; a longer text may overflow the stack of Python's parser
 _RULE = (
-    "a constraint compares numbers, keys and what + - * / // % make of them; write for example "
+    "a constraint compares expressions of numbers, keys and + - * / // %; write for example "
     "train.batch_size * train.accumulation <= 512"
 )
 
@@ -54,8 +54,10 @@ class Constraint:
     _tree: ast.Compare
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Say whether values satisfy it. One that names a key without a value binds nobody; what
-        cannot be computed, such as a division by zero, does not hold.
+        """Return whether values satisfy the constraint.
+
+        It holds if one of its keys has no value. It does not hold if it cannot be computed, as
+        with a division by zero.
         """
         if not all(key in values for key in self.keys):
             return True
@@ -69,14 +71,15 @@ class Constraint:
 
 
 def parse_constraint(text: str) -> Constraint:
-    """Read a constraint.
+    """Parse a constraint.
 
     Raises:
-        Refused: It is none.
+        UserError: The text is not a constraint.
     """
     if len(text) > _LONGEST:
         raise UserError(
-            f"the constraint has {len(text)} characters; it takes {_LONGEST}; write several"
+            f"the constraint has {len(text)} characters; at most {_LONGEST} are allowed; write "
+            "several constraints"
         )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -127,7 +130,7 @@ def _number(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 
 def _key(node: ast.expr) -> str | None:
-    """Return a dotted key that stands as names and attributes, or None."""
+    """Return the dotted key that a name or attribute node spells, or None."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (owner := _key(node.value)) is not None:

@@ -1,8 +1,9 @@
-"""Checks across the parts of a spec: what no single field can know.
+"""Checks across the fields and sections of a spec.
 
-They work on plain data, so that they also run where another part is wrong, and all problems are
-told in one pass. What must not live here: rules of one field or one section (they stand beside the
-field), unless they came later: a sweep from before opens, for these checks are not made of it.
+They work on plain data, so that they also run if another part is wrong, and all problems are
+reported in one pass. What must not live here: rules of one field or section, which are beside the
+field. Exception: newer rules, so that sweeps of earlier releases open, for which these checks are
+not run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sweeps.errors import Issue, KeyPath
 from sweeps.quoting import shown
 from trainable.config import BudgetConfig, TrainConfig
 
-LONGEST_VALUE = 6000  # characters that the tracking store takes for a parameter
+LONGEST_VALUE = 6000  # characters; the tracking store's limit for a parameter
 _LEAST_SHARE = 0.0001
 """Ray counts CPUs and GPUs in ten-thousandths."""
 _ONE_METRIC_SAMPLERS = {"cmaes"}
@@ -47,7 +48,7 @@ Show = Callable[[KeyPath, object], str]
 
 
 def written(value: object) -> str:
-    """Return a value that stands in no file as it would be written in a spec."""
+    """Return a value as it would be written in a spec."""
     return write_flow(value) if isinstance(value, list | dict) else shown(value)
 
 
@@ -58,14 +59,14 @@ def cross_field_checks(
     show: Show = lambda _path, value: written(value),
     drawn: int = 0,
 ) -> Iterator[Issue]:
-    """Check what no single field can know.
+    """Check the fields of a spec against each other.
 
     Args:
         root: The model of a whole spec.
         data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-        space: The distributions; None for one that is wrong in itself.
-        show: Gives a value as the user wrote it.
-        drawn: Trials that there are already.
+        space: The distributions; None for one that is invalid.
+        show: Returns a value as the user wrote it.
+        drawn: The number of existing trials.
     """
     yield from _objective_faults(data)
     yield from _early_stopping_faults(data, space)
@@ -90,8 +91,7 @@ def cross_field_checks(
 
 
 def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Check that each metric has a mode, and that nothing needs one number where there are
-    several."""
+    """Check that each metric has a mode, and that several metrics fit the rest of the spec."""
     metric, mode = data.get("metric"), data.get("mode")
     if not isinstance(metric, str | list) or not isinstance(mode, str | list):
         return
@@ -107,7 +107,7 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
         return
     for index, name in enumerate(metric):
         if name in metric[:index]:
-            yield Issue(("metric", index), f"{written(name)} is named before; write each one once")
+            yield Issue(("metric", index), f"{written(name)} is listed twice; list each one once")
     stopping, search = data.get("early_stopping"), data.get("search")
     scheduler: object = WITHOUT_SECTION.name
     if isinstance(stopping, dict):
@@ -115,32 +115,32 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     if rule_class(scheduler).needs_one_metric:
         yield Issue(
             ("early_stopping", "scheduler"),
-            f"{scheduler} compares trials by one number, and metric names {count}; write "
+            f"{scheduler} compares trials by one metric, and there are {count}; write "
             f"scheduler: {WITHOUT_SECTION.name}, or a single metric",
         )
     for path in _stops_by_value(data.get("stop")):
         yield Issue(
             path,
-            f"such a stop watches one number, and metric names {count}; leave it out, or write a "
+            f"this criterion watches one metric, and there are {count}; leave it out, or write a "
             "single metric",
         )
     if isinstance(search, dict) and search.get("warm_start"):
         yield Issue(
             ("search", "warm_start"),
-            f"earlier trials are taken along with one number, and metric names {count}; leave it "
-            "out, or write a single metric",
+            f"a warm start works with one metric, and there are {count}; leave it out, or write a "
+            "single metric",
         )
     sampler = search.get("sampler") if isinstance(search, dict) else None
     if sampler in _ONE_METRIC_SAMPLERS:
         yield Issue(
             ("search", "sampler"),
-            f"{sampler} learns from one number, and metric names {count}; write tpe or gp, "
+            f"{sampler} learns from one metric, and there are {count}; write tpe or gp, "
             "or a single metric",
         )
 
 
 def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
-    """Yield what of the section `stop` looks at the metric's value."""
+    """Yield the keys of the section `stop` that look at the metric's value."""
     if not isinstance(stop, dict):
         return
     if stop.get("value") is not None:
@@ -176,7 +176,7 @@ def _early_stopping_faults(
 
 
 def _first_epoch(rule: type[StoppingRule], stopping: Mapping[str, Any]) -> Any:
-    """Return the first epoch at which a rule decides, as the spec has it; None: it has none."""
+    """Return the first epoch at which a rule decides, from the spec; None: the rule has none."""
     key = rule.first_epoch_key
     return None if key is None else stopping.get(key, rule.model_fields[key].default)
 
@@ -188,13 +188,13 @@ def _population_faults(
     late_interval: int | None,
     epochs: object,
 ) -> Iterator[Issue]:
-    """Check what the trials of a population must have in common, and what they must differ in.
+    """Check what a population needs: size, interval, parameters to search and to keep equal.
 
     Args:
         data: The spec as plain data.
-        space: The distributions; None for one that is wrong in itself.
+        space: The distributions; None for one that is invalid.
         rule: The rule of the population.
-        late_interval: The interval where it leaves no rung below the budget; None: it is right.
+        late_interval: The interval if it is not below the budget; else None.
         epochs: The budget of a full run.
     """
     trials, scheduler = data.get("trials"), rule.name
@@ -207,31 +207,29 @@ def _population_faults(
     if isinstance(trials, int) and trials < 2:
         yield Issue(
             ("trials",),
-            f"{trials} is no population; {scheduler} compares trials with each other; write 4 or "
-            "more",
+            f"{trials} trials are not a population; {scheduler} compares trials with each other; "
+            "write 4 or more",
         )
     for key in UNFIT:
         if key in space:
             yield Issue(
                 ("space", key),
-                f"{key} cannot be searched by {scheduler}: trials go on from each other's "
-                "weights, and a step of one would not be a step of the other; set it in the file "
-                "itself",
+                f"{key} cannot be searched by {scheduler}: trials copy each other's weights, so a "
+                "step must be the same in all of them; set it in the file itself",
                 at_key=True,
             )
     sound = {key: one for key, one in space.items() if one is not None}
     if len(sound) == len(space) and not mutable(SearchSpace(sound)):
         yield Issue(
             ("early_stopping", "scheduler"),
-            f"{scheduler} changes what lies below train.optimizer. and train.clip. while trials "
-            "train, and the space has none of it; search for example train.optimizer.lr, or write "
+            f"{scheduler} changes parameters below train.optimizer. and train.clip. while trials "
+            "train, and the space has none; search for example train.optimizer.lr, or write "
             f"scheduler: {DEFAULT_RULE.name}",
         )
 
 
 def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Refuse ledger and tracking store in one database, where both note the version of their
-    tables in the same place."""
+    """Refuse ledger and tracking store in one database: both have a table `alembic_version`."""
     sections = data.get("tracking"), data.get("storage")
     uris = [
         section.get(key) if isinstance(section, dict) else None
@@ -241,38 +239,38 @@ def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     if None not in uris and tracking == ledger:
         yield Issue(
             ("storage", "ledger"),
-            "tracking.uri names the same database; each needs one of its own, because both note "
-            "the version of their tables in the same place; create another one and name it here",
+            "tracking.uri names the same database; each needs one of its own, because both store "
+            "their schema version in the same table; create another one and name it here",
         )
 
 
 def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
-    """Refuse populations whose checkpoints lie where none can be linked into another trial's."""
+    """Refuse a population with checkpoints in an object store, which has no links."""
     stopping, storage = data.get("early_stopping"), data.get("storage")
     scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
     checkpoints = storage.get("checkpoints") if isinstance(storage, dict) else None
     if rule_class(scheduler).is_population and checkpoints is not None:
         yield Issue(
             ("storage", "checkpoints"),
-            f"{scheduler} lets trials go on from each other's checkpoints, which are linked, and "
-            "an object store has no links; leave it out, or write another scheduler",
+            f"{scheduler} copies checkpoints between trials as hard links, and an object store "
+            "has no links; leave it out, or write another scheduler",
         )
 
 
 def _share_faults(resources: object, show: Show) -> Iterator[Issue]:
-    """Refuse less of a CPU or a GPU than Ray counts."""
+    """Refuse a share of a CPU or a GPU below Ray's unit."""
     for key, value in resources.items() if isinstance(resources, dict) else ():
         path = ("resources", key)
         if key in ("cpu", "gpu") and is_number(value) and 0 < value < _LEAST_SHARE:
             yield Issue(
                 path,
-                f"{show(path, value)} is less than Ray counts, which is in ten-thousandths; write "
+                f"{show(path, value)} is too small; Ray counts in ten-thousandths; write "
                 f"{_LEAST_SHARE:g} or more",
             )
 
 
 def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
-    """Refuse decay rates that no optimizer takes."""
+    """Refuse decay rates that no optimizer accepts."""
     optimizer = train.get("optimizer") if isinstance(train, dict) else None
     betas = optimizer.get("betas") if isinstance(optimizer, dict) else None
     for index, rate in enumerate(betas if isinstance(betas, list | tuple) else ()):
@@ -280,26 +278,25 @@ def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
         if is_number(rate) and not 0 <= rate < 1:
             yield Issue(
                 path,
-                f"{show(path, rate)} is no decay rate; it must be at least 0 and below 1; write "
-                "for example 0.9",
+                f"{show(path, rate)} is not a decay rate; it must be at least 0 and below 1; "
+                "write for example 0.9",
             )
 
 
 def _argument_faults(task: Mapping[str, Any]) -> Iterator[Issue]:
-    """Check a task's arguments, which no model describes: what is stored and tracked must be
-    storable."""
+    """Check a task's arguments, which have no model: the ledger and tracking must accept them."""
     for key, argument in task.items():
         if len(key) + len("task.") > LONGEST_KEY:
             yield Issue(
                 ("task", key),
-                f"the key has {len(key)} characters; tracking takes "
+                f"the key has {len(key)} characters; tracking accepts at most "
                 f"{LONGEST_KEY - 5}; choose a shorter one",
                 True,
             )
         if len(text := write_flow(argument)) > LONGEST_VALUE:
             yield Issue(
                 ("task", key),
-                f"the value has {len(text)} characters; tracking takes "
+                f"the value has {len(text)} characters; tracking accepts at most "
                 f"{LONGEST_VALUE}; keep data in a file and name the file",
             )
         for path, value in _scalars(argument, ("task", key)):
@@ -312,8 +309,8 @@ def _argument_faults(task: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def _secret_faults(value: object, path: KeyPath) -> Iterator[Issue]:
-    """Refuse secrets where keys are the user's own."""
-    rule = "a spec is stored and tracked in clear; let the task read"
+    """Refuse secrets in the parts whose keys the user chooses."""
+    rule = "a spec is stored and tracked unencrypted; let the task read"
     if isinstance(value, str) and CREDENTIALS.search(value):
         yield Issue(path, f"the address holds credentials; {rule} them from the environment")
     for key, inner in (
@@ -395,12 +392,12 @@ def _space_faults(
             yield Issue(at, describe(error, info, key, text))
             continue
         point = {**known, key: as_option(value)}
-        open_ones = space.keys() - point.keys()  # which decide whether a trial may have the value
+        open_ones = space.keys() - point.keys()  # parameters with any value
         if not sound.allows(point) or any(
             key in one.keys and open_ones & set(one.keys) for one in sound.constraints
         ):
             continue
-        # A check across fields counts where it held before and no other searched field mends it.
+        # An error across fields counts if it is new, and no other searched field can avoid it.
         for loc, error in errors:
             message = str(error.get("ctx", {}).get("error", ""))
             named = {".".join(map(str, ("train", *loc, w))) for w in re.findall(r"\w+", message)}
@@ -413,7 +410,7 @@ def _space_faults(
 def _conditions(
     distribution: Distribution | None, space: Mapping[str, Distribution | None]
 ) -> Iterator[tuple[str, tuple[Scalar, ...]]]:
-    """Yield what a parameter exists beside, and what that exists beside."""
+    """Yield all conditions under which a parameter exists, also the indirect ones."""
     waiting, seen = list(distribution.when) if distribution else [], set()
     while waiting:
         other, values = waiting.pop()
@@ -426,7 +423,7 @@ def _conditions(
 def _may_exist(
     key: str, known: Mapping[str, Scalar], space: Mapping[str, Distribution | None]
 ) -> bool:
-    """Say whether a parameter exists in any trial that has these values."""
+    """Return whether a parameter may exist in a trial that has these values."""
     return all(
         other not in known or known[other] in values
         for other, values in _conditions(space[key], space)
@@ -465,8 +462,8 @@ def _no_such_parameter(root: type[BaseModel], key: str, fields: Sequence[str]) -
         )
     if not key.startswith("train.") and field_at(root, key.split(".")) is not None:
         return (
-            f"'{key}' cannot be searched; a space varies what lies below train. and "
-            "task.; set it in the file itself"
+            f"'{key}' cannot be searched; a space varies keys below train. and task.; set it in "
+            "the file itself"
         )
     ends = [name for name in fields if name.endswith(f".{key}")]
     meant = ends[0] if len(ends) == 1 else nearest(key, fields)
@@ -484,7 +481,7 @@ def _known_head(root: type[BaseModel], key: str) -> tuple[str, ...]:
 
 
 def set_path(data: dict[str, Any], path: Sequence[str], value: object) -> bool:
-    """Set a value by its path; False when something other than a section is in the way."""
+    """Set a value by its path; return False if the path goes through a single value."""
     for part in path[:-1]:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""Durations as people write them."""
+"""Parse durations such as `30s` or `1m30s`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
 _LONGEST = 365 * 24 * 3600
-"""In seconds: what the system is told to wait must be a time that it can count to."""
+"""In seconds; the system cannot wait for arbitrarily long times."""
 
 
 def parse_duration(text: str, option: str) -> float:
     """Return the seconds of `30s`, `2m`, `1m30s`, `1h` or, without a unit, `90`.
 
     Args:
-        option: What it was given for, such as `--grace`.
+        option: The option or key, for the message, such as `--grace`.
 
     Raises:
-        WrongDuration: With value, rule and remedy.
+        WrongDuration: The text is not a duration, or longer than a year.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):

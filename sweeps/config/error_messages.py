@@ -1,10 +1,10 @@
-"""Write what is wrong with a spec, always in one form: place, key, value, rule, remedy.
+"""Messages about a spec, in one form: position, key, value, rule, remedy.
 
     file:line:column: key.path: what is wrong (the value); the rule; what to write instead
 
-Here live "did you mean" and the translation of pydantic's errors into sentences. What must not
-live here: the errors themselves (`sweeps.errors`), reading files (`yaml_reader`), and the rules of
-single fields (they stand beside the fields).
+Here are "did you mean" and the translation of pydantic's errors. What must not live here: the
+error classes (`sweeps.errors`), reading files (`yaml_reader`), and the rules of single fields
+(beside the fields).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from sweeps.errors import Issue, KeyPath, UserError, dotted
 
-# The words of neighbouring tools for the same thing; suggestions only, never accepted as keys.
+# Names of other tools for the same thing: for suggestions only, never accepted as keys.
 _ALSO_KNOWN_AS = {
     "learning_rate": "lr",
     "num_trials": "trials",
@@ -57,15 +57,13 @@ _NULL_MEANS = {
 
 
 def key_path(key: str) -> tuple[str, ...]:
-    """Return the path of a key from its dotted form; a name below `space` or `task` may itself
-    hold dots.
-    """
+    """Parse the dotted form of a key; a name below `space` or `task` may itself have dots."""
     head, _, rest = key.partition(".")
     return (head, rest) if rest and head in ("space", "task") else tuple(key.split("."))
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Return the name that `word` was probably meant to be, or None."""
+    """Return the most similar name, or None if none is similar."""
     names = list(names)
     prefixed = [n for n in names if len(n) > 1 and word.lower().startswith(n.lower())]
     if prefixed:
@@ -78,7 +76,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 def section_of(info: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field that is a section, or None for a plain value."""
     kind = info.annotation
-    # An interval is a model with a validator of its own: one value to the user, no section.
+    # An interval is a model with a validator, but a single value to the user.
     if isinstance(kind, type) and issubclass(kind, BaseModel) and not info.metadata:
         return kind
     return None
@@ -109,8 +107,9 @@ def field_at(model: type[BaseModel], path: Sequence[str | int]) -> FieldInfo | N
 
 
 def unknown_key(root: type[BaseModel], path: KeyPath) -> str:
-    """Return the message about a key that no field has. `training_rules` is written by the
-    platform, and meant by nobody.
+    """Return the message about an unknown key.
+
+    `training_rules` is never suggested: the program writes it, not the user.
 
     Args:
         root: The model that `path` starts in.
@@ -159,11 +158,11 @@ RANGE_ERRORS = frozenset(
 )
 
 FOLLOWS = "default_factory_not_called"
-"""A default that depends on another field, which is wrong: that one's error says it all."""
+"""A default depends on another field that is wrong; the other field's error suffices."""
 
 
 def expectation(kind: str, info: FieldInfo | None, ctx: Mapping[str, Any]) -> str:
-    """Return in words what a field takes, such as `a whole number at least 1`."""
+    """Describe the values that a field accepts, such as `a whole number at least 1`."""
     if kind == "literal_error":
         return "one of: " + ", ".join(_options(ctx))
     bounds = _bounds(info)
@@ -171,12 +170,12 @@ def expectation(kind: str, info: FieldInfo | None, ctx: Mapping[str, Any]) -> st
 
 
 def describe(error: Mapping[str, Any], info: FieldInfo | None, key: str, shown: str) -> str:
-    """Return one pydantic error on a single value as value, rule, remedy.
+    """Return the message for a pydantic error on one value: value, rule, remedy.
 
     Args:
-        error: The error as pydantic gives it, with `type`, `msg` and `ctx`.
+        error: An error of pydantic, with `type`, `msg` and `ctx`.
         info: The field, for its bounds, default and examples.
-        key: The field's dotted path, for what null means there.
+        key: The field's dotted path, for the meaning of null.
         shown: The value as the user wrote it.
     """
     kind, ctx = error["type"], error.get("ctx", {})
@@ -208,7 +207,7 @@ def describe(error: Mapping[str, Any], info: FieldInfo | None, key: str, shown: 
 
 
 def missing(root: type[BaseModel], path: KeyPath) -> str:
-    """Return the message about a required key that is not there."""
+    """Return the message about a missing required key."""
     info = field_at(root, path)
     example = info.examples[0] if info and info.examples else "digits"
     return f"is missing; it has no default; add `{path[-1]}: {example}`"
@@ -220,13 +219,13 @@ def translate(
     data: Any,
     show: Callable[[KeyPath, object], str],
 ) -> list[Issue]:
-    """Return pydantic's errors as faults: paths as they stand in `data`, messages as sentences.
+    """Translate pydantic's errors into issues, with paths in `data` and complete messages.
 
     Args:
         root: The model of a whole spec, in which paths are looked up.
-        error: What pydantic found.
+        error: The error of pydantic.
         data: The data that was validated.
-        show: Gives a value as the user wrote it.
+        show: Returns a value as the user wrote it.
     """
     faults: dict[KeyPath, Issue] = {}
     for item in error.errors(include_url=False):
@@ -252,13 +251,13 @@ def translate(
         else:
             found = [Issue(path, describe(item, info, dotted(path), show(path, value)))]
         for fault in found:
-            # A union reports once for each of its arms; the last, widest one is kept: "a number".
+            # A union reports an error for each of its types; the last and widest is kept.
             faults[fault.path] = fault
     return list(faults.values())
 
 
 def _written_path(loc: Sequence[str | int], data: Any) -> tuple[KeyPath, Any]:
-    """Return the part of pydantic's location that stands in the data, and the value there."""
+    """Return the part of pydantic's location that exists in the data, and the value there."""
     path: KeyPath = ()
     for part in loc:
         if isinstance(data, list):
@@ -271,7 +270,7 @@ def _written_path(loc: Sequence[str | int], data: Any) -> tuple[KeyPath, Any]:
 
 
 def _named_field(root: type[BaseModel], path: KeyPath, message: str) -> KeyPath:
-    """Return the path of the field that a section's own check begins its message with."""
+    """Return the path of the field whose name begins the message of a section's own check."""
     first = message.split(maxsplit=1)[0]
     return (*path, first) if field_at(root, (*path, first)) else path
 

@@ -1,6 +1,6 @@
-"""Parameters as people look at them: what of a configuration is recorded beside a run's metrics.
+"""The parameters of a configuration that are recorded in a run.
 
-What must not live here: the configuration itself (`spec`), or who records it.
+What must not live here: the configuration itself (`spec`), and recording.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from trainable.config import TrialConfig
 
 
 def trial_parameters(config: TrialConfig, params: Mapping[str, Any]) -> dict[str, object]:
-    """A trial's parameters: as searched below `space.`, and the whole resolved configuration."""
+    """Return a trial's searched parameters below `space.`, and its whole configuration."""
     return {**searched(params), **dict(flatten(config.model_dump(mode="json")))}
 
 
 def searched(params: Mapping[str, Any]) -> dict[str, object]:
-    """A trial's parameters as they were searched."""
+    """Return a trial's searched parameters, each below `space.`."""
     return {f"space.{key}": value for key, value in params.items()}
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of a nested mapping by dotted key."""
+    """Return the leaves of a nested mapping by dotted key."""
     leaves: list[tuple[str, Any]] = []
     for key, value in mapping.items():
         if isinstance(value, Mapping):

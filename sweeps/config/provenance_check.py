@@ -1,6 +1,6 @@
-"""What a sweep's trials stand on: the spec's keys that give their values a meaning, the task's
-code, its data. A resume that would change it is refused.
+"""Refuse a resume after which trials could not be compared.
 
+Trials are comparable while the task's code, its data and certain keys of the spec stay the same.
 What must not live here: computing the digests (`trainable.fingerprint`).
 """
 
@@ -18,27 +18,27 @@ from sweeps.errors import OriginChanged
 from trainable.fingerprint import ARGUMENTS, differences
 
 FIXED = ("name", "metric", "mode")
-"""A ledger compares values of one metric in one direction, and tracking finds it by its name."""
+"""Keys that never change: a ledger compares one metric in one mode, tracking uses the name."""
 _MEANING = ("task", "seed", "training_rules")
-_DIGITS = 12  # of a digest, in messages
-_SHOWN = 3  # of the samples that differ, in messages
+_DIGITS = 12  # digits of a digest in a message
+_SHOWN = 3  # differing samples in a message
 UNKNOWN = "unknown"
-"""In place of a fingerprint that cannot be taken."""
+"""Stands for a fingerprint that cannot be computed."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Digests of what a sweep was run from."""
+    """Digests of the code and the data that a sweep was run with."""
 
     code: Mapping[str, str] = field(default_factory=dict)
     """sha256 by source file."""
     data: str | None = None
-    """None where the task cannot tell."""
+    """None if the task does not provide one."""
     samples: Mapping[str, Any] = field(default_factory=dict)
-    """A summary of the data, compared with a tolerance; none in sweeps of earlier releases."""
+    """A summary of the data, compared with a tolerance; empty in sweeps of earlier releases."""
 
     def tags(self) -> dict[str, str]:
-        """Return one digest of all the code, and the data's, as tags; `unknown` where none is."""
+        """Return the digests of code and data as tags; `unknown` for one that is missing."""
         code = json.dumps(sorted(self.code.items())).encode()
         return {
             "gradsweep.code": hashlib.sha256(code).hexdigest() if self.code else UNKNOWN,
@@ -52,14 +52,14 @@ def check_origin(
     """Refuse a resume under which trials could not be compared.
 
     Args:
-        before: What the sweep was run from.
-        now: What it would go on from.
-        old: Its spec.
-        new: The spec it would go on with.
-        accepted: The user wants the changes nevertheless.
+        before: The digests of the sweep so far.
+        now: The digests of the resume.
+        old: The sweep's spec.
+        new: The spec of the resume.
+        accepted: The user has accepted the changes.
 
     Raises:
-        OriginChanged: With every difference.
+        OriginChanged: The message lists every difference.
     """
     differing = changes(old, new)
     for key in FIXED:
@@ -75,8 +75,8 @@ def check_origin(
     found += _sample_differences(before.samples, now.samples)
     if found and not accepted:
         raise OriginChanged(
-            f"trials of this sweep were run from something else: {'; '.join(found)}; trials "
-            "before and after could not be compared; restore it, or go on nevertheless with "
+            f"trials of this sweep were run with other code, data or keys: {'; '.join(found)}; "
+            "trials before and after could not be compared; undo the change, or accept it with "
             "--accept-changes"
         )
 
@@ -96,7 +96,7 @@ def _code_differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iter
 
 
 def _sample_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    # Other arguments, of a space that was changed, may well give other data.
+    # After an edit of the space, the task may get other arguments, which may give other data.
     if not before or not now or before.get(ARGUMENTS) != now.get(ARGUMENTS):
         return
     if differing := differences(before, now):

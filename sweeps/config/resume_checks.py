@@ -1,7 +1,7 @@
-"""What of a search cannot change any more once a sweep exists.
+"""Refuse a resume that changes a part of the search which is fixed once a sweep exists.
 
-What must not live here: what may change (`proposals` shows samplers the trials so far as points of
-the space as it is), and code, data and the meaning of values (`origin`).
+What must not live here: changes of the space (`sweeps.search.suggest` projects earlier trials to
+the current space), and changes of code, data or metric (`provenance_check`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from sweeps.errors import SearchChanged
 
 
 def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -> None:
-    """Refuse changes of a search that would have to reach back.
+    """Refuse changes of a search that would concern trials that exist already.
 
     Args:
         before: The sweep's spec.
-        after: The spec that it would go on with.
-        num_trials: How many trials it has.
+        after: The spec of the resume.
+        num_trials: How many trials the sweep has.
 
     Raises:
-        SearchChanged: With what would change.
+        SearchChanged: The message names the change.
     """
     if num_trials:
         _check_population(before, after)
@@ -28,31 +28,31 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
     if old.warm_start != new.warm_start:
         raise SearchChanged(
             f"search.warm_start is {write_flow(old.warm_start)} in this sweep and cannot become "
-            f"{write_flow(new.warm_start)}: what is taken along is fixed when a sweep is created; "
+            f"{write_flow(new.warm_start)}: a warm start is read once, when a sweep is created; "
             "start a new sweep with `sweep run FILE --name NAME`"
         )
     if old.try_first[:num_trials] != new.try_first[:num_trials]:
         raise SearchChanged(
             f"search.try_first is {write_flow(old.try_first)} in this sweep, and its first "
             f"{num_trials} points cannot change: {num_trials} trials have been drawn, and point 0 "
-            f"is trial 0; start a new sweep, with `search.warm_start: {before.name}` if it shall "
-            "know these trials"
+            f"is trial 0; start a new sweep, with `search.warm_start: {before.name}` to learn "
+            "from these trials"
         )
 
 
 def _check_population(before: SweepSpec, after: SweepSpec) -> None:
-    """Refuse to make a population of trials, to unmake one, and to change its size."""
+    """Refuse to turn trials into a population or a population into trials, or to resize it."""
     old, new = before.early_stopping, after.early_stopping
     another = "start a new sweep with `sweep run FILE --name NAME`"
     if old.rule.is_population != new.rule.is_population:
         raise SearchChanged(
             f"early_stopping.scheduler is {old.scheduler} in this sweep and cannot become "
-            f"{new.scheduler}: the members of a population are trained beside each other from the "
-            f"beginning; {another}"
+            f"{new.scheduler}: the members of a population train together from the beginning; "
+            f"{another}"
         )
     if new.rule.is_population and before.trials != after.trials:
         raise SearchChanged(
             f"trials is {before.trials} in this sweep and cannot become {after.trials}: the "
-            f"members of a population ({new.scheduler}) are trained beside each other from the "
-            f"beginning; {another}"
+            f"members of a population ({new.scheduler}) train together from the beginning; "
+            f"{another}"
         )

@@ -1,4 +1,4 @@
-"""A sweep's own spec file: each revision a YAML document that carries its own digest.
+"""A sweep's `sweep.yaml`: a file of revisions, each a YAML document with its own digest.
 
     # format 1, revision 1, 2026-11-20T16:08:46Z
     version: 1
@@ -8,10 +8,9 @@
     # format 1, revision 2, 2026-11-20T17:20:11Z: trials: 4 -> 8
     ...
 
-The newest revision whose digest verifies is the spec. Nothing that was written is ever written
-again: a revision is appended where a resume changes the spec. The file's appearance is what makes
-a sweep exist, and the format is that of the whole directory (`layout`). What must not live here:
-what the keys mean (`spec`).
+The newest revision whose digest verifies is the spec. A resume that changes the spec appends a
+revision; earlier ones never change. A sweep exists if this file exists. The format number is that
+of the whole directory (`sweeps.paths`). What must not live here: the meaning of the keys (`spec`).
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ from trainable.rules import EARLIEST
 from trainable.storage.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 
 _RULES_SINCE = 2
-"""The first format whose revisions say under which training rules the sweep was begun."""
+"""The first format whose revisions have the key `training_rules`."""
 _BREAK = re.compile(rb"^---\n", re.MULTILINE)
 _FORMAT = re.compile(r"# format (\d+), revision ")
-# A flipped bit in the line break after it must not take the revision that it seals.
+# A flipped bit in the line break after the digest must not invalidate the revision.
 _SEAL = re.compile(rb"^# sha256 ([0-9a-f]{64})(?:\n|[\s\S](?=---\n))", re.MULTILINE)
 
 
 class Revision(NamedTuple):
-    """A sweep's spec as its file has it."""
+    """The newest valid revision of a sweep's spec."""
 
     spec: SweepSpec
     number: int
     """Counts from 1."""
     damage: str | None
-    """A sentence about later revisions that cannot be used; None when there are none."""
+    """A message about later revisions that are not valid; None if there are none."""
     format: int | None
-    """The directory's; None where it was written before there was a number, which is format 1."""
+    """The directory's format; None in files of format 1, which may not have the number."""
     text: str
-    """The revision as it was written, on its lines of the file; its training rules added where
-    it was written before there were several."""
+    """The text of the revision, with as many empty lines before it as in the file. Revisions of
+    earlier formats get the key `training_rules`."""
 
 
 def read_spec(path: Path) -> Revision:
@@ -70,7 +69,7 @@ def read_spec(path: Path) -> Revision:
         raise RevisionError(str(error)) from None
     except OSError as error:
         raise RevisionError(
-            f"{path} cannot be read ({error.strerror}); it says what the sweep is; correct its "
+            f"{path} cannot be read ({error.strerror}); it describes the sweep; correct its "
             "permissions, or restore it from a backup"
         ) from None
     for number in range(len(documents), 0, -1):
@@ -79,27 +78,27 @@ def read_spec(path: Path) -> Revision:
             format = _format(text, path)
             text = _with_rules(text)
             above = sum(document.count(b"\n") + 1 for document in documents[: number - 1])
-            text = "\n" * above + text  # positions in messages are then those of the file
+            text = "\n" * above + text  # so that positions in messages are those of the file
             damage = None
             if rest or number < len(documents):
                 damage = (
                     f"{path}: what follows revision {number} cannot be used: it is damaged, cut "
-                    f"short or edited; revision {number} holds; give later changes again with "
+                    f"short or edited; revision {number} is used; repeat later changes with "
                     "-s KEY=VALUE"
                 )
             return Revision(parse_spec(text, str(path), drawn=None), number, damage, format, text)
     raise RevisionError(
-        f"{path} holds no revision of the spec that is whole: damaged, cut short or edited; "
-        "each carries its sha256, and changes are given with `sweep resume NAME -s KEY=VALUE`; "
-        "restore the file from a backup; ledger and checkpoints beside it are untouched"
+        f"{path} has no valid revision of the spec: it is damaged, cut short or edited; each "
+        "revision has its sha256, and changes are made with `sweep resume NAME -s KEY=VALUE`; "
+        "restore the file from a backup; the ledger and the checkpoints are unchanged"
     )
 
 
 def read_revisions(path: Path) -> list[SweepSpec]:
-    """Return what a sweep's spec was and is: each revision that verifies, the newest last.
+    """Return all valid revisions of a sweep's spec, the newest last.
 
     Raises:
-        SpecError: A revision is of a version that this program does not know.
+        SpecError: A revision has a version that this program does not know.
         OSError: The file cannot be read.
     """
     texts = [_unsealed(document)[0] for document in _BREAK.split(read_regular(path, LARGEST_TEXT))]
@@ -109,17 +108,17 @@ def read_revisions(path: Path) -> list[SweepSpec]:
 
 
 def write_spec(path: Path, spec: SweepSpec) -> None:
-    """Make `spec` the newest revision; a spec that already is leaves the file as it is, unless
-    the directory lacks its format, which a revision without changes then gives it.
+    """Append `spec` as the newest revision, atomically, also in a power loss.
 
-    Atomic: at any moment the file is the old one or the new one, also after a power loss.
+    If it is the newest revision already, the file stays as it is. A file without a format number
+    gets a revision even then, so that it has one.
 
     Raises:
-        RevisionError: There is a file, and no revision in it verifies.
-        OSError: It cannot be written.
+        RevisionError: The file exists and has no valid revision.
+        OSError: The file cannot be written.
     """
     aside = path.with_name(f".{path.name}.tmp")
-    aside.unlink(missing_ok=True)  # of a driver that died while it wrote
+    aside.unlink(missing_ok=True)  # left by a driver that died while writing
     before, what = b"", ""
     if path.exists():
         newest = read_spec(path)
@@ -147,15 +146,20 @@ def write_spec(path: Path, spec: SweepSpec) -> None:
 
 
 def is_unchanged(before: SweepSpec, after: SweepSpec) -> bool:
-    """Return whether two specs would be written alike. To Python 1 and true are equal, and so are
-    mappings whose keys stand in another order.
+    """Return whether two specs have the same YAML.
+
+    Python's equality is not enough: it ignores the order of keys, and 1 equals True.
     """
     return before.to_yaml() == after.to_yaml()
 
 
 def describe_changes(before: Section, after: Section, prefix: str = "") -> str:
-    """Return in one line what differs between two specs, or two of their sections whose keys have
-    a prefix: `trials: 4 -> 8`.
+    """Return the differences of two specs or sections in one line, such as `trials: 4 -> 8`.
+
+    Args:
+        before: The old spec or section.
+        after: The new one.
+        prefix: Precedes each key.
     """
     return ", ".join(
         f"{prefix}{key}: {old} -> {new}" for key, (old, new) in changes(before, after).items()
@@ -163,9 +167,7 @@ def describe_changes(before: Section, after: Section, prefix: str = "") -> str:
 
 
 def changes(before: Section, after: Section) -> dict[str, tuple[str, str]]:
-    """Return the keys in which two specs, or the configurations of two runs, differ, each with its
-    values as they would be written.
-    """
+    """Return the keys in which two specs or configurations differ, with both values as YAML."""
     old, new = _leaves(before), _leaves(after)
     return {
         key: (_written(old, key), _written(new, key))
@@ -183,7 +185,7 @@ def _written(leaves: Mapping[str, Any], key: str) -> str:
 
 
 def _format(text: str, path: Path) -> int | None:
-    """Return the format that a revision says its sweep has; see `Revision`.
+    """Return the format number in a revision; see `Revision`.
 
     Raises:
         RevisionError: It is newer than this release.
@@ -193,14 +195,14 @@ def _format(text: str, path: Path) -> int | None:
         return None
     if (number := int(found[1])) > FORMAT:
         raise RevisionError(
-            f"{path} says that the sweep is of format {number}; this release reads formats up to "
-            f"{FORMAT} and leaves the sweep as it is; upgrade gradsweep"
+            f"{path} says that the sweep has format {number}; this release reads formats up to "
+            f"{FORMAT} and does not change the sweep; upgrade gradsweep"
         )
     return number
 
 
 def _with_rules(text: str) -> str:
-    """Return a revision's text with the training rules that hold where it does not say."""
+    """Return a revision's text; one of an early format gets the earliest training rules."""
     found = _FORMAT.match(text)
     if found is not None and int(found[1]) >= _RULES_SINCE:
         return text
@@ -208,7 +210,7 @@ def _with_rules(text: str) -> str:
 
 
 def _unsealed(document: bytes) -> tuple[str | None, bytes]:
-    """Return the text before a seal that verifies, or None, and what follows the seal."""
+    """Return the text before a valid digest, or None, and the bytes after the digest."""
     seal = _SEAL.search(document)
     if seal is None or hashlib.sha256(document[: seal.start()]).hexdigest().encode() != seal[1]:
         return None, b""

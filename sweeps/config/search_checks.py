@@ -1,9 +1,9 @@
-"""Checks of the space and the section `search` together: conditions, constraints, points to begin
-with, and whether a grid is one.
+"""Checks of the space and the section `search` together: conditions, constraints, points to try
+first, and the size of a grid.
 
-They work on plain data, so that they also run where another part of the spec is wrong. What must
-not live here: which keys may be searched (`checks`), and the form of single values
-(`search_values`, `space_form`).
+They work on plain data, so that they also run if another part of the spec is wrong. What must not
+live here: which keys may be searched (`cross_checks`), and the form of single values
+(`search_validators`, `space_parser`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Show = Callable[[KeyPath, object], str]
 def search_space(
     space: Mapping[str, Distribution], search: SearchConfig, train: TrainConfig, task: TaskConfig
 ) -> SearchSpace:
-    """Return the search space of a spec whose conditions are in order."""
+    """Return the search space of a spec whose conditions are valid."""
     constraints = [parse_constraint(text) for text in search.constraints]
     wanted = {key for constraint in constraints for key in constraint.keys} - space.keys()
-    # Defaults that follow from a searched optimizer are no values of this spec.
+    # With a searched optimizer, defaults that depend on it are not values of this spec.
     follows = "train.optimizer.name" in space
     data = {"train": train.model_dump(), "task": task.model_dump()}
     if follows:
@@ -49,13 +49,14 @@ def search_faults(
     show: Show,
     drawn: int = 0,
 ) -> Iterator[Issue]:
-    """Check what `space` and `search` say about each other.
+    """Check `space` and `search` against each other.
 
     Args:
         data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
-        space: The distributions; None for one that is wrong in itself.
-        show: Gives a value as the user wrote it.
-        drawn: Trials that there are; points of theirs are past, whatever the space is now.
+        space: The distributions; None for one that is invalid.
+        show: Returns a value as the user wrote it.
+        drawn: The number of existing trials; the first points were used for them and are not
+            checked.
     """
     sound = {key: one for key, one in space.items() if one is not None}
     wrong = [fault for key in sound for fault in _condition_faults(key, space, show)]
@@ -75,7 +76,7 @@ def search_faults(
 def sound_constraints(
     data: Mapping[str, Any], space: Mapping[str, Distribution | None]
 ) -> SearchSpace:
-    """Return a space that allows what those constraints do that are in order.
+    """Return the search space with its valid constraints only.
 
     Args:
         data: As for `search_faults`.
@@ -90,7 +91,7 @@ def sound_constraints(
 def _whole(
     data: Mapping[str, Any], sound: Mapping[str, Distribution], search: SearchConfig
 ) -> SearchSpace | None:
-    """Return the search space, or None where another part of the spec is wrong."""
+    """Return the search space, or None if another part of the spec is wrong."""
     task = data.get("task", "")
     named = {"name": task} if isinstance(task, str) else task
     try:
@@ -101,7 +102,7 @@ def _whole(
 
 
 def _search_of(data: object) -> SearchConfig:
-    """Return what of the section is sound in itself; the rest is reported elsewhere."""
+    """Return the section with its valid fields only; the others are reported elsewhere."""
     data = data if isinstance(data, dict) else {}
     try:
         return SearchConfig.model_validate(data)
@@ -133,8 +134,8 @@ def _condition_faults(
         if not isinstance(parent, Choice):
             yield Issue(
                 path,
-                f"'{other}' is drawn by {parent.name}; a condition names a choice, of whose "
-                "options some are asked for; make it a choice, or leave the condition out",
+                f"'{other}' is drawn by {parent.name}; a condition names a choice and some of its "
+                "options; make it a choice, or leave the condition out",
                 at_key=True,
             )
             continue
@@ -145,14 +146,15 @@ def _condition_faults(
                 options = ", ".join(map(write_flow, parent.options))
                 yield Issue(
                     path if single else (*path, index),
-                    f"{text} is no option of '{other}'; its options: {options}; write one of them",
+                    f"{text} is not an option of '{other}'; its options: {options}; write one of "
+                    "them",
                 )
 
 
 def _circle(
     key: str, other: str, space: Mapping[str, Distribution | None]
 ) -> tuple[str, ...] | None:
-    """Return the way from a key over another one back to it, or None."""
+    """Return a circle of conditions from a key over another one back to it, or None."""
     ways: list[tuple[str, ...]] = [(key, other)]
     while ways:
         way = ways.pop()
@@ -170,11 +172,11 @@ def _constraint_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Iss
         for message in _key_faults(constraint, whole):
             faulty = True
             yield Issue(("search", "constraints", index), message)
-    if search.constraints and not faulty and whole.drawn(0) is None:
+    if search.constraints and not faulty and whole.draw(0) is None:
         yield Issue(
             ("search", "constraints"),
-            f"none of {MOST_DRAWS:,} random points satisfies them; trials are drawn until one "
-            "does; loosen a constraint, or narrow the space to where they hold",
+            f"none of {MOST_DRAWS:,} random points satisfies them; a trial is drawn until its "
+            "point does; loosen a constraint, or narrow the space to where they hold",
         )
 
 
@@ -185,7 +187,7 @@ def _key_faults(constraint: Constraint, whole: SearchSpace) -> Iterator[str]:
             meant = nearest(key, known)
             fix = f"did you mean '{meant}'?" if meant else "give it a number in the file"
             yield (
-                f"'{key}' is neither searched nor has it a value; a constraint names keys of the "
+                f"'{key}' is not searched and has no value; a constraint names keys of the "
                 f"space, or numbers below train. and task.; {fix}"
             )
             continue
@@ -195,7 +197,7 @@ def _key_faults(constraint: Constraint, whole: SearchSpace) -> Iterator[str]:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 yield (
                     f"{shown(value) if not isinstance(value, list | dict | tuple) else 'a list'} "
-                    f"is no number; a constraint compares numbers; '{key}' cannot stand in one"
+                    f"is not a number; a constraint compares numbers; leave '{key}' out"
                 )
                 break
 
@@ -218,15 +220,15 @@ def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> It
     size = whole.grid_size(wanted)
     if (usable := min(size, MOST_GRID_POINTS)) < wanted:
         first = f" beside the {len(search.try_first)} of try_first" if search.try_first else ""
-        told = (
+        rule, remedy = (
             ("each is tried once", "add values to the space")
             if usable == size
             else (f"the first {usable} can be tried", "search with another sampler")
         )
         yield Issue(
             ("trials",),
-            f"{trials} trials are asked for, and the grid has {size} points{first}; {told[0]}; "
-            f"write trials: {usable + len(search.try_first)}, or {told[1]}",
+            f"there are {trials} trials, and the grid has {size} points{first}; {rule}; "
+            f"write trials: {usable + len(search.try_first)}, or {remedy}",
         )
 
 
@@ -235,14 +237,14 @@ def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterato
     if search.warm_start and search.sampler in LEARN_NOTHING:
         yield Issue(
             path,
-            f"{search.sampler} does not learn from trials, so earlier ones are no use to it; "
-            "remove the key, or write sampler: tpe",
+            f"{search.sampler} does not learn from trials, so it cannot use earlier ones; remove "
+            "the key, or write sampler: tpe",
         )
     if data.get("name") in search.warm_start:
         yield Issue(
             path,
-            f"{shown(data['name'])} is this sweep itself; a warm start takes trials of earlier "
-            "ones; give this sweep another name",
+            f"{shown(data['name'])} is the name of this sweep; a warm start takes trials of "
+            "earlier sweeps; give this sweep another name",
         )
 
 
@@ -266,7 +268,7 @@ def _point_faults(
         path: KeyPath = ("search", "try_first", number)
         wrong = [fault for key in point for fault in _value_faults(path, key, point, whole, show)]
         yield from wrong
-        if not wrong and allowed and whole.drawn(0, point) is None:
+        if not wrong and allowed and whole.draw(0, point) is None:
             some = "" if whole.unconditional().keys() <= point.keys() else ", whatever is drawn"
             yield Issue(
                 path, f"the point violates search.constraints{some}; change it, or a constraint"
@@ -285,15 +287,15 @@ def _value_faults(
     elif not distribution.contains(point[key]):
         yield Issue(
             at,
-            f"{show(at, point[key])} lies outside {distribution}; a point lies inside the space; "
+            f"{show(at, point[key])} is outside {distribution}; a point must be in the space; "
             "change the value, or widen the space",
         )
     elif not distribution.exists(point):
         missing = ", ".join(f"{k}: {write_flow(list(v))}" for k, v in distribution.when)
         yield Issue(
             at,
-            f"'{dotted((key,))}' exists only beside {missing}; a point says so itself; "
-            "give the point one of these values too",
+            f"'{dotted((key,))}' exists only with {missing}; a point must have such a value; add "
+            "one of these values to the point",
             True,
         )
 

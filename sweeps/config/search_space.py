@@ -1,8 +1,9 @@
-"""All parameters of a search together: which exist beside which, and which points are allowed.
+"""The search space: all distributions with their conditions and constraints.
 
-A point is a value for every parameter that exists in it. A parameter with a condition exists
-where others have certain values; a constraint forbids points. What must not live here: single
-distributions (`space`), the language of constraints (`constraints`), and who draws (`proposals`).
+A point is a value for every parameter that exists in it. A parameter with a condition exists only
+if other parameters have certain values; a constraint forbids points. What must not live here:
+single distributions (`space`), the syntax of constraints (`constraints`), and sampling
+(`sweeps.search`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sweeps.config.constraints import Constraint
 from sweeps.config.space import Distribution
 
 MOST_DRAWS = 10_000
-"""Random points among which one must satisfy the constraints."""
+"""One of so many random points must satisfy the constraints."""
 MOST_GRID_POINTS = 1_000_000
 """Of a grid, from its first: what lies beyond is nobody's to try."""
 Place = frozenset[tuple[str, Any]]
@@ -32,18 +33,18 @@ other."""
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Distributions by key, conditions among them, and constraints on what they draw.
+    """Distributions by key, with their conditions, and constraints on points.
 
-    Every condition names a `choice` of the same space, and none depends on itself.
+    Every condition names a `choice` of the same space, and there are no circles.
     """
 
     distributions: Mapping[str, Distribution]
     constraints: Sequence[Constraint] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values that constraints name and nobody searches."""
+    """Values of keys that constraints name and that are not searched."""
 
     def ordered(self) -> list[tuple[str, Distribution]]:
-        """Return the parameters as the spec has them, each after those that it depends on."""
+        """Return the parameters in the order of the spec, each after those it depends on."""
         found: dict[str, Distribution] = {}
 
         def add(key: str) -> None:
@@ -57,7 +58,7 @@ class SearchSpace:
 
     @property
     def conditional(self) -> bool:
-        """Whether points differ in which parameters they have."""
+        """Whether a parameter has a condition, so that points have different parameters."""
         return any(one.when for one in self.distributions.values())
 
     def unconditional(self) -> dict[str, Distribution]:
@@ -65,7 +66,10 @@ class SearchSpace:
         return {key: one for key, one in self.distributions.items() if not one.when}
 
     def point(self, value: Callable[[str, Distribution], Any]) -> dict[str, Any]:
-        """Return the point that `value` makes, asked for each parameter that exists in it."""
+        """Return the point with the values of the function `value`.
+
+        The function is called for each parameter that exists in the point.
+        """
         found: dict[str, Any] = {}
         for key, distribution in self.ordered():
             if distribution.exists(found):
@@ -73,39 +77,39 @@ class SearchSpace:
         return found
 
     def allows(self, point: Mapping[str, Any]) -> bool:
-        """Say whether a point violates no constraint."""
+        """Return whether a point satisfies all constraints."""
         values = {**self.fixed, **point}
         return all(constraint.holds(values) for constraint in self.constraints)
 
     def project(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the point of this space that has these values; None when they lie outside.
+        """Return the point of this space with these values; None if they are outside.
 
-        Values of parameters that the space does not have are left out.
+        Values of parameters that do not exist in the point are left out.
         """
         found: dict[str, Any] = {}
         for key, distribution in self.ordered():
             if distribution.exists(found):
                 if key not in values or not distribution.contains(values[key]):
                     return None
-                found[key] = distribution.own(values[key])
+                found[key] = distribution.normalize(values[key])
         return found if self.allows(found) else None
 
-    def drawn(
+    def draw(
         self, seed: int, known: Mapping[str, Any] | None = None, *, attempts: int = MOST_DRAWS
     ) -> dict[str, Any] | None:
-        """Return the first allowed point of a random sequence; None when there is none.
+        """Return the first allowed point of a random sequence; None if there is none.
 
         Args:
-            seed: The sequence's.
-            known: Values that are given.
-            attempts: How much of the sequence is looked at.
+            seed: The seed of the sequence.
+            known: Values that are fixed.
+            attempts: How many points are tried.
         """
         generator = random.Random(seed)
         given = known or {}
 
         def value(key: str, distribution: Distribution) -> Any:
             share = generator.random()
-            return distribution.own(given[key]) if key in given else distribution.at(share)
+            return distribution.normalize(given[key]) if key in given else distribution.at(share)
 
         for _ in range(attempts):
             if self.allows(point := self.point(value)):
@@ -113,17 +117,18 @@ class SearchSpace:
         return None
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """Yield the allowed points as nested loops do: the last parameter varies fastest.
+        """Yield the allowed points in nested loops: the last parameter varies fastest.
 
-        Every distribution has finitely many values. A grid has at most a million points; what
-        lies beyond is nobody's to try.
+        Every distribution must have a finite number of values. At most the first million points,
+        allowed or not, are looked at.
         """
         points = itertools.islice(self._nested(self.ordered(), {}), MOST_GRID_POINTS)
         return filter(self.allows, points)
 
     def grid_size(self, most: int) -> int:
-        """Return how many points the grid has. Where parameters or points are left out of it, the
-        points are counted, up to `most` of them; else it is a product.
+        """Return the number of points of the grid.
+
+        With conditions or constraints the points are counted one by one, up to `most`.
         """
         if self.conditional or self.constraints:
             return sum(1 for _ in itertools.islice(self.grid(), most))
@@ -153,9 +158,9 @@ class SearchSpace:
 
 
 def mutable(space: SearchSpace) -> list[str]:
-    """Return the parameters that a member may change in the middle of its training, sorted.
+    """Return the parameters that a member of a population may change while it trains, sorted.
 
-    It takes all others as they are from whom it inherits; also those on which others depend.
+    All others, and those on which others depend, are copied from the donor.
     """
     named = {key for one in space.distributions.values() for key, _ in one.when}
     return sorted(

@@ -1,7 +1,7 @@
-"""The values of the section `search` that are more than a number or a word, each on its own.
+"""Validators of single values of the section `search`: sampler, points, constraints, sweep names.
 
-What must not live here: what they mean beside the space (`search_checks`), and anything of Optuna
-(`samplers`): a spec is read by commands that only look.
+What must not live here: checks against the space (`search_checks`), and Optuna, because commands
+that only read a sweep load its spec.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sweeps.errors import Issue, UserError
 from sweeps.quoting import shown
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
-"""Samplers that have a name of their own."""
+"""Samplers that can be chosen by name."""
 LEARN_NOTHING = ("random", "qmc", "grid")
-"""Those to which trials so far make no difference."""
+"""Samplers that ignore the results of earlier trials."""
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -26,7 +26,7 @@ def check_sampler(value: object) -> object:
     """Return a sampler's name, or `module:Class`.
 
     Raises:
-        Refused: It is neither.
+        UserError: The value is neither.
     """
     if isinstance(value, str) and (value in SAMPLERS or _CLASS.fullmatch(value)):
         return value
@@ -40,7 +40,7 @@ def check_points(value: object) -> object:
     """Return a list of points, each a mapping of keys to single values.
 
     Raises:
-        Refused: It is none.
+        UserError: The value is not such a list.
     """
     rule = "`try_first` is a list of points, each a mapping of keys of the space to values"
     example = "write [{train.optimizer.lr: 0.01}]"
@@ -48,26 +48,26 @@ def check_points(value: object) -> object:
     def faults(index: int, point: object) -> Iterator[Issue]:
         if not isinstance(point, dict) or not point:
             text = "an empty mapping" if point == {} else _text(point)
-            yield Issue((index,), f"{text} is no point; {rule}; {example}")
+            yield Issue((index,), f"{text} is not a point; {rule}; {example}")
             return
         for key, one in point.items():
             if isinstance(one, list | dict):
-                message = f"{_text(one)} is no value of a parameter; {rule}; write one value"
+                message = f"{_text(one)} is not a single value; {rule}; write one value"
                 yield Issue((index, key), message)
 
     return _each(value, faults, f"{rule}; {example}")
 
 
 def check_constraints(value: object) -> object:
-    """Return a list of texts, each of which is a constraint.
+    """Return a list of texts that are constraints.
 
     Raises:
-        Refused: It is none.
+        UserError: The value is not such a list.
     """
 
     def faults(index: int, text: object) -> Iterator[Issue]:
         if not isinstance(text, str):
-            yield Issue((index,), f"{_text(text)} is no constraint; {rule}")
+            yield Issue((index,), f"{_text(text)} is not a constraint; {rule}")
             return
         try:
             parse_constraint(text)
@@ -79,17 +79,21 @@ def check_constraints(value: object) -> object:
 
 
 def sweep_names(value: object, check: Callable[[str], str]) -> object:
-    """Return one name, or several, as a list of names that `check` accepts.
+    """Return one name or several as a list of valid names.
+
+    Args:
+        value: A name, or a list of names.
+        check: Returns a valid name, and raises `UserError` for others.
 
     Raises:
-        Refused: They are none.
+        UserError: A name is not valid, or is listed twice.
     """
 
     def faults(index: int, name: object) -> Iterator[Issue]:
         if not isinstance(name, str):
-            yield Issue((index,), f"{_text(name)} is no name; {rule}")
+            yield Issue((index,), f"{_text(name)} is not a name; {rule}")
         elif names.index(name) < index:
-            yield Issue((index,), f"{shown(name)} is named before; name each sweep once")
+            yield Issue((index,), f"{shown(name)} is listed twice; list each sweep once")
         else:
             try:
                 check(name)
@@ -105,7 +109,7 @@ def _each(
     value: object, faults: Callable[[int, object], Iterator[Issue]], rule: str
 ) -> list[object]:
     if not isinstance(value, list):
-        raise UserError(f"{_text(value)} is no list; {rule}")
+        raise UserError(f"{_text(value)} is not a list; {rule}")
     if found := [fault for index, item in enumerate(value) for fault in faults(index, item)]:
         raise UserError(found)
     return value

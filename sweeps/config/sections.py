@@ -1,7 +1,7 @@
 """The sections that only a sweep has, with the rules of their fields.
 
-What must not live here: how sections fit together (`checks`), and a training run's own sections
-(`trainable.config`).
+What must not live here: checks across sections (`cross_checks`), and the sections of a training
+run (`trainable.config`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sweeps.quoting import shown
 from tracking.address import is_database
 from trainable.config import Mode, Number, Section
 
-LONGEST_KEY = 250  # what the tracking store takes
+LONGEST_KEY = 250  # characters; the tracking store's limit
 _LONGEST_METRIC = LONGEST_KEY - len("best/")
 CREDENTIALS = re.compile(r"://[^/?#\s]*@")
 _ANY_AT = re.compile(r"://\S*@")
@@ -68,7 +68,7 @@ def _check_gpu(value: object) -> object:
 
 
 def _several(check: Callable[[object], str | None]) -> Callable[[object], object]:
-    """Return a validator of lists that reports each wrong item at its own place."""
+    """Return a validator of lists that reports each wrong item at its own position."""
 
     def validate(value: object) -> object:
         assert isinstance(value, list | tuple)
@@ -135,10 +135,10 @@ Modes = Annotated[
 
 
 def check_names(value: object) -> object:
-    """Return the names of sweeps as a list; one may stand alone.
+    """Return one sweep name or several as a list of valid names.
 
     Raises:
-        Refused: They are none.
+        UserError: A name is not valid, or is listed twice.
     """
     return sweep_names(value, check_name)
 
@@ -147,27 +147,26 @@ class SearchConfig(Section):
     """How the next trial's parameters are chosen."""
 
     sampler: Annotated[str, BeforeValidator(check_sampler)] = "tpe"
-    """The algorithm that proposes parameters: one of those that have a name, or `module:Class` of
-    an Optuna sampler, which may be your own."""
+    """The algorithm that suggests parameters: a built-in name, or `module:Class` of an Optuna
+    sampler, which may be your own."""
     startup_trials: int = Field(default=10, ge=0)
-    """Trials that must have ended with a result before the sampler learns from results; until then
-    it draws at random."""
+    """The sampler draws at random until so many trials have ended with a result."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the sampler's constructor."""
     try_first: Annotated[list[dict[str, Any]], BeforeValidator(check_points)] = Field(
         default_factory=list
     )
-    """Points to begin with, in order: key of the space -> value; what is left out is drawn."""
+    """The first points, in order: key of the space -> value; other parameters are drawn."""
     constraints: Annotated[list[str], BeforeValidator(check_constraints)] = Field(
         default_factory=list
     )
-    """Comparisons between parameters that every trial satisfies."""
+    """Comparisons between parameters that every trial must satisfy."""
     warm_start: Annotated[list[str], BeforeValidator(check_names)] = Field(default_factory=list)
-    """Earlier sweeps below the same root whose trials the sampler learns from too."""
+    """Earlier sweeps below the same root, from whose trials the sampler learns, too."""
 
 
 class EarlyStoppingSection(Section):
-    """Which trials are stopped before their budget is spent; without this section, none."""
+    """Which trials are stopped before the end of their budget; without this section, none."""
 
     scheduler: str = DEFAULT_RULE.name
     """The stopping rule, by its name."""
@@ -214,10 +213,10 @@ class PlateauConfig(Section):
     """When a sweep has stopped improving."""
 
     trials: int | None = Field(default=None, ge=1, examples=[20])
-    """The sweep ends once so many trials in a row, complete or pruned, have not improved its best
+    """The sweep ends when so many trials in a row, complete or pruned, have not improved its best
     value; null: never."""
     min_delta: Number = Field(default=0, ge=0)
-    """An improvement is one by more than this."""
+    """Only a change by more than this counts as an improvement."""
 
     @model_validator(mode="after")
     def _delta_needs_trials(self) -> PlateauConfig:
@@ -230,57 +229,57 @@ class PlateauConfig(Section):
 
 
 class StopConfig(Section):
-    """What ends the whole sweep before its trials are spent; without this section, nothing.
-    Trials that are under way then are stopped."""
+    """What ends the whole sweep before all of its trials have run; without this section, nothing.
+    Trials that run at that time are stopped."""
 
     hours: Number | None = Field(default=None, gt=0, examples=[2])
-    """The time that trials are run in all, by all attempts at the sweep together; null: no
-    limit."""
+    """The hours during which trials may run, over all attempts of the sweep; null: no limit."""
     value: float | None = Field(default=None, examples=[0.05])
-    """A value of `metric`: the sweep ends once a complete trial has reached it; null: none."""
+    """The sweep ends when a complete trial reaches this value of `metric`; null: never."""
     plateau: PlateauConfig = PlateauConfig()
 
 
 class ResourcesConfig(Section):
-    """What one trial gets."""
+    """The resources of one trial."""
 
     cpu: Number = Field(default=1, gt=0)
-    """CPUs of one trial; also the number of its threads. Loader processes come on top."""
+    """CPUs of one trial, and the number of its threads. Loader processes are not counted."""
     gpu: Annotated[Literal["auto"] | Number, BeforeValidator(_check_gpu)] = "auto"
-    """GPUs of one trial: a share below 1, a whole number, or auto: an equal share of each, with
-    room for what its steps were measured to take. 0 hides them from it."""
+    """GPUs of one trial: a share below 1, a whole number, or auto: equal shares, with enough
+    memory for the measured steps. 0 hides all GPUs from the trial."""
 
 
 def _without_credentials(uri: str) -> str:
-    """Return an address that may be stored in clear.
+    """Check that a URI may be stored unencrypted, and return it.
 
     Raises:
-        Refused: It holds a password, or a user that is one.
+        UserError: The URI has a password, or a user name that may be a token.
     """
     remedy = "leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-    # A path may hold an '@'; in the address of a server it can only stand behind credentials.
+    # The path of a file may have an '@'. In the URI of a server it follows credentials.
     if uri.startswith(("sqlite:", "file:")):
         found = CREDENTIALS.search(uri)
-    elif is_database(uri):  # whose user is no secret: the password beside it is
+    elif is_database(uri):  # its user name is no secret, only its password
         found = _PASSWORD.search(_USER_ALONE.sub("://", uri, count=1))
         remedy = "leave the password out and set PGPASSWORD or PGPASSFILE"
     else:
         found = _ANY_AT.search(uri)
     if found:
         raise UserError(
-            "the address holds credentials; a spec is stored and tracked in "
-            f"clear; {remedy} in the environment"
+            "the address holds credentials; a spec is stored and tracked "
+            f"unencrypted; {remedy} in the environment"
         )
     return uri
 
 
 class TrackingConfig(Section):
-    """Where people look at the results."""
+    """Where the results are recorded."""
 
     uri: str | None = Field(default=None, min_length=1)
     """The tracking server or database, without a password; null: a store in the root directory."""
     every: int = Field(default=1, ge=1)
-    """Steps between two recorded points of a curve; the first and each epoch's last stay."""
+    """Steps between two recorded points of a curve; the first point and the last of each epoch
+    are always recorded."""
 
     @field_validator("uri")
     @classmethod
@@ -289,17 +288,17 @@ class TrackingConfig(Section):
 
 
 class StorageConfig(Section):
-    """Where a sweep is kept."""
+    """Where the ledger and the checkpoints of a sweep are stored."""
 
     ledger: str | None = Field(default=None, min_length=1)
-    """The database of the trials' ledger, `postgresql://USER@HOST/DATABASE` without a password,
-    which sweeps may share, and which lets one driver at a time run a sweep, whatever its host;
-    null: a file in the sweep's directory."""
+    """The database of the ledger, `postgresql://USER@HOST/DATABASE` without a password. Sweeps may
+    share it. Its lock ensures that only one driver, on any host, runs a sweep. null: a file in the
+    sweep's directory."""
 
     checkpoints: str | None = Field(default=None, min_length=1)
-    """The object store of the trials' checkpoints, `s3://BUCKET/PREFIX`; where it is and who may
-    use it is said by the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
-    `AWS_SECRET_ACCESS_KEY`); null: in the sweep's directory."""
+    """The object store of the checkpoints, `s3://BUCKET/PREFIX`. The environment has its endpoint
+    and credentials (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`). null: the
+    sweep's directory."""
 
     @field_validator("checkpoints")
     @classmethod
@@ -308,12 +307,12 @@ class StorageConfig(Section):
             return None
         if _ANY_AT.search(address):
             raise UserError(
-                "the address holds credentials; a spec is stored and tracked in clear; leave them "
-                "out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+                "the address holds credentials; a spec is stored and tracked unencrypted; leave "
+                "them out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
             )
         if not _OBJECTS.fullmatch(address):
             raise UserError(
-                f"{shown(address)} is no place in an object store; checkpoints lie below "
+                f"{shown(address)} is not a prefix in an object store; checkpoints are below "
                 "s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in "
                 "the sweep's directory; write for example s3://my-bucket/sweeps, or null"
             )
@@ -327,8 +326,8 @@ class StorageConfig(Section):
         _without_credentials(uri)
         if not uri.startswith(_POSTGRESQL):
             raise UserError(
-                f"{shown(uri)} is no address of a PostgreSQL database; a ledger lies in one, or "
-                "in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null"
+                f"{shown(uri)} is not the address of a PostgreSQL database; a ledger is in one, "
+                "or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null"
             )
         return uri
 
@@ -343,42 +342,42 @@ def _check_step_timeout(value: object) -> object:
     rule = "the longest time without progress is a duration above 0, off, or null for automatic"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         text = shown(value) if not isinstance(value, list | dict) else "a list or a mapping"
-        raise UserError(f"{text} is no duration; {rule}; write for example {_STEP_TIMEOUT}")
+        raise UserError(f"{text} is not a duration; {rule}; write for example {_STEP_TIMEOUT}")
     try:
         seconds = parse_duration(
             format(value, "f") if isinstance(value, float) else str(value), ""
         )
     except WrongDuration:
         raise UserError(
-            f"{shown(value)} is no duration, or longer than a year; {rule}; write for example "
+            f"{shown(value)} is not a duration, or longer than a year; {rule}; write for example "
             f"{_STEP_TIMEOUT}"
         ) from None
     if seconds <= 0:
-        raise UserError(f"{shown(value)} is no time; {rule}; write {_STEP_TIMEOUT}, or off")
+        raise UserError(f"{shown(value)} is not above 0; {rule}; write {_STEP_TIMEOUT}, or off")
     return seconds
 
 
 class FailuresConfig(Section):
-    """What happens when a trial dies of something that is not its parameters' fault."""
+    """What happens when a trial fails for another reason than its parameters."""
 
     max_retries: int = Field(default=0, ge=0, examples=[2])
-    """How often a trial is tried again that made no progress for `step_timeout`, and how often
-    more one that has lost its process three times in a row without having committed a checkpoint.
-    Other losses are never counted: it goes on from its newest one."""
+    """How often a trial is retried that made no progress for `step_timeout`, or that lost its
+    process three times in a row without a new checkpoint. Other losses of a process are not
+    counted: the trial resumes from its newest checkpoint."""
     same_failure_limit: int = Field(default=3, ge=0)
-    """The sweep stops when this many trials fail in the same way with none getting through in
-    between; 0: never. Non-finite losses and memory depend on parameters and do not count."""
+    """The sweep stops when this many trials fail in the same way, and none succeeds in between; 0:
+    never. Non-finite losses and lack of memory depend on parameters and do not count."""
     out_of_memory: Literal["fail", "halve_batch"] = "fail"
-    """What a trial does when the memory does not suffice: fail, or take the same steps in twice as
-    many micro-batches of half the size, from its newest checkpoint."""
+    """What a trial does when memory runs out: fail, or resume from its newest checkpoint with
+    twice as many micro-batches of half the size, so that its steps stay the same."""
     step_timeout: Annotated[
         float | Literal["off"] | None, BeforeValidator(_check_step_timeout)
     ] = Field(default=None, examples=["30m"])
-    """For how long a trial may make no progress, such as 30m: take no step, evaluate no batch,
-    finish no save, and in a loop of your own yield nothing. Then its worker writes the stacks of
-    its threads to trial.log and is ended, and the trial fails. null: 20 times the slowest so far
-    of what it is doing, at least 10 minutes, and 6 hours for the first of each; off: for ever.
-    Opening the run may take 10 minutes in any case. Workers on other hosts are not watched."""
+    """How long a trial may make no progress, such as 30m. Progress is a step, an evaluated batch,
+    a finished save, or a yield of a custom loop. After this time its worker writes the stacks of
+    its threads to trial.log and is killed, and the trial fails. null: 20 times the slowest
+    operation of the same kind so far, at least 10 minutes, and 6 hours for the first; off: no
+    limit. Opening the run may always take 10 minutes. Workers on other hosts are not watched."""
 
 
 Space = dict[

@@ -1,4 +1,4 @@
-"""The search space: what values a parameter may take, and with what weight.
+"""The distributions of a search space: which values a parameter may have, with what weight.
 
     {uniform: [low, high]}           a number, every value as likely
     {loguniform: [low, high]}        a number, every order of magnitude as likely
@@ -9,8 +9,8 @@
     {powers: [low, high, factor]}    low, low * factor, low * factor ** 2, ..., high
     {choice: [a, b, ...]}            one of the listed values, which may be lists and mappings
 
-What must not live here: reading the short form (`space_form`), all parameters together
-(`search_space`), which fields a space may name (`checks`), and how values are drawn (the sampler).
+What must not live here: parsing the short form (`space_parser`), all parameters together
+(`search_space`), which fields a space may name (`cross_checks`), and sampling (`sweeps.search`).
 """
 
 from __future__ import annotations
@@ -30,30 +30,29 @@ if TYPE_CHECKING:
 Scalar = None | bool | int | float | str
 
 WHEN = "when"
-"""The key beside a distribution that says under which other values the parameter exists."""
+"""The key beside a distribution with the condition under which the parameter exists."""
 STEP = "step"
-"""The key beside `int` that says how far apart its values are."""
-_MOST_VALUES = 100  # whole numbers inside a range that are tried when a spec is checked
+"""The key beside `int` with the distance of its values."""
+_MOST_VALUES = 100  # whole numbers inside a range that a check of a spec tries
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Base of all distributions; `str()` is the YAML form, and `parse_distribution` reads it
-    back."""
+    """Base of all distributions; `parse_distribution` parses what `str()` returns."""
 
     name: ClassVar[str]
     form: ClassVar[str]
     draws: ClassVar[str] = "numbers"
 
     when: tuple[tuple[str, tuple[Scalar, ...]], ...] = field(default=(), kw_only=True)
-    """The parameter exists in trials in which each of these keys has one of these values."""
+    """The parameter exists if each of these keys has one of these values."""
 
     def to_optuna(self) -> BaseDistribution:
         """Return the same distribution for an Optuna study."""
         raise NotImplementedError
 
     def to_data(self) -> dict[str, Any]:
-        """Return the short form as it stands in a spec, such as `{"int": [1, 8]}`."""
+        """Return the short form in a spec, such as `{"int": [1, 8]}`."""
         data: dict[str, Any] = {self.name: self.arguments()}
         if self.when:
             data[WHEN] = {k: v[0] if len(v) == 1 else list(v) for k, v in self.when}
@@ -64,45 +63,46 @@ class Distribution:
         raise NotImplementedError
 
     def boundary_values(self) -> list[tuple[int | None, Any]]:
-        """Return values that every field of this distribution must accept.
+        """Return values that a searched field must accept, to check them when a spec is read.
 
         Returns:
-            Pairs of the argument's index (None: a value in between) and the value as it would be
-            drawn.
+            Pairs of the argument's index (None: a value in between) and the value as drawn.
         """
         raise NotImplementedError
 
     def at(self, share: float) -> Any:
-        """Return the value below which this share of all draws lies; `share` is in [0, 1)."""
+        """Return the quantile at `share`, which is in [0, 1)."""
         raise NotImplementedError
 
     def values(self) -> Iterable[Any] | None:
-        """Return every value in order, or None where a grid cannot have them all."""
+        """Return every value in order; None if a grid cannot have them."""
         return None
 
     def num_values(self) -> int | None:
-        """Return how many values there are, or None where a grid cannot have them all."""
+        """Return the number of values; None if a grid cannot have them."""
         return None
 
     def contains(self, value: object) -> bool:
-        """Say whether the distribution could have drawn a value."""
+        """Return whether the distribution can draw a value."""
         raise NotImplementedError
 
-    def own(self, value: Any) -> Any:
-        """Return a value that it contains as it would have drawn it: 1 as 1.0, for example, and a
-        rounding error beside a step as that step."""
+    def normalize(self, value: Any) -> Any:
+        """Return a contained value in the form in which it is drawn.
+
+        For example 1 becomes 1.0, and a value with a rounding error becomes the exact step.
+        """
         return value
 
     def configured(self, value: Any) -> Any:
-        """Return a drawn value as a trial's configuration has it."""
+        """Return a drawn value in the form of a trial's configuration."""
         return value
 
     def nearest(self, value: float) -> Any:
-        """Return the value nearest to a number that it could have drawn; of numbers only."""
+        """Return the possible value that is nearest to a number; for numeric distributions."""
         raise NotImplementedError
 
     def exists(self, values: Mapping[str, Any]) -> bool:
-        """Say whether the parameter exists beside these values of other ones."""
+        """Return whether the parameter exists with these values of others."""
         return all(key in values and values[key] in allowed for key, allowed in self.when)
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class _Range(Distribution):
     def contains(self, value: object) -> bool:
         return is_number(value) and self.low <= value <= self.high
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         return float(value)
 
     def nearest(self, value: float) -> Any:
@@ -192,12 +192,12 @@ class QUniform(_Range):
         if not is_number(value) or not math.isfinite(value):
             return False
         steps = (value - self.low) / self.step
-        near = math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # as Optuna has it
+        near = math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # Optuna's tolerance
         return near and 0 <= round(steps) < self._count()
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         found = self.nearest(value)
-        return found if self.contains(found) else float(value)  # else Optuna takes none
+        return found if self.contains(found) else float(value)  # Optuna must accept it, too
 
     def nearest(self, value: float) -> Any:
         return self._on_step(round((super().nearest(value) - self.low) / self.step))
@@ -206,7 +206,7 @@ class QUniform(_Range):
         return round((self.high - self.low) / self.step) + 1
 
     def _on_step(self, index: int) -> float:
-        # In decimal, as people write it: three steps of 0.1 are 0.3.
+        # In decimal arithmetic, so that three steps of 0.1 are 0.3.
         return float(Decimal(str(self.low)) + index * Decimal(str(self.step)))
 
 
@@ -230,7 +230,7 @@ class Int(Distribution):
         return data if self.step == 1 else {self.name: data.pop(self.name), STEP: self.step} | data
 
     def boundary_values(self) -> list[tuple[int | None, Any]]:
-        # Neighbours, so that a rule which only some whole numbers keep is met.
+        # Consecutive values, to find a rule of the field that only some whole numbers break.
         inner = range(self.low + self.step, self.high, self.step)[:_MOST_VALUES]
         return [(0, self.low), (1, self.high), *((None, value) for value in inner)]
 
@@ -252,7 +252,7 @@ class Int(Distribution):
         within = is_number(value) and self.low <= value <= self.high and value == int(value)
         return within and (int(value) - self.low) % self.step == 0  # type: ignore[call-overload]
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         return int(value)
 
     def nearest(self, value: float) -> Any:
@@ -272,11 +272,11 @@ class LogInt(Int):
         return IntDistribution(self.low, self.high, log=True)
 
     def at(self, share: float) -> Any:
-        low, high = self.low - 0.5, self.high + 0.5  # each end gets as much room as the others
+        low, high = self.low - 0.5, self.high + 0.5  # so that both ends have their full weight
         return min(self.high, max(self.low, round(low * (high / low) ** share)))
 
     def values(self) -> Iterable[Any] | None:
-        return None  # its weights are its meaning, and a grid has none
+        return None  # a grid would ignore the logarithmic weights
 
 
 @dataclass(frozen=True)
@@ -284,12 +284,12 @@ class Choice(Distribution):
     """One of the listed values.
 
     An option that is a list or a mapping is drawn and recorded as its JSON text, because a study
-    takes single values only; `configured` gives it back.
+    stores only single values; `configured` decodes it.
     """
 
     options: tuple[Scalar, ...]
     texts: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """Those options that stand for a list or a mapping."""
+    """The options that are the JSON text of a list or a mapping."""
 
     name: ClassVar[str] = "choice"
     form: ClassVar[str] = "[first, second, ...]"
@@ -317,7 +317,7 @@ class Choice(Distribution):
     def contains(self, value: object) -> bool:
         return as_option(value) in self.options
 
-    def own(self, value: Any) -> Any:
+    def normalize(self, value: Any) -> Any:
         return self.options[self.options.index(as_option(value))]
 
     def configured(self, value: Any) -> Any:
@@ -343,12 +343,12 @@ class Powers(Choice):
 
 
 def configured(space: Mapping[str, Distribution], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return drawn values as a trial's configuration has them."""
+    """Return drawn values in the form of a trial's configuration."""
     return {k: space[k].configured(v) if k in space else v for k, v in params.items()}
 
 
 def as_option(value: Any) -> Any:
-    """Return what stands for a value among the options of a choice."""
+    """Return a value in the form in which a choice stores it: JSON text for a list or mapping."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
@@ -358,5 +358,5 @@ KINDS: dict[str, type[Distribution]] = {
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Say whether a value is a number; true and false are none."""
+    """Return whether a value is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,6 +1,6 @@
-"""Read the short form of a distribution, such as `{loguniform: [1e-4, 0.1]}`.
+"""Parse the short form of a distribution, such as `{loguniform: [1e-4, 0.1]}`.
 
-A condition stands beside it where the parameter exists only under values of others:
+A condition beside it means that the parameter exists only with certain values of others:
 
     {uniform: [0.8, 0.99], when: {train.optimizer.name: sgd}}
     {int: [1, 8], when: {task.kind: [conv, mixed]}}
@@ -40,21 +40,21 @@ from sweeps.quoting import shown
 _FORMS = ", ".join(KINDS)
 _MOST_POWERS = 1_000
 _MOST_STEPS = 10**28
-"""As far as Decimal counts."""
+"""The precision of Decimal."""
 
 
 def parse_distribution(data: object) -> Distribution:
-    """Read a distribution from its short form.
+    """Parse the short form of a distribution.
 
     Args:
         data: A mapping of one name to its arguments, such as `{"loguniform": [1e-4, 0.1]}`, or a
             `Distribution`.
 
     Raises:
-        Refused: With one fault for everything that is wrong.
+        UserError: The short form is not valid; it has one issue for each problem.
     """
     if isinstance(data, Distribution):
-        # Built in Python: the same rules hold.
+        # Created in Python: check it by the same rules.
         data = data.to_data()
     if not isinstance(data, dict):
         text = shown(data) if not isinstance(data, list) else "a list"
@@ -71,7 +71,7 @@ def parse_distribution(data: object) -> Distribution:
         return _parse_stepped(data)
     if len(data) != 1:
         raise UserError(
-            f"{len(data)} distributions stand here; a parameter has exactly one; "
+            f"there are {len(data)} distributions; a parameter has exactly one; "
             f"write one of: {_FORMS}"
         )
     ((name, arguments),) = data.items()
@@ -109,8 +109,8 @@ def _parse_stepped(data: Mapping[str, Any]) -> Distribution:
         )
     step = data[STEP]
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        message = f"{_kind_of(step)} is no step of whole numbers; a step is a whole number from 1 "
-        raise UserError([Issue((STEP,), message + "on; write 16, or use quniform")])
+        message = f"{_kind_of(step)} is not a step of whole numbers; a step is a whole number "
+        raise UserError([Issue((STEP,), message + "from 1 on; write 16, or use quniform")])
     whole = parse_distribution({name: data[name]})
     assert isinstance(whole, Int)
     left = (whole.high - whole.low) % step
@@ -122,7 +122,7 @@ def _parse_stepped(data: Mapping[str, Any]) -> Distribution:
         raise _refuse(
             Int,
             f"high - low = {whole.high - whole.low} is not a whole number of steps of {step}; "
-            f"high lies on a step; {fix}",
+            f"high must be on a step; {fix}",
         )
     return Int(whole.low, whole.high, step)
 
@@ -144,8 +144,8 @@ def _parse_powers(arguments: Sequence[Any]) -> Distribution:
     if len(found) > _MOST_POWERS:
         raise _refuse(
             Powers,
-            f"there are more than {_MOST_POWERS} powers of {factor} from {low} to {high}; they "
-            "are listed; write a larger factor, or use loguniform",
+            f"there are more than {_MOST_POWERS} powers of {factor} from {low} to {high}; all of "
+            "them are stored; write a larger factor, or use loguniform",
         )
     values = [int(value) if whole else float(value) for value in found]
     if found[-1] != high or len(found) < 2:
@@ -160,16 +160,16 @@ def _parse_powers(arguments: Sequence[Any]) -> Distribution:
 
 def _parse_conditions(data: object) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
     example = "write when: {train.optimizer.name: sgd}"
-    rule = "`when` maps other keys of the space to the values under which this one exists"
+    rule = "`when` maps other keys of the space to the values with which this one exists"
     if not isinstance(data, Mapping) or not data:
         text = "an empty mapping" if data == {} else _kind_of(data)
-        raise UserError([Issue((WHEN,), f"{text} is no condition; {rule}; {example}")])
+        raise UserError([Issue((WHEN,), f"{text} is not a condition; {rule}; {example}")])
     faults, found = [], []
     for key, allowed in data.items():
         values = allowed if isinstance(allowed, list) else [allowed]
         if not values or any(isinstance(value, list | dict) for value in values):
             text = "an empty list" if not values else "a list or a mapping"
-            message = f"{text} is no value of another key; {rule}; write one value, or [a, b]"
+            message = f"{text} is not a value of a key; {rule}; write one value, or [a, b]"
             faults.append(Issue((WHEN, key), message))
         found.append((key, tuple(values)))
     if faults:
@@ -250,7 +250,7 @@ def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribu
                 f"high - low = {span} is {_MOST_STEPS:.0e} steps of {step} or more; steps are "
                 "counted; write a larger step, or use uniform",
             )
-        # In decimal, as people write it: 0.3 is three steps of 0.1, which binary numbers deny.
+        # In decimal arithmetic: with binary numbers 0.3 is not exactly three steps of 0.1.
         if span % Decimal(str(step)):
             fit = Decimal(str(low)) + span // Decimal(str(step)) * Decimal(str(step))
             fix = (
@@ -260,8 +260,8 @@ def _parse_range(kind: type[Distribution], arguments: Sequence[Any]) -> Distribu
             )
             raise _refuse(
                 kind,
-                f"high - low = {span} is not a whole number of steps of {step}; high "
-                f"lies on a step; {fix}",
+                f"high - low = {span} is not a whole number of steps of {step}; high must "
+                f"be on a step; {fix}",
             )
     return kind(*(arguments if whole else map(float, arguments)))
 
@@ -278,7 +278,7 @@ def _parse_choice(options: Sequence[Any]) -> Choice:
         message = None
         if isinstance(option, list | dict) and not _is_plain(option):
             message = (
-                f"{shown(option)} holds what JSON has no word for; an option is made of texts, "
+                f"{shown(option)} has a value that JSON cannot store; an option is made of texts, "
                 "finite numbers, true, false and null, and the keys of a mapping are texts; "
                 "write such values"
             )
@@ -287,7 +287,7 @@ def _parse_choice(options: Sequence[Any]) -> Choice:
                 f"{write_flow(option)} is not finite; options that are numbers are "
                 "finite; write a number"
             )
-        # Python's equality (1 == 1.0 == true) is also Optuna's, which could not tell them apart.
+        # Optuna compares options with Python's equality, by which 1, 1.0 and true are equal.
         elif (earlier := list(options).index(option)) < index:
             message = (
                 f"{write_flow(option)} equals option {earlier + 1}; options differ; "
@@ -309,7 +309,7 @@ def _parse_choice(options: Sequence[Any]) -> Choice:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON gives a value back as it was."""
+    """Return whether JSON can store a value exactly."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

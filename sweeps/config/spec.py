@@ -1,9 +1,8 @@
-"""The spec of a sweep: its models, its checks, and its way from YAML and back.
+"""The spec of a sweep: its model, reading it from YAML with all checks, and writing it as YAML.
 
-A spec is composed of a training run's own sections (`trainable.config`) and of what only a sweep
-has. Every check that needs no machine and no data is made here, and all of them in one pass. What
-must not live here: reading YAML (`source`), the wording of problems (`problems`), distributions
-(`space`).
+A spec has the sections of a training run (`trainable.config`) and those of a sweep (`sections`).
+All checks that need neither the machine nor the data are made here in one pass. What must not live
+here: parsing YAML (`yaml_reader`), the wording of problems (`errors`), distributions (`space`).
 """
 
 from __future__ import annotations
@@ -73,20 +72,20 @@ __all__ = [
     "SearchConfig",
     "SweepSpec",
     "TrackingConfig",
-    "load_placed",
     "load_spec",
-    "parse_placed",
+    "load_with_positions",
     "parse_spec",
+    "parse_with_positions",
     "trial_yaml",
 ]
 
 VERSION = 1
 MAX_OVERRIDE = 131_072
-"""Characters of one `KEY=VALUE`: as many as Linux takes in one word of a command line."""
+"""Characters of one `KEY=VALUE`: the limit of Linux for one argument of a command line."""
 
 
 class SweepSpec(Section):
-    """A sweep, resolved: what is tried, how each trial trains, and where it is recorded."""
+    """A complete sweep: what is searched, how each trial trains, and where it is recorded."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, hide_input_in_errors=True)
 
@@ -95,21 +94,21 @@ class SweepSpec(Section):
     name: Annotated[str, AfterValidator(check_name)] = Field(examples=["digits"])
     """The sweep's name, and its directory below the root."""
     task: TaskConfig = Field(examples=["digits"])
-    """What is trained: a built-in task, or `package.module:ClassName`; arguments beside `name`."""
+    """The task: a built-in one, or `package.module:ClassName`. Its arguments are beside `name`."""
     metric: Metric = Field(examples=["val/loss"])
-    """What decides which trial is the best; of several, the first decides which checkpoint of a
-    trial is, and no trial is the best that another one beats in all of them."""
+    """The metric that selects the best trial. With several, the first selects the best checkpoint
+    of a trial, and the best trials are the Pareto front."""
     mode: Modes = Field(examples=["min"])
-    """Whether less or more of `metric` is better; one for each."""
+    """Whether a lower or a higher `metric` is better; one for each metric."""
     trials: int = Field(ge=1, examples=[24])
-    """How many trials the sweep has, all in all."""
+    """The total number of trials."""
     seed: int = Field(default=0, ge=0)
-    """The seed of the search, from which each trial's own is derived."""
+    """The seed of the search, from which the seed of each trial is derived."""
     concurrency: int | None = Field(default=None, ge=1, examples=[4])
-    """Trials at the same time; null: as many as the resources allow."""
+    """Trials that run in parallel; null: as many as the resources allow."""
     budget: BudgetConfig = BudgetConfig()
     space: Space = Field(default_factory=dict)
-    """Dotted path into this file -> distribution. Empty: only the trials' seeds differ."""
+    """Dotted key of this file -> distribution. Empty: only the trials' seeds differ."""
     search: SearchConfig = SearchConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig(scheduler=WITHOUT_SECTION.name)
     stop: StopConfig = StopConfig()
@@ -120,7 +119,7 @@ class SweepSpec(Section):
     storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
     training_rules: Literal[1, 2] = NEWEST
-    """The version of the training rules; a sweep keeps the one that it was begun with."""
+    """The version of the training rules; a sweep keeps the one that it started with."""
 
     @field_validator("version")
     @classmethod
@@ -139,7 +138,9 @@ class SweepSpec(Section):
         self, write: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
         data: dict[str, Any] = write(self)
-        if "train.optimizer.name" in self.space:  # so each trial has defaults of its own
+        if (
+            "train.optimizer.name" in self.space
+        ):  # so that each trial gets its optimizer's defaults
             data["train"]["optimizer"] = self.train.optimizer.model_dump(
                 mode=info.mode, exclude_unset=True
             )
@@ -147,8 +148,7 @@ class SweepSpec(Section):
 
     @model_validator(mode="after")
     def _parts_fit_together(self, info: ValidationInfo) -> SweepSpec:
-        # The loader runs the same checks itself, beside those of single fields, to
-        # report all in one pass.
+        # When a file is loaded, `_validate` runs these checks, to report all problems in one pass.
         if info.context is not _LOADING and (
             faults := list(cross_field_checks(SweepSpec, _dump(self), self.space))
         ):
@@ -157,7 +157,7 @@ class SweepSpec(Section):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """All metrics, the one that decides which checkpoint is a trial's best first."""
+        """All metrics; the first selects the best checkpoint of a trial."""
         return (self.metric,) if isinstance(self.metric, str) else self.metric
 
     @property
@@ -167,14 +167,12 @@ class SweepSpec(Section):
 
     @property
     def modules(self) -> list[str]:
-        """The modules of others that a run of it imports, whose code then runs; nothing else in a
-        spec is code.
-        """
+        """The modules that a run of the spec imports; nothing else in a spec executes code."""
         return sorted({*self.trial_modules, *_module_of(self.search.sampler)})
 
     @property
     def trial_modules(self) -> list[str]:
-        """Those of them that trials import; a sampler is the driver's affair."""
+        """The modules that trials import; only the driver imports a sampler."""
         return _module_of(self.task.name)
 
     @property
@@ -184,8 +182,9 @@ class SweepSpec(Section):
         return " and ".join(f"{mode} of {metric}" for mode, metric in each)
 
     def max_trials(self, wanted: int) -> int:
-        """Return how many trials the sweep can have of so many: a population has the members that
-        it has, and a grid is tried once.
+        """Return how many trials the sweep can have, at most `wanted`.
+
+        A population cannot grow, and each point of a grid is tried once.
         """
         if self.early_stopping.rule.is_population:
             return self.trials
@@ -203,7 +202,7 @@ class SweepSpec(Section):
             params: Values by dotted path, as drawn from `space`.
 
         Raises:
-            SpecError: The values do not fit together, or name no field.
+            SpecError: The values do not fit together, or a key is not a field.
         """
         data = {
             key: value for key, value in _dump(self).items() if key in TrialConfig.model_fields
@@ -218,7 +217,7 @@ class SweepSpec(Section):
                 doc.add(
                     Issue(
                         (key,),
-                        message or "is no parameter of a trial; they lie below train. and task.",
+                        message or "is no parameter of a trial; they are below train. and task.",
                     )
                 )
             else:
@@ -235,20 +234,20 @@ class SweepSpec(Section):
         raise SpecError([problem for _, _, problem in doc.problems])
 
     def example_params(self) -> dict[str, Any]:
-        """Return a point of the space, to look at a trial before any is drawn."""
+        """Return a point of the space, to check a trial before any is drawn."""
         space = self.search_space()
         first = space.point(lambda _key, distribution: distribution.boundary_values()[0][1])
-        return first if space.allows(first) else space.drawn(0) or first
+        return first if space.allows(first) else space.draw(0) or first
 
     def search_space(self) -> SearchSpace:
         """Return `space` with its conditions and with the constraints of `search`."""
         return search_space(self.space, self.search, self.train, self.task)
 
     def to_yaml(self) -> str:
-        """Return the spec, defaults filled in, as YAML that `load_spec` reads to an equal spec.
+        """Return the spec with all defaults as YAML; `load_spec` reads an equal spec from it.
 
-        Where the optimizer is searched, defaults that depend on it are left out: they are each
-        trial's own.
+        If the optimizer is searched, defaults that depend on it are left out: each trial has its
+        own.
         """
         data = _dump(self)
         if set(data["task"]) == {"name"}:
@@ -269,8 +268,10 @@ def load_spec(
     tracking_uri: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> SweepSpec:
-    """Read and check a spec file. See `load_placed`."""
-    return load_placed(path, overrides, name=name, tracking_uri=tracking_uri, environ=environ)[0]
+    """Read and check a spec file. See `load_with_positions`."""
+    return load_with_positions(
+        path, overrides, name=name, tracking_uri=tracking_uri, environ=environ
+    )[0]
 
 
 def parse_spec(
@@ -281,11 +282,11 @@ def parse_spec(
     environ: Mapping[str, str] | None = None,
     drawn: int | None = 0,
 ) -> SweepSpec:
-    """Read a spec from text. See `parse_placed`."""
-    return parse_placed(text, label, overrides, environ=environ, drawn=drawn)[0]
+    """Read a spec from text. See `parse_with_positions`."""
+    return parse_with_positions(text, label, overrides, environ=environ, drawn=drawn)[0]
 
 
-def load_placed(
+def load_with_positions(
     path: Path,
     overrides: Sequence[str] = (),
     *,
@@ -293,24 +294,24 @@ def load_placed(
     tracking_uri: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[SweepSpec, Document]:
-    """Read and check a spec file; return the spec, and where each of its keys was written.
+    """Read and check a spec file; return the spec, and the document with all positions.
 
     Args:
-        path: The YAML file; messages spell it as given.
-        overrides: `KEY=VALUE` each, applied in order after the file.
+        path: The YAML file; messages name it as given.
+        overrides: Texts `KEY=VALUE`, applied in order after the file.
         name: Replaces the spec's `name` (the option `--name`).
         tracking_uri: Replaces the spec's `tracking.uri` (the option `--tracking-uri`).
-        environ: Where `${NAME}` is looked up; default: the process environment.
+        environ: The variables for `${NAME}`; default: the process environment.
 
     Raises:
-        SpecError: With every problem that was found.
+        SpecError: The message lists every problem.
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
-def parse_placed(
+def parse_with_positions(
     text: str,
     label: str,
     overrides: Sequence[str] = (),
@@ -318,11 +319,11 @@ def parse_placed(
     environ: Mapping[str, str] | None = None,
     drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
-    """Read a spec from text; `label` stands for the file in messages. See `load_placed`.
+    """Read a spec from text; `label` stands for the file in messages. See `load_with_positions`.
 
     Args:
-        drawn: How many trials its sweep has, whose points to try first are past. None for one that
-            its sweep has: it was checked when it was written, by the rules of then.
+        drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
+            the spec of an existing sweep: it was checked by the rules of its release.
     """
     environ = os.environ if environ is None else environ
     return _validate(yaml_reader.parse(text, label, environ), overrides, {}, environ, drawn)
@@ -332,7 +333,7 @@ _LOADING = object()
 
 
 def _module_of(name: str) -> list[str]:
-    """The module of `module:Class`; none of a name of our own."""
+    """Return the module of `module:Class` in a list; an empty list for a built-in name."""
     return [name.partition(":")[0]] if ":" in name else []
 
 
@@ -358,14 +359,14 @@ def _validate(
             path = ("name",) if option == "name" else ("tracking", "uri")
             doc.put(path, yaml_reader.parse_text(value, f"--{option} {value}"))
     if message := _version_fault(doc.data.get("version")):
-        # Whatever else a newer version holds would only be noise.
+        # Other problems of a newer version would not help the user.
         doc.problems.clear()
         doc.add(Issue(("version",), message))
         raise doc.error() or AssertionError
     spec, faults = _all_faults(doc)
     if drawn is not None:
         faults += _cross_faults(doc, drawn)
-    # A key that should not be there, or a value known to be wrong, explains what follows from it.
+    # A wrong key, or a value with a known problem, explains further problems of the same path.
     wrong_keys = {fault.path for fault in faults if fault.at_key}
     for fault in faults:
         inside = any(fault.path[:size] in wrong_keys for size in range(1, len(fault.path)))
@@ -384,17 +385,17 @@ def _cross_faults(doc: Document, drawn: int) -> Iterator[Issue]:
         try:
             space[key] = parse_distribution(value)
         except UserError:
-            space[key] = None  # reported where the section is
+            space[key] = None  # the section's own validation reports it
     return cross_field_checks(
-        SweepSpec, doc.data, space, lambda path, _value: doc.place(path).shown, drawn
+        SweepSpec, doc.data, space, lambda path, _value: doc.position(path).shown, drawn
     )
 
 
 def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Issue]]:
-    """Validate, and validate again without the wrong values until nothing new is found.
+    """Validate again without the wrong values, until there are no new problems.
 
-    A section's own check runs only once its fields are valid; without the second look it would be
-    reported one run later.
+    Pydantic runs a section's own check only if its fields are valid. Without the repetition the
+    user would see its problem only after the others are corrected.
     """
     data = copy.deepcopy(doc.data)
     faults: list[Issue] = []
@@ -403,10 +404,12 @@ def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Issue]]:
         try:
             spec = SweepSpec.model_validate(data, context=_LOADING)
         except ValidationError as error:
-            found = translate(SweepSpec, error, data, lambda path, _value: doc.place(path).shown)
+            found = translate(
+                SweepSpec, error, data, lambda path, _value: doc.position(path).shown
+            )
         else:
             return (None if dropped else spec), faults
-        # A check that speaks of a value which was dropped speaks of its default.
+        # A message about a dropped value is about its default, and wrong.
         faults += [
             fault
             for fault in found
@@ -420,8 +423,7 @@ def _all_faults(doc: Document) -> tuple[SweepSpec | None, list[Issue]]:
 
 
 def _drop(data: Any, path: KeyPath) -> str | None:
-    """Remove the value that a fault is about, or what holds it; return its key, or None when there
-    is none."""
+    """Remove the value of an issue, or its parent; return the removed key, or None."""
     if path[:1] == ("space",):
         path = path[:2]
     for index, part in enumerate(path):
@@ -439,7 +441,7 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
         doc.extend(
             f"-s {redact_clipped(text, 60)}",
             f"has {len(text)} characters; an override has at most {MAX_OVERRIDE}; keep data in a "
-            "file, and give its name",
+            "file, and write the file's name",
         )
         return
     where = f"-s {text}"
@@ -460,12 +462,12 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
         return
     if path[0] == "task" and len(path) > 1 and isinstance(doc.data.get("task"), str):
         doc.data["task"] = {"name": doc.data["task"]}
-        doc.places["task", "name"] = doc.places["task",]
+        doc.positions["task", "name"] = doc.positions["task",]
     doc.put(path, parsed)
 
 
 def _spec_path(key: str) -> tuple[tuple[str, ...], str | None]:
-    """Return the path that a dotted key names in a spec, and a message when there is none."""
+    """Return the path of a dotted key in a spec, and a message if it is not a field."""
     path = key_path(key)
     if path[0] in ("space", "task") and len(path) == 2 and path[1]:
         return path, None
@@ -488,7 +490,7 @@ def _dump(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _write_block(data: Mapping[str, Any], indent: str) -> Iterator[str]:
-    """Yield the lines of a mapping: what holds mappings as a block, all else in one line."""
+    """Yield the lines of a mapping: a mapping of mappings as a block, other values in one line."""
     for key, value in data.items():
         name = write_key(key)
         block = isinstance(value, dict) and any(

@@ -1,8 +1,8 @@
-"""Reading YAML 1.2 with the position of every value, and overrides in the same language.
+"""Read YAML 1.2 with the position of every value; overrides are YAML, too.
 
-A spec is data: no tags, no objects, caps on size, depth and number of values, keys that appear
-once. `ruamel.yaml` does the parsing; the scalars follow the core schema of YAML 1.2 (`1e-4` is a
-number, `on` and `12:30:00` are text). What must not live here: anything about what the keys mean.
+A spec is plain data: no tags, no objects, no duplicate keys, and limits on size, depth and number
+of values. `ruamel.yaml` parses it; scalars follow the core schema of YAML 1.2 (`1e-4` is a number,
+`on` and `12:30:00` are text). What must not live here: the meaning of the keys.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MAX_BYTES = 1024 * 1024
 MAX_VALUES = 10_000
 MAX_DEPTH = 32
 MAX_CHARACTERS = 8 * MAX_BYTES
-"""Of all values together once aliases and variables stand for what they mean: what is nested is
-counted at each level."""
+"""The limit for all values together, after aliases and variables are expanded. Nested values count
+at each level."""
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -60,8 +60,8 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
     except UnicodeEncodeError:
         raise _single(
             label,
-            "a part of it is no UTF-8, which Ray needs of a command line; name a file whose path "
-            "is",
+            "a part of it is not UTF-8, which Ray requires of a command line; use a path that is "
+            "UTF-8",
         ) from None
     try:
         with path.open("rb") as file:
@@ -119,7 +119,7 @@ def parse_value(text: str, where: str, environ: Mapping[str, str]) -> Document:
 
     Args:
         text: The value.
-        where: What stands in messages in place of a position.
+        where: Replaces the position in messages.
         environ: Values for `${NAME}` in texts.
 
     Returns:
@@ -159,13 +159,13 @@ _Where = Callable[[int, int], str]
 
 
 def _compose(text: str, where: _Where) -> _Node | None:
-    """Return the tree of the only document in `text`, None when there is none."""
+    """Return the tree of the only document in `text`; None if it has none."""
     try:
         return _Composer(text, where).run()
     except SpecError:
         raise
     except ReaderError as error:
-        # The parser refuses control characters; it counts them from the start of the text.
+        # The parser refuses a control character and gives its offset in the text.
         before = text[: error.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise _single(
@@ -176,7 +176,7 @@ def _compose(text: str, where: _Where) -> _Node | None:
     except MarkedYAMLError as error:
         raise _syntax_error(error, text, where) from None
     except (YAMLError, ValueError, OverflowError) as error:
-        # The last two: an escape that names no character, straight from chr().
+        # ValueError and OverflowError: chr() raises them for an invalid escape.
         raise _single(
             where(1, 1), f"not YAML ({cut(str(error))}); see https://yaml.org for the rules"
         ) from None
@@ -191,7 +191,7 @@ def _syntax_error(error: MarkedYAMLError, text: str, where: _Where) -> SpecError
     lines = text.splitlines()
     if "'\\t'" in problem or (line <= len(lines) and re.match(r" *\t", lines[line - 1])):
         message = (
-            "a tab stands where YAML expects spaces; indentation is spaces only; replace "
+            "there is a tab where YAML expects spaces; indentation is spaces only; replace "
             "the tab by two spaces"
         )
     elif opened and context and "unknown escape" not in problem:
@@ -199,7 +199,7 @@ def _syntax_error(error: MarkedYAMLError, text: str, where: _Where) -> SpecError
         sign = f"'{opened}'" if opened != "quote" else "a quote"
         message = (
             f"{sign} is opened here and not closed properly ({problem}); every bracket "
-            "and quote has its partner; close it"
+            "and quote must be closed; close it"
         )
     elif "mapping values are not allowed" in problem:
         message = (
@@ -208,7 +208,7 @@ def _syntax_error(error: MarkedYAMLError, text: str, where: _Where) -> SpecError
         )
     else:
         message = (
-            f"not YAML ({problem}); values with special characters stand in quotes; "
+            f"not YAML ({problem}); values with special characters need quotes; "
             "correct the line, or quote the text"
         )
     return _single(where(line, column), message)
@@ -284,7 +284,7 @@ class _Composer:
             at = (item.start_mark.line + 1, item.start_mark.column + 1)
             child = self.node(next(events), events, depth + 1)
             if child.plain and not child.text:
-                child.mark = at  # nothing is written: the parser would point at the next token
+                child.mark = at  # for an empty value the parser gives the next token's position
             node.items.append((key.text, at, child))
         node.text = self._slice(start, item)
         return node
@@ -299,21 +299,21 @@ class _Composer:
 
 
 class _Builder:
-    """Turns nodes into data; what is wrong with single values is noted, not raised."""
+    """Turns nodes into data; problems of single values are collected, not raised."""
 
     def __init__(self, label: str, where: _Where, environ: Mapping[str, str]) -> None:
         self.doc = Document(label, {}, {})
         self.where = where
         self.environ = environ
         self.count = self.num_characters = 0
-        self.refused: set[str] = set()  # variables of the present scalar
+        self.refused: set[str] = set()  # variables of the current scalar
 
     def document(self, node: _Node) -> Document:
-        self.doc.places[()] = self._place(node, node.mark)
+        self.doc.positions[()] = self._position(node, node.mark)
         self.doc.data = self.value(node, (), 0)
         return self.doc
 
-    def _place(self, node: _Node, key_mark: tuple[int, int]) -> SourcePosition:
+    def _position(self, node: _Node, key_mark: tuple[int, int]) -> SourcePosition:
         shown = cut(node.text)
         if node.kind == "scalar" and not (node.plain and not isinstance(resolve(node.text), str)):
             shown = quoted(node.text)
@@ -322,7 +322,7 @@ class _Builder:
         return SourcePosition(self.where(*node.mark), self.where(*key_mark), node.mark, shown)
 
     def value(self, node: _Node, path: KeyPath, depth: int) -> Any:
-        # Counted again here: an alias is one event, and all the values behind it.
+        # Counted again here, because an alias is one event but stands for many values.
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
             raise _too_much(self.where(*node.mark), deep=depth > MAX_DEPTH)
@@ -332,7 +332,7 @@ class _Builder:
         if node.kind == "sequence":
             items: list[Any] = []
             for index, element in enumerate(node.elements):
-                self.doc.places[(*path, index)] = self._place(element, element.mark)
+                self.doc.positions[(*path, index)] = self._position(element, element.mark)
                 items.append(self.value(element, (*path, index), depth + 1))
             return items
         data: dict[str, Any] = {}
@@ -346,12 +346,12 @@ class _Builder:
                     f"the key '{cut(key)}' is on line {line} and again on line {mark[0]}; "
                     "a key appears once; remove one of them"
                 )
-                # Noted under a path of its own, so that the first value is still checked.
+                # Added under a path of its own, so that the first value is still checked.
                 problem = LocatedIssue(self.where(*mark), dotted(inner), message)
                 self.doc.problems.append(((*inner, "again"), mark, problem))
                 continue
             first[key] = mark
-            self.doc.places[inner] = self._place(child, mark)
+            self.doc.positions[inner] = self._position(child, mark)
             data[key] = self.value(child, inner, depth + 1)
         return data
 
@@ -377,8 +377,8 @@ class _Builder:
             self.doc.add(
                 Issue(
                     path,
-                    f"{quoted(text)} holds half a character; text is Unicode; write "
-                    "the character itself",
+                    f"{quoted(text)} has half a character (a lone surrogate); text is Unicode; "
+                    "write the character itself",
                 )
             )
             return ""
@@ -396,7 +396,7 @@ class _Builder:
             self.doc.add(
                 Issue(
                     path,
-                    f"{cut(text)} is too large; whole numbers hold 63 bits; write a "
+                    f"{cut(text)} is too large; whole numbers have at most 63 bits; write a "
                     "smaller number",
                 )
             )
@@ -414,8 +414,8 @@ class _Builder:
             )
         elif is_secret(name):
             fault = (
-                f"${{{cut(name)}}} looks like a secret; a spec is stored and tracked in "
-                f"clear; let the task read {cut(name)} from the environment"
+                f"${{{cut(name)}}} looks like a secret; a spec is stored and tracked "
+                f"unencrypted; let the task read {cut(name)} from the environment"
             )
         elif name not in self.environ:
             fault = (

@@ -1,7 +1,7 @@
 """Single values in YAML 1.2, read and written.
 
-`1e-4` is a number, `on` and `12:30:00` are text. What must not live here: the structure around the
-values (`source`).
+`1e-4` is a number, `on` and `12:30:00` are text. What must not live here: lists, mappings and
+positions (`yaml_reader`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def resolve(text: str) -> Any:
         return _BOOL[text]
     if _INT.fullmatch(text):
         base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-        # Cut, because Python refuses to read endless digits; the value is refused for its size.
+        # Cut, because Python refuses to parse very long numbers; the caller refuses its size.
         return int(text[:100], base)
     if _FLOAT.fullmatch(text):
         return float(text)
@@ -42,7 +42,7 @@ def resolve(text: str) -> Any:
 
 
 def write_flow(value: object) -> str:
-    """Return plain data as YAML in one line; reading it gives equal data again."""
+    """Return plain data as YAML in one line, which parses to equal data."""
     if isinstance(value, dict):
         items = (f"{write_key(str(key))}: {write_flow(inner)}" for key, inner in value.items())
         return "{" + ", ".join(items) + "}"
@@ -52,12 +52,12 @@ def write_flow(value: object) -> str:
         return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
     if not isinstance(value, str):
         return shown(value)
-    # `$${` so that a `${` in the text is not taken for a variable when it is read again.
+    # Escaped as `$${`, so that a `${` in the text is not a variable when it is read again.
     return write_key(value.replace("${", "$${"))
 
 
 def write_key(text: str) -> str:
-    """Return a text as YAML, in quotes where needed; keys are not searched for variables."""
+    """Return a text as YAML, quoted if needed; variables are not expanded in keys."""
     if _PLAIN.fullmatch(text) and resolve(text) == text:
         return text
     text = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -47,7 +47,8 @@ class Hang:
         return (
             f"hang: no progress for {format_duration(self.seconds)} in its {self.what}; "
             f"failures.step_timeout allows {format_duration(self.limit)}; the stacks of its "
-            "threads are in trial.log; correct what it waits for, or raise failures.step_timeout"
+            "threads are in trial.log; correct the code that blocks, or raise "
+            "failures.step_timeout"
         )
 
 

@@ -75,7 +75,7 @@ def run_sweep(
         offline: Contact no tracking server; everything stays in the outbox.
         say: Receives a few words about each step that takes long.
         warn: Receives sentences that the user should know and need not act on.
-        notices: Receives what this process has to say while it shuts down early; None: nobody.
+        notices: Receives messages for the user during an early shutdown; None: print none.
         tell: Receives the outcome before the lock is released; a signal can still come meanwhile.
 
     Raises:

@@ -43,7 +43,7 @@ from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
 from sweeps.tracker import find_tracker, open_tracker, tracker_at
-from tracking.outbox_recorder import set_target, tell_again
+from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
 from tracking.stored_runs import StoreUnreadable
@@ -110,11 +110,11 @@ class SweepSession:
         words = [word for change in more for word in ("-s", change)]
         resume = self.paths.command("resume", *words)
         remedy = (
-            f"begin some with: {resume}"
+            f"add trials with: {resume}"
             if words
             else "start a new sweep with: sweep run FILE --name NAME"
         )
-        return f"nothing is left to train; what changed holds for new trials; {remedy}"
+        return f"no trials remain; the changes affect only new trials; {remedy}"
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
         """Repair what an earlier driver left unfinished; a new sweep needs no special case.
@@ -160,19 +160,19 @@ class SweepSession:
             local = self.spec.storage.checkpoints is None
             if trial.finished:
                 if trial.reports and is_gone:
-                    lost = "curve and checkpoints" if local else "curve"
+                    lost = "metrics and checkpoints" if local else "metrics"
                     yield (
-                        f"trial {trial.number} keeps its end, and its {lost} are gone: there is "
-                        f"no {directory}"
+                        f"trial {trial.number} has ended and keeps its result, but its {lost} are "
+                        f"lost: there is no {directory}"
                     )
             elif trial.reports:
                 if is_gone and local:
-                    yield f"trial {trial.number} begins again: its directory is gone ({directory})"
+                    yield f"trial {trial.number} starts again: its directory is lost ({directory})"
                 elif local and not (directory / "checkpoints").is_dir():
-                    yield f"trial {trial.number} begins again: its checkpoints are gone"
+                    yield f"trial {trial.number} starts again: its checkpoints are lost"
                 elif not (directory / FILE_NAME).exists():
                     yield (
-                        f"trial {trial.number} goes on, and the curve before that is gone: there "
+                        f"trial {trial.number} resumes, but its earlier metrics are lost: there "
                         f"is no {directory / FILE_NAME}"
                     )
 
@@ -246,7 +246,7 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
     except StoreUnreadable as error:  # a sweep runs while the server is unavailable
         return str(error)
     lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
-    tell_again(paths.outbox, lost)
+    reset_trials(paths.outbox, lost)
     if not found:
         return None
     command = paths.command("sync", "--verify", program=program_name())
@@ -335,11 +335,11 @@ def _check_reported_trials(
         saved = trial_store(paths, before, trial.number).saved_epoch()
         if saved < epoch:
             raise OriginChanged(
-                f"trial {trial.number} has reported epoch {epoch} and saved epoch {saved}: what "
-                "lies between is trained again, and ledger and tracking keep what they were told "
-                f"first; with another configuration ({differing}) that would be the curve of "
-                f"another training; resume as it was until the trial has saved epoch {epoch} or "
-                "ended, or go on nevertheless with --accept-changes"
+                f"trial {trial.number} has reported epoch {epoch} and saved epoch {saved}, so it "
+                "trains the epochs between again; ledger and tracking keep the first reports, "
+                f"which would not fit the changed configuration ({differing}); resume without the "
+                f"change until the trial has saved epoch {epoch} or ended, or resume with "
+                "--accept-changes"
             )
 
 

@@ -33,7 +33,7 @@ class NotRunningError(ValueError):
     """The sweep or trial to stop is not running."""
 
 
-class NobodyRuns(NotRunningError):
+class NoDriverError(NotRunningError):
     """No driver runs the sweep."""
 
 
@@ -112,12 +112,12 @@ def stop_sweep(
         say: Receives a sentence about what this call waits for.
 
     Raises:
-        NotRunningError: Another host runs the sweep; `NobodyRuns` when no driver does.
+        NotRunningError: Another host runs the sweep; `NoDriverError` when no driver does.
     """
     status, holder = SweepStatus(paths), _holder(paths)
     who = f"process {holder.pid} on {holder.host}"
     _write_request(paths, holder, _NOW if now else _DRAIN)
-    say(f"waiting for {who} to leave" if now else f"trials save their state; waiting for {who}")
+    say(f"waiting for {who} to exit" if now else f"trials save their state; waiting for {who}")
 
     def gone() -> bool:
         return read_holder(paths.lock) != holder or not is_held(paths.lock)
@@ -130,11 +130,12 @@ def stop_sweep(
     later = (
         f"end it there with: kill -9 {holder.pid}"
         if now
-        else f"wait longer with --timeout, or leave at once with: {paths.command('stop', '--now')}"
+        else "wait longer with --timeout, or stop immediately with: "
+        f"{paths.command('stop', '--now')}"
     )
     limit = _NOW_SECONDS if now else seconds
     return StopResult(
-        paths.name, None, False, status.state, f"{who} has not left after {limit:g} s; {later}"
+        paths.name, None, False, status.state, f"{who} has not exited after {limit:g} s; {later}"
     )
 
 
@@ -150,7 +151,7 @@ def stop_trial(
         say: Receives a sentence about what this call waits for.
 
     Raises:
-        NobodyRuns: No driver runs the sweep.
+        NoDriverError: No driver runs the sweep.
         NotRunningError: The trial has ended already, or another host runs the sweep.
         UnknownTrial: There is no such trial.
     """
@@ -159,7 +160,7 @@ def stop_trial(
     if record.finished:
         raise NotRunningError(
             f"trial {number} of sweep '{paths.name}' is {record.state} already; only a trial that "
-            f"has not ended can be stopped; look with: {paths.command('trials')}"
+            f"has not ended can be stopped; see: {paths.command('trials')}"
         )
     holder = _holder(paths)
     _write_request(paths, holder, f"{_STOP}{number}")
@@ -169,10 +170,10 @@ def stop_trial(
     def ended() -> bool:
         nonlocal gone
         gone = read_holder(paths.lock) != holder or not is_held(paths.lock)
-        return LedgerReader(status.place).trials[number].finished or gone
+        return LedgerReader(status.ledger_location).trials[number].finished or gone
 
     _wait(ended, seconds)
-    record = LedgerReader(status.place).trials[number]
+    record = LedgerReader(status.ledger_location).trials[number]
     if record.finished:
         value = (
             f" with its best value {format_number(record.value)}"
@@ -180,17 +181,16 @@ def stop_trial(
             else ""
         )
         after = f" after epoch {record.epoch}" if record.epoch else " before its first report"
-        message = f"trial {number} is {record.state}{after}{value}; the sweep goes on"
+        message = f"trial {number} is {record.state}{after}{value}; the sweep continues"
     elif gone:
         message = (
-            f"the sweep ended before trial {number} did; "
-            f"it goes on with: {paths.command('resume')}"
+            f"the sweep ended before trial {number} did; resume it with: {paths.command('resume')}"
         )
     else:
         message = (
-            f"trial {number} has not ended after {seconds:g} s; it will at its next step, "
+            f"trial {number} has not ended after {seconds:g} s; it ends at its next step, "
             "or when the driver's grace period is over; "
-            f"look with: {paths.command('show', str(number))}"
+            f"see: {paths.command('show', str(number))}"
         )
     return StopResult(paths.name, number, record.finished, record.state, message)
 
@@ -202,14 +202,14 @@ def _holder(paths: SweepPaths) -> LockOwner:
         if status.holder is not None:
             raise NotRunningError(
                 f"sweep '{paths.name}' is run by {status.holder.describe()} with another "
-                f"directory than {paths.directory}; a sweep is stopped by what is written there; "
-                "stop it on that host"
+                f"directory than {paths.directory}; a stop request must be written to the "
+                "driver's directory; stop the sweep on that host"
             )
         state = status.state
-        after = f"; continue it with: {paths.command('resume')}" * (state == "interrupted")
-        raise NobodyRuns(
-            f"sweep '{paths.name}' is {state} and nobody is running it; only a running sweep can "
-            f"be stopped{after}"
+        after = f"; resume it with: {paths.command('resume')}" * (state == "interrupted")
+        raise NoDriverError(
+            f"sweep '{paths.name}' is {state} and no driver runs it; only a running sweep can be "
+            f"stopped{after}"
         )
     return holder
 

@@ -25,20 +25,25 @@ from typing import Any
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 
-from sweeps.checkpoint_locations import takes_checkpoints, trial_store
+from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
 from sweeps.config.logged_params import trial_parameters
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.write_queue import WriteQueue
+from sweeps.engine.ray_compat.tune_internals import (
+    end_at_next_loss,
+    release_trial,
+    worker_error,
+)
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
-    MOST_LOST_STARTS,
-    NOT_THE_TRIALS_DOING,
+    INFRASTRUCTURE_FAILURES,
+    MAX_LOST_STARTS,
     CrashCounter,
     Failure,
     RepeatedFailure,
@@ -71,27 +76,14 @@ last result of each trial for the whole sweep, and statistics with two queues fo
 
 
 class TrialMemoryReleaser(Callback):
-    """Release the memory of trials that have ended.
-
-    Tune keeps the configuration, metrics and results of each trial for the whole sweep, and reads
-    them no more after the trial's end.
-    """
+    """Release the memory of trials that have ended."""
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Replace what Tune holds of the trial by the attributes of an empty one."""
+        """Replace what Tune holds of the trial."""
         del iteration, trials, info
-        empty = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
-        for attribute in (
-            "config",
-            "_Trial__unresolved_config",
-            "evaluated_params",
-            "experiment_tag",
-        ):
-            setattr(trial, attribute, getattr(empty, attribute))
-        trial.run_metadata = empty.run_metadata
-        trial._default_result_or_future = None
+        release_trial(trial)
 
 
 class TuneEventHandler(Callback):
@@ -328,24 +320,24 @@ class TuneEventHandler(Callback):
             self._training.discard(trial.config["number"])
             self._restart_after_kill(trial)
             return
-        if self._node_died(trial.get_pickled_error()):
+        if self._node_died(worker_error(trial)):
             self._training.discard(trial.config["number"])
             return
         number = trial.config["number"]
         if number not in self._training:
             self._lost_starts[number] += 1
             if (
-                self._lost_starts[number] == MOST_LOST_STARTS
+                self._lost_starts[number] == MAX_LOST_STARTS
                 and number not in self._retries_exhausted
             ):
-                trial.max_failures = 0  # no worker starts here; the next loss ends the sweep
+                end_at_next_loss(trial)  # no worker starts here; the next loss ends the sweep
             return
         self._training.discard(number)
         end = self._note_worker_end(trial)
         if not self._crash_counter.lost(number, self._newest_generation(number)):
             self._retries_exhausted[number] = self._describe_loss(trial, end)
             stop_requests.request_stop(self._paths, [number])
-            trial.max_failures = 0  # for a worker that is lost before it reads its stop file
+            end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
 
     def _kill_unresponsive_workers(self) -> None:
         """Kill workers that make no progress, and those that reach no step after a user's stop."""
@@ -363,8 +355,8 @@ class TuneEventHandler(Callback):
                     self._killed[number] = None
                     self._observer.warned(
                         number,
-                        f"came to no step within {self._grace:g} s after it was to stop; its "
-                        "process was ended, and the stacks of its threads are in trial.log",
+                        f"reached no step within {self._grace:g} s after the stop request; the "
+                        "driver killed its worker; the stacks of its threads are in trial.log",
                     )
 
     def _restart_after_kill(self, trial: Trial) -> None:
@@ -417,11 +409,11 @@ class TuneEventHandler(Callback):
 
     def _failed(self, number: int, failure: Failure) -> None:
         """Record a failure as the trial's own, or as one of the storage or node."""
-        if failure.may_be_the_trials_own(socket.gethostname()) and takes_checkpoints(
+        if failure.may_be_trial_specific(socket.gethostname()) and accepts_checkpoints(
             self._paths, self._spec, number
         ):
-            failure = failure.as_the_trials_own()
-        if failure.kind in NOT_THE_TRIALS_DOING:
+            failure = failure.as_trial_specific()
+        if failure.kind in INFRASTRUCTURE_FAILURES:
             self._failures.stopped(number, failure)
             self._interrupt(number)
         else:
@@ -447,7 +439,7 @@ class TuneEventHandler(Callback):
 
     def _note_worker_end(self, trial: Trial) -> WorkerEnd:
         """Append to a trial's log how its process ended."""
-        end = self._end_of_worker(trial.get_pickled_error())
+        end = self._end_of_worker(worker_error(trial))
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
             output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
@@ -460,14 +452,14 @@ class TuneEventHandler(Callback):
         count = f"{times} times in a row" if times > 1 else "once"
         how = f"; it ended {end.how}" if end.how else ""
         reason = f"lost: its process ended {count} without a new checkpoint{how}"
-        return Failure("lost", reason, f"{trial.get_pickled_error()}\n{end.last_lines}".strip())
+        return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
 
     def _describe_lost_starts(self, trial: Trial) -> Failure:
         times = self._lost_starts[trial.config["number"]] + 1
-        end = self._end_of_worker(trial.get_pickled_error())
+        end = self._end_of_worker(worker_error(trial))
         how = f"; the last one ended {end.how}" if end.how else ""
         reason = f"lost: {times} workers in a row ended before they had begun with the trial{how}"
-        return Failure("lost", reason, f"{trial.get_pickled_error()}\n{end.last_lines}".strip())
+        return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
 
     def _newest_generation(self, number: int) -> int:
         saved = trial_store(self._paths, self._spec, number).generations()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ray import tune
 from ray.tune import TuneError
-from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.schedulers import TrialScheduler
 
 from redaction.secrets import is_secret
@@ -20,7 +19,7 @@ from sweeps.driver.session import SweepSession
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
 from sweeps.early_stopping.schedulers import replay
-from sweeps.engine import local_ray
+from sweeps.engine.ray_compat.tune_internals import patch_tune, withhold_env
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
@@ -124,7 +123,7 @@ class _TrialLoop:
 
     def run(self) -> None:
         """Hand trials to Ray Tune until the searcher has no more, then record how they stand."""
-        with local_ray.patch_tune():
+        with patch_tune():
             self._tuner().fit()
         self._lock.check()
         self.events.flush()
@@ -134,10 +133,7 @@ class _TrialLoop:
         self._stop_monitor.keep()
 
     def _tuner(self) -> tune.Tuner:
-        # Tune writes the values of these variables into Ray's logs and command lines. Workers
-        # inherit the variables from their parent process anyway.
-        secret = [name for name in ENV_VARS_TO_PROPAGATE if is_secret(name)]
-        ENV_VARS_TO_PROPAGATE.difference_update(secret)
+        withhold_env(is_secret)
         return tune.Tuner(
             tune.with_resources(SweepTrial, {"cpu": self._plan.cpu, "gpu": self._plan.gpu}),
             tune_config=tune.TuneConfig(

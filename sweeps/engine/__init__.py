@@ -1,1 +1,1 @@
-"""What trials run on: Ray here or on a cluster, processes, resources, and a look before."""
+"""Where trials run: local Ray or a cluster, worker processes, resources, task checks."""

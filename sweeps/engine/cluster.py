@@ -1,8 +1,8 @@
-"""A Ray cluster that runs already: connecting to it, and noticing when it is gone.
+"""Connect to a running Ray cluster, and detect its loss.
 
-It is never ours to start, to stop or to clean. What ends with the driver is the driver's own job,
-actors and all: Ray sees to that, also when the driver is killed. What must not live here: the
-address (`address`), a look at each node (`nodes`), what travels there (`travel`).
+The driver never starts, stops or cleans up the cluster. When the driver ends, also by SIGKILL, Ray
+ends the driver's job with all its actors. What must not live here: finding the address
+(`cluster_address`), the check of each node (`node_checks`), and uploading code (`code_upload`).
 """
 
 from __future__ import annotations
@@ -19,35 +19,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from sweeps.engine import local_ray
 from sweeps.engine.cluster_address import ClusterRefused, is_loopback, locate, tcp_probe
 from sweeps.engine.code_upload import CodePackage, package_code
 from sweeps.engine.node_checks import check_nodes
+from sweeps.engine.ray_compat.environment import (
+    CLUSTER_WORKERS,
+    configure_tune,
+    set_cluster_env,
+)
+from sweeps.engine.ray_compat.ray_internals import (
+    is_version_mismatch,
+    node_of_lost_actor,
+    preserve_signal_handlers,
+    query_head,
+    raylet_socket,
+    refuses_token,
+)
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
 
 _CONNECT_SECONDS = 25.0
-"""How long Ray may take to let us in; it would itself wait for minutes."""
+"""How long connecting may take; Ray itself would wait for minutes."""
 _BYTES_PER_SECOND = 5 * 2**20
-"""How fast what travels is at least packed and sent."""
+"""The lowest expected speed of packing and sending the code package."""
 _PATIENCE_SECONDS = 20.0
-"""How long a head may be away. After 60 s Ray ends this process itself, without a sentence."""
-_LOOK_EVERY = 1.0
-_KNOCK_SECONDS = 3.0
-_WORKERS = {
-    # what a local Ray's workers inherit from the driver
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-}
+"""How long the head may be unavailable. After 60 s Ray ends this process without a message."""
+_POLL_SECONDS = 1.0
+_PROBE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that this process is connected to.
+    """A cluster to which this process is connected.
 
     Attributes:
-        address: The head's, `HOST:PORT`.
-        nodes: What each node offers on which trials may run.
-        raylet: The socket of the node through which this process speaks to it.
+        address: The address of its head, `HOST:PORT`.
+        nodes: The resources of each node on which trials may run.
+        raylet: The socket of the node through which this process is connected.
     """
 
     address: str
@@ -55,23 +63,23 @@ class Cluster:
     raylet: str
 
     def describe(self) -> str:
-        """Return it in words, for a person."""
+        """Return the cluster in words, for people."""
         count = len(self.nodes)
         return f"on {count} node{'s' if count > 1 else ''} of the Ray cluster at {self.address}"
 
     @contextlib.contextmanager
     def watched(self, concurrency: int, lost: Callable[[str], NoReturn]) -> Iterator[None]:
-        """Trials may run there for as long as the context is open; then the driver's job ends.
+        """Watch the cluster while the context is open, and then end the driver's job.
 
         Args:
             concurrency: How many trials may wait for an actor at once.
-            lost: Called when the cluster is gone, with the reason, in whatever thread; leaves.
+            lost: Called in any thread with the reason when the cluster is lost; exits the process.
         """
-        local_ray.configure_tune(concurrency)
+        configure_tune(concurrency)
         over, once = threading.Event(), threading.Lock()
 
         def leave(cause: str) -> NoReturn:
-            once.acquire()  # whoever comes second waits for the process' end
+            once.acquire()  # a second thread waits here until the process ends
             lost(cause)
 
         watch = threading.Thread(
@@ -80,18 +88,18 @@ class Cluster:
         watch.start()
         try:
             yield
-        except Exception:  # of any kind, when the head is gone; that it is gone is the reason
+        except Exception:  # a lost head causes errors of any type, and the loss is their reason
             if (cause := self.health_error()) is not None:
                 leave(cause)
             raise
         finally:
-            disconnect()  # may wait for a head that has gone: the watch sees to that
+            disconnect()  # may hang if the head is lost; the thread then exits the process
             over.set()
             watch.join()
 
     def health_error(self) -> str | None:
-        """Why the cluster cannot be reached now; None if it can."""
-        if (cause := tcp_probe(self.address, _KNOCK_SECONDS)) is not None:
+        """Return why the cluster cannot be reached now; None if it can."""
+        if (cause := tcp_probe(self.address, _PROBE_SECONDS)) is not None:
             return f"its head at {self.address} does not answer ({cause})"
         try:
             with socket.socket(socket.AF_UNIX) as node:
@@ -101,31 +109,28 @@ class Cluster:
         return None
 
     def node_died(self, error: Exception | None) -> bool:
-        """Whether the node is gone on which an actor ran, or the whole cluster: without a head Ray
-        tells of lost actors for want of an answer, and says nothing of their nodes.
+        """Return whether an actor was lost with its node or with the whole cluster.
+
+        Without a head, Ray reports actors as lost and does not report their nodes.
 
         Args:
-            error: What Ray said of the actor's end.
+            error: Ray's error about the end of the actor.
         """
         if self.health_error() is not None:
             return True
-        import ray
-
-        actor = getattr(error, "actor_id", None)
-        if actor is None:
+        if (lost := node_of_lost_actor(error)) is None:
             return False
-        address = ray._private.state.actors(actor).get("Address", {})
-        node = next((n for n in _nodes() if n["NodeID"] == address.get("NodeID")), None)
-        # The head takes a while to notice; whose port is closed has no node any more.
+        node = next((n for n in _nodes() if n["NodeID"] == lost), None)
+        # The head notices a dead node late, so the node's port is tested, too.
         return node is not None and (
             not node["Alive"]
-            or tcp_probe(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", _KNOCK_SECONDS)
+            or tcp_probe(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", _PROBE_SECONDS)
             is not None
         )
 
     def _watch(self, over: threading.Event, leave: Callable[[str], NoReturn]) -> None:
         seen = time.monotonic()
-        while not over.wait(_LOOK_EVERY):
+        while not over.wait(_POLL_SECONDS):
             cause = self.health_error()
             if cause is None:
                 seen = time.monotonic()
@@ -144,32 +149,33 @@ def connected(
     tell: Callable[[str], None],
     tell_last: Callable[[TextIO, str], None],
 ) -> Iterator[Cluster]:
-    """Connect to a cluster and look at its nodes; nothing is created before both have worked.
+    """Connect to a cluster and check its nodes, before a sweep is created.
 
     Must precede the first import of ray in a process.
 
     Args:
-        address: What `find_address` returned.
-        root: Where sweeps lie, which every node must see.
-        modules: What trials import, by name; what of it lies in this directory travels.
-        store: The prefix, `s3://...`, that every node must reach; None: checkpoints lie below
+        address: The result of `find_address`.
+        root: The directory of all sweeps, which every node must see.
+        modules: The modules that trials import; those in the working directory are uploaded.
+        store: The prefix, `s3://...`, that every node must reach; None: checkpoints are below
             the root.
-        hidden_env: Environment variables that workers get empty.
-        tell: Told in a sentence what stays here.
+        hidden_env: Environment variables that are empty in workers.
+        tell: Receives a sentence about files that are not uploaded.
         tell_last: Receives standard error, and why this process exits right after the call.
 
     Raises:
-        ClusterRefused: It cannot be reached, does not let us in, or a node cannot run trials.
-        Left: A signal came.
+        ClusterRefused: The cluster cannot be reached or refuses the connection, or a node cannot
+            run trials.
+        ExitRequested: A signal arrived.
     """
     address = locate(address)
-    _configure(address)
-    luggage = package_code(Path.cwd(), root, modules)
-    if luggage is not None and (told := luggage.told()):
-        tell(told)
-    size = luggage.size if luggage is not None else 0
-    with _at_most(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address, tell_last):
-        raylet = _connect(address, luggage, hidden_env)
+    set_cluster_env(loopback=is_loopback(address))
+    package = package_code(Path.cwd(), root, modules)
+    if package is not None and (warning := package.warning()):
+        tell(warning)
+    size = package.size if package is not None else 0
+    with _exit_after(_CONNECT_SECONDS + size / _BYTES_PER_SECOND, address, tell_last):
+        raylet = _connect(address, package, hidden_env)
     try:
         nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
         yield Cluster(address, tuple(check_nodes(nodes, root, store)), raylet)
@@ -185,36 +191,26 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def disconnect() -> None:
-    """End this process' job on the cluster, which goes on without it."""
+    """End this process' job on the cluster, which keeps running."""
     import ray
 
     if ray.is_initialized():
         ray.shutdown()
 
 
-def _configure(address: str) -> None:
-    """Set the environment that Ray in this process reads; the cluster's own is its own."""
-    local_ray.set_ray_env()
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # what it has to say is said in a sentence
-    # Ray would end this process without a word when its node is gone and it has no living parent,
-    # unless this process lives. Instead it raises an error.
-    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
-    if not is_loopback(address):  # see `sweeps/__init__.py`; this Ray listens where it listens
-        os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
-
-
-def _connect(address: str, luggage: CodePackage | None, hidden_env: Iterable[str]) -> str:
-    """Returns the socket of the node that we speak to it through."""
+def _connect(address: str, package: CodePackage | None, hidden_env: Iterable[str]) -> str:
+    """Connect, and return the socket of the local node."""
     import ray
 
-    hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as here
-    environment: dict[str, Any] = {"env_vars": _WORKERS | hashing | dict.fromkeys(hidden_env, "")}
-    if luggage is not None:
-        environment["working_dir"] = str(luggage.directory)
-        environment["excludes"] = list(luggage.excludes)
+    hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as in this process
+    hidden = dict.fromkeys(hidden_env, "")
+    environment: dict[str, Any] = {"env_vars": CLUSTER_WORKERS | hashing | hidden}
+    if package is not None:
+        environment["working_dir"] = str(package.directory)
+        environment["excludes"] = list(package.excludes)
     try:
-        _greet(address)
-        with warnings.catch_warnings(), local_ray.preserve_signal_handlers():
+        _check_token(address)
+        with warnings.catch_warnings(), preserve_signal_handlers():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(
                 address=address,
@@ -222,70 +218,67 @@ def _connect(address: str, luggage: CodePackage | None, hidden_env: Iterable[str
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,
             )
-    except Exception as error:  # of no narrower kind: versions, tokens, what listens at a port
+    except Exception as error:  # Ray has no narrower type for wrong versions, tokens and ports
         disconnect()
         raise ClusterRefused(refusal(address, error)) from error
-    node: Any = ray._private.worker._global_node
-    return str(node.raylet_socket_name)
+    return raylet_socket()
 
 
-def _greet(address: str) -> None:
-    """Ask the head for something: of a wrong token Ray complains for 20 s before it gives up."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
+def _check_token(address: str) -> None:
+    """Send the head a request, because `ray.init` retries for 20 s with a wrong token."""
     errors = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # Ray complains there, too, past Python
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)  # Ray's C++ library prints to it
     try:
-        GcsClient(address=address).internal_kv_keys(b"", None, _CONNECT_SECONDS)
+        query_head(address, _CONNECT_SECONDS)
     finally:
         os.dup2(errors, 2)
         os.close(errors)
 
 
 def refusal(address: str, error: BaseException) -> str:
-    """Why Ray did not let us in, in a sentence with what to do."""
+    """Return the message for an error of Ray when connecting."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    if any("authenti" in f"{type(one).__name__} {one}".lower() for one in chain):
+    if any(map(refuses_token, chain)):
         return (
-            f"the Ray cluster at {address} does not let this process in: its token is missing or "
-            "another one; who knows the cluster's token may use it; set RAY_AUTH_MODE=token, and "
-            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what its nodes have"
+            f"the Ray cluster at {address} refuses this process: its token is missing or wrong; "
+            "a process needs the cluster's token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH to the values on its nodes"
         )
     words = next(filter(None, map(_words, reversed(chain))), "")
-    if "version mismatch" in words.lower():
+    if is_version_mismatch(words):
         return (
             f"the Ray cluster at {address} cannot be used: {words}; both must be the same; "
-            "install the cluster's versions here, or these on its nodes"
+            "install the cluster's versions here, or these versions on its nodes"
         )
     return (
-        f"the Ray cluster at {address} cannot be used: {words or type(error).__name__}; look with "
+        f"the Ray cluster at {address} cannot be used: {words or type(error).__name__}; run "
         "`ray status` on its head, or correct the address"
     )
 
 
 def _words(error: BaseException) -> str:
-    """What an error says in one line; of a traceback in it, the last one."""
+    """Return an error's text in one line; of a traceback in it, only the last line."""
     said = str(error)
     return " ".join((said.splitlines()[-1] if "Traceback" in said else said).split())
 
 
 @contextlib.contextmanager
-def _at_most(
+def _exit_after(
     seconds: float, address: str, tell_last: Callable[[TextIO, str], None]
 ) -> Iterator[None]:
-    """Leave the process when Ray waits for longer: none of its calls here can be interrupted."""
+    """Exit the process after a time limit, because Ray's calls here cannot be interrupted."""
 
     errors = os.fdopen(os.dup(2), "w")
 
     def leave() -> None:
         tell_last(
             errors,
-            f"whoever listens at {address} did not answer within {seconds:.0f} s as the head of "
-            "a Ray cluster does, with this process' token; HOST:PORT must be what "
-            "`ray start --head` printed, and RAY_AUTH_TOKEN the cluster's; correct them",
+            f"no head of a Ray cluster answered at {address} within {seconds:.0f} s; HOST:PORT "
+            "must be the address that `ray start --head` printed, and RAY_AUTH_TOKEN must be the "
+            "cluster's token; correct them",
         )
         os._exit(WRONG_INPUT)
 

@@ -1,14 +1,12 @@
-"""What of a user's project travels to a cluster's nodes: the directory in which the task's module
-lies, as Ray's `working_dir`.
+"""Upload the user's code to a cluster's nodes, as Ray's `working_dir`.
 
-Ray leaves out what `.gitignore` and `.rayignore` name, `.git` and environments; here the sweeps
-themselves are added, and files too large to be code. What must not live here: Ray's own start.
+The package is the working directory, if it holds the task's module. Ray excludes `.git`,
+environments and the patterns of `.gitignore` and `.rayignore`; this module also excludes the
+sweeps and files too large to be code. What must not live here: starting Ray (`cluster`).
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,12 +15,13 @@ from itertools import accumulate
 from pathlib import Path
 
 from sweeps.engine.cluster_address import ClusterRefused
+from sweeps.engine.ray_compat.ray_internals import visit_uploaded
 from sweeps.formatting import format_bytes
 
 LARGE = 50 * 2**20
-"""Bytes from which on a file is data rather than code, and stays."""
+"""Files larger than this many bytes count as data and are not uploaded."""
 LIMIT = 500 * 2**20
-"""Bytes that may travel; Ray takes 512 MiB in one piece."""
+"""The most bytes of a package; Ray accepts 512 MiB."""
 MOST_FILES = 20_000
 _NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
 _SHOWN = 5
@@ -31,13 +30,13 @@ _SPECIAL = re.compile(r"([*?\[\]!#\\ ])")
 
 @dataclass(frozen=True)
 class CodePackage:
-    """What travels.
+    """The code that is uploaded.
 
     Attributes:
-        directory: Where it lies.
-        excludes: What of it stays, as patterns of `.gitignore`.
+        directory: The directory that is uploaded.
+        excludes: The files in it that are not, as patterns of `.gitignore`.
         left: The files that are too large, with their sizes in bytes.
-        size: What remains, in bytes.
+        size: The size of the uploaded files in bytes.
     """
 
     directory: Path
@@ -45,29 +44,29 @@ class CodePackage:
     left: tuple[tuple[str, int], ...]
     size: int
 
-    def told(self) -> str | None:
-        """What a user should know of it in a sentence; None when all of it travels."""
+    def warning(self) -> str | None:
+        """Return a warning about files that are too large to upload; None if all are uploaded."""
         if not self.left:
             return None
         return (
-            f"stays here, being larger than {format_bytes(LARGE)} each: {_named(self.left)}; "
-            "tasks read such files from a place that every node sees, by its absolute path"
+            f"not uploaded, because larger than {format_bytes(LARGE)} each: {_named(self.left)}; "
+            "put such files on storage that every node sees, and use absolute paths"
         )
 
 
 def package_code(directory: Path, root: Path, modules: Iterable[str]) -> CodePackage | None:
-    """Choose what travels.
+    """Choose the files to upload.
 
     Args:
-        directory: Where the command was typed.
-        root: Where the sweeps lie, which every node sees anyway.
-        modules: What trials import, by name.
+        directory: The working directory of the command.
+        root: The directory of all sweeps, which every node sees already.
+        modules: The modules that trials import.
 
     Returns:
-        None when no module lies there: installed packages are the nodes' own affair.
+        None if no module is in the directory; installed packages are not uploaded.
 
     Raises:
-        ClusterRefused: It is too much.
+        ClusterRefused: The files are too large or too many, or a module is excluded.
     """
     names = [*modules]
     packages = {name.partition(".")[0] for name in names}
@@ -80,18 +79,18 @@ def package_code(directory: Path, root: Path, modules: Iterable[str]) -> CodePac
     for file in _sources(directory, names):
         if file not in sizes:
             raise ClusterRefused(
-                f"{directory / file} does not travel to the cluster's nodes; what .gitignore or "
-                ".rayignore names stays here, and the task is imported from it; take it out of "
-                "there, or set RAY_RUNTIME_ENV_IGNORE_GITIGNORE=1"
+                f"{directory / file} is not uploaded to the cluster's nodes: .gitignore or "
+                ".rayignore names it; the task's module must be uploaded; remove it from that "
+                "file, or set RAY_RUNTIME_ENV_IGNORE_GITIGNORE=1"
             )
     left = {name: size for name, size in sizes.items() if size > LARGE}
     small = {name: size for name, size in sizes.items() if size <= LARGE}
     total = sum(small.values())
     if total > LIMIT:
         raise ClusterRefused(
-            f"{directory}: {format_bytes(total)} would travel to the cluster's nodes; at most "
-            f"{format_bytes(LIMIT)} can; the largest are {_named(_entries(small))}; name what the "
-            "task does not import in .rayignore, or keep it elsewhere"
+            f"{directory}: {format_bytes(total)} would be uploaded to the cluster's nodes; the "
+            f"limit is {format_bytes(LIMIT)}; the largest are {_named(_entries(small))}; list "
+            "what the task does not import in .rayignore, or move it elsewhere"
         )
     return CodePackage(
         directory,
@@ -102,7 +101,7 @@ def package_code(directory: Path, root: Path, modules: Iterable[str]) -> CodePac
 
 
 def _sources(directory: Path, modules: Iterable[str]) -> Iterator[str]:
-    """Yield the files below the directory of which modules, and the packages above them, are."""
+    """Yield the source files of modules and of the packages above them, below the directory."""
     for module in modules:
         for parts in accumulate(module.split("."), lambda above, name: f"{above}/{name}"):
             for file in (f"{parts}.py", f"{parts}/__init__.py"):
@@ -111,9 +110,7 @@ def _sources(directory: Path, modules: Iterable[str]) -> Iterator[str]:
 
 
 def _sizes(directory: Path, excludes: list[str]) -> dict[str, int]:
-    """The files that Ray would send, by path, with their sizes; Ray is asked for them."""
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
+    """Return the files that Ray would upload, by path, with their sizes in bytes."""
     sizes: dict[str, int] = {}
 
     def note(path: Path) -> None:
@@ -121,23 +118,17 @@ def _sizes(directory: Path, excludes: list[str]) -> dict[str, int]:
             sizes[str(path.relative_to(directory))] = path.stat().st_size
         if len(sizes) > MOST_FILES:
             raise ClusterRefused(
-                f"{directory}: more than {MOST_FILES:,} files would travel to the cluster's "
-                f"nodes; the most are in {_named(_entries(dict.fromkeys(sizes, 1)), str)}; start "
-                "the sweep in the directory of its code, or name the others in .rayignore"
+                f"{directory}: more than {MOST_FILES:,} files would be uploaded to the cluster's "
+                f"nodes; most are in {_named(_entries(dict.fromkeys(sizes, 1)), str)}; start "
+                "the sweep in the directory of its code, or list the others in .rayignore"
             )
 
-    silent = logging.getLogger(f"{__name__}.silent")
-    silent.disabled = True
-    obeyed = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
-    _dir_travel(
-        directory, [_get_excludes(directory, excludes)], note, include_gitignore=obeyed,
-        logger=silent,
-    )  # fmt: skip
+    visit_uploaded(directory, excludes, note)
     return sizes
 
 
 def _entries(sizes: dict[str, int]) -> list[tuple[str, int]]:
-    """What each entry of the top level comes to, the largest first."""
+    """Return the total size of each entry of the top level, the largest first."""
     sums: dict[str, int] = {}
     for name, size in sizes.items():
         top, slash, _ = name.partition("/")
@@ -155,5 +146,5 @@ def _named(entries: Iterable[tuple[str, int]], form: object = None) -> str:
 
 
 def _pattern(path: str) -> str:
-    """The pattern that matches one path below the directory."""
+    """Return the pattern of `.gitignore` that matches one path below the directory."""
     return "/" + _SPECIAL.sub(r"\\\1", path)

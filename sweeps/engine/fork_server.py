@@ -45,12 +45,12 @@ WORKER_START = Path(worker_launcher.__file__)
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
-_OVER = signal.SIGUSR1
+_EXIT_SIGNAL = signal.SIGUSR1
 """The signal for the server that its driver has ended, or does not need it any more."""
 _THREADS = "OMP_NUM_THREADS"
 """Ray sets it for each worker before any import, unless it is set already."""
-_SECONDS_TO_ASK = 5.0
-_SECONDS_TO_END = 5.0
+_REQUEST_SECONDS = 5.0
+_EXIT_SECONDS = 5.0
 
 _ends: BinaryIO | None = None
 """The pipe into which this process' server writes a line `PID EXIT_CODE` for each ended worker."""
@@ -86,7 +86,7 @@ def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
         threads: Threads of each worker's numerical libraries, which read the number on import.
         hidden_env: Environment variables that must not reach a worker.
     """
-    # Every user can read the name of a socket; the secret stands in no place that others can read.
+    # Every user can read the name of a socket; other users cannot read the secret.
     address, server = f"gradsweep-{secrets.token_hex(16)}:{secrets.token_hex(16)}", None
     if sys.platform == "linux":  # only Linux can end a process with its parent
         with contextlib.suppress(OSError):  # a sandbox may forbid it
@@ -100,9 +100,9 @@ def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
     finally:
         _forget_ends()
         del os.environ[worker_launcher.VARIABLE]
-        server.send_signal(_OVER)
+        server.send_signal(_EXIT_SIGNAL)
         try:
-            server.wait(_SECONDS_TO_END)
+            server.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -126,12 +126,12 @@ def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         contextlib.ExitStack() as stack,
     ):
-        listener.bind(worker_launcher.place(address))
+        listener.bind(worker_launcher.socket_name(address))
         listener.listen(socket.SOMAXCONN)
-        heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        ends = stack.enter_context(os.fdopen(heard, "rb"))
-        stack.callback(os.close, told)
-        numbers = [listener.fileno(), told]
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        ends = stack.enter_context(os.fdopen(reader, "rb"))
+        stack.callback(os.close, writer)
+        numbers = [listener.fileno(), writer]
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", __spec__.name, *map(str, numbers), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -142,7 +142,7 @@ def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.
             process_group=0,  # the terminal's signals must reach the driver alone
         )
         stack.pop_all()
-        os.close(told)
+        os.close(writer)
         _ends = ends
         return server
 
@@ -153,11 +153,11 @@ class _Server:
     Args:
         listener: The socket that accepts connections.
         address: The address with the secret that each request must contain.
-        told: The pipe for each worker's exit code, which the driver reads.
+        ends: The pipe for each worker's exit code, which the driver reads.
     """
 
-    def __init__(self, listener: socket.socket, address: str, told: int) -> None:
-        self._told = told
+    def __init__(self, listener: socket.socket, address: str, ends: int) -> None:
+        self._ends = ends
         self._listener = listener
         self._address = address
         self._pid = os.getpid()
@@ -166,7 +166,7 @@ class _Server:
 
     def serve(self) -> NoReturn:
         """Fork workers until the process ends."""
-        signal.signal(_OVER, lambda *_: self._leave())
+        signal.signal(_EXIT_SIGNAL, lambda *_: self._exit())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
@@ -180,7 +180,7 @@ class _Server:
                         self._collect(selector)
                     elif self._workers.get(key.data) is key.fileobj:  # not collected meanwhile
                         selector.unregister(key.fileobj)
-                        self._hear(key.data)
+                        self._kill(key.data)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -192,10 +192,10 @@ class _Server:
         try:
             if worker_launcher.peer(connection) != os.geteuid():
                 raise PermissionError
-            connection.settimeout(_SECONDS_TO_ASK)  # all other connections wait meanwhile
-            wish = worker_launcher.receive(connection, streams)
+            connection.settimeout(_REQUEST_SECONDS)  # all other connections wait meanwhile
+            request = worker_launcher.receive(connection, streams)
             connection.settimeout(None)
-            known = str(wish.get("address")).encode()
+            known = str(request.get("address")).encode()
             if not hmac.compare_digest(known, self._address.encode()):
                 raise PermissionError
             pid = os.fork()
@@ -205,7 +205,7 @@ class _Server:
             pid = -1
         if pid == 0:
             selector.close()
-            self._become(wish, streams, connection)
+            self._become(request, streams, connection)
         for stream in streams:
             os.close(stream)
         if pid < 0:
@@ -215,15 +215,15 @@ class _Server:
         self._workers[pid] = connection
         selector.register(connection, selectors.EVENT_READ, pid)
 
-    def _hear(self, pid: int) -> None:
+    def _kill(self, pid: int) -> None:
         """Kill a worker whose launcher has ended, because Ray takes the worker for ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # not reaped yet, so the id is not reused
 
-    def _leave(self) -> NoReturn:
+    def _exit(self) -> NoReturn:
         """Kill all workers with their child processes, and exit."""
         for pid in list(self._workers):
-            self._hear(pid)
+            self._kill(pid)
         os._exit(0)
 
     def _collect(self, selector: selectors.BaseSelector) -> None:
@@ -237,21 +237,21 @@ class _Server:
                 # its connections, by which Ray would take the worker for alive.
                 connection = self._workers.pop(ended.si_pid, None)
                 if connection is not None:
-                    self._hear(ended.si_pid)
+                    self._kill(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
                 if connection is not None:
-                    self._tell(selector, connection, ended.si_pid, status)
+                    self._report_end(selector, connection, ended.si_pid, status)
                 adopted = True
         if adopted:
             self._end_adopted()
 
-    def _tell(
+    def _report_end(
         self, selector: selectors.BaseSelector, connection: socket.socket, pid: int, status: int
     ) -> None:
         """Send a worker's exit code to its launcher and to the driver."""
         code = os.waitstatus_to_exitcode(status)
         with contextlib.suppress(OSError):  # the driver has ended, or the pipe is full
-            os.write(self._told, f"{pid} {code}\n".encode())
+            os.write(self._ends, f"{pid} {code}\n".encode())
         with contextlib.suppress(KeyError):  # unregistered when the launcher ended
             selector.unregister(connection)
         with connection, contextlib.suppress(OSError):  # the launcher has ended, too
@@ -268,52 +268,52 @@ class _Server:
                     os.kill(child.pid, signal.SIGKILL)
 
     def _become(
-        self, wish: Mapping[str, Any], streams: list[int], asker: socket.socket
+        self, request: Mapping[str, Any], streams: list[int], launcher: socket.socket
     ) -> NoReturn:
         """Turn this fork into the worker, and confirm that to the launcher."""
         _end_with(self._pid, signal.SIGKILL)
         _adopt_orphans()  # otherwise the server adopts and kills them
         self._listener.close()
-        os.close(self._told)
+        os.close(self._ends)
         for connection in self._workers.values():
             connection.close()
         signal.set_wakeup_fd(-1)
         os.close(self._ended)
         os.close(self._wake)
-        for number in (_OVER, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        for number in (_EXIT_SIGNAL, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setpgid(0, 0)
         for target, stream in enumerate(streams):
             os.dup2(stream, target)
             os.close(stream)
-        _take_over(wish)
-        with asker:
-            asker.sendall(worker_launcher.FORKED)
+        _apply(request)
+        with launcher:
+            launcher.sendall(worker_launcher.FORKED)
         random.seed()  # forks would otherwise share the state of the generators
         numpy: Any = sys.modules["numpy"]
         numpy.random.seed()
         torch: Any = sys.modules["torch"]
         torch.default_generator.seed()
-        program, *arguments = wish["command"]
+        program, *arguments = request["command"]
         sys.argv = [program, *arguments]
         sys.path.insert(0, str(Path(program).parent))
         runpy.run_path(program, run_name="__main__")
         sys.exit()
 
 
-def _take_over(wish: Mapping[str, Any]) -> None:
+def _apply(request: Mapping[str, Any]) -> None:
     """Apply the environment, directory, limits and priorities that the launcher got from Ray."""
     os.environ.clear()
-    os.environ.update(wish["environment"])
-    os.chdir(wish["directory"])
-    os.umask(wish["umask"])
-    os.setpriority(os.PRIO_PROCESS, 0, wish["niceness"])
-    Path(worker_launcher.OOM_SCORE).write_text(wish["oom_score"])
-    for name, limits in wish["limits"].items():
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    os.umask(request["umask"])
+    os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
+    Path(worker_launcher.OOM_SCORE).write_text(request["oom_score"])
+    for name, limits in request["limits"].items():
         with contextlib.suppress(ValueError, OSError):  # above this process' hard limit
             resource.setrlimit(getattr(resource, name), tuple(limits))
-    signal.pthread_sigmask(signal.SIG_SETMASK, wish["blocked"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
 
 
 def _end_with(parent: int, sent: signal.Signals) -> None:
@@ -331,16 +331,16 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_ADOPT, 1)
 
 
-def _main(listener: int, told: int, driver: int) -> None:
-    signal.signal(_OVER, signal.SIG_DFL)  # the driver's setting is inherited
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [_OVER])
-    _end_with(driver, _OVER)
+def _main(listener: int, ends: int, driver: int) -> None:
+    signal.signal(_EXIT_SIGNAL, signal.SIG_DFL)  # the driver's setting is inherited
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [_EXIT_SIGNAL])
+    _end_with(driver, _EXIT_SIGNAL)
     _adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the driver handles these
     load_training()
     address = os.environ.pop(worker_launcher.VARIABLE)
-    _Server(socket.socket(fileno=listener), address, told).serve()
+    _Server(socket.socket(fileno=listener), address, ends).serve()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A look at every node of a cluster before a sweep is created: does it have our version, does it
-see the same files, and does it reach the store of the checkpoints?
+"""Check every node of a cluster before a sweep is created.
 
-The look is bounded in time, takes no CPU that Ray counts, and leaves nothing behind. What must not
-live here: connecting (`cluster`), how trials share the nodes (`resources`).
+Each node must have the same version of Gradsweep, see the same files, and reach the object store
+of the checkpoints. The check has a time limit, uses no CPU that Ray counts, and leaves no files.
+What must not live here: connecting (`cluster`), and how trials share the nodes (`resources`).
 """
 
 from __future__ import annotations
@@ -22,67 +22,71 @@ from sweeps.engine.cluster_address import ClusterRefused
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, Machine
 
 SECONDS = 75.0
-"""How long all nodes together may take to answer: longer than the 65 that Ray's head takes, unless
-it is told otherwise, to hear that one has died."""
+"""How long all nodes together may take to answer. By default, Ray's head takes up to 65 s to
+notice a dead node."""
 _SEEN_SECONDS = 10.0
-"""How long a network's directory may take to show here what a node wrote."""
-_OVER_AFTER = 600.0
-"""Seconds after which a look is over, whatever became of who began it."""
+"""How long a network file system may take to show a node's file to the driver."""
+_STALE_SECONDS = 600.0
+"""The age from which on another check's directory is a leftover."""
 _PREFIX = ".nodes-"
 _DISTRIBUTION = "gradsweep"
-_OURS = "driver"
+_DRIVER_FILE = "driver"
 
 
 def check_nodes(
     nodes: Mapping[str, Mapping[str, Any]], root: Path, store: str | None = None
 ) -> list[Machine]:
-    """Look at every node on which a trial may run.
+    """Check every node on which a trial may run.
 
     Args:
-        nodes: What Ray says of each, by its id.
-        root: Where sweeps lie; made for as long as it takes.
-        store: The prefix in an object store that is to have the checkpoints; None: the root has.
+        nodes: Ray's description of each node, by its id.
+        root: The directory of all sweeps; created for the time of the check if missing.
+        store: The prefix of the checkpoints in an object store; None: checkpoints are below root.
 
     Returns:
-        What each node offers.
+        The resources of each node.
 
     Raises:
         ClusterRefused: A node does not answer, has another version, does not see the root, or
-            does not reach the store; each such node is named.
+            does not reach the store. The message names each such node.
     """
-    asked = {
-        each: told for each, told in nodes.items() if {"CPU", "GPU"} & told["Resources"].keys()
+    checked = {
+        node: info for node, info in nodes.items() if {"CPU", "GPU"} & info["Resources"].keys()
     }
-    if not asked:
+    if not checked:
         raise ClusterRefused(
             "no node of the cluster has CPUs, and trials need some; add a node with "
             "`ray start --address=ADDRESS`"
         )
     ours, mark = version(_DISTRIBUTION), secrets.token_hex(16)
-    with _meeting_place(root) as place:
-        (place / _OURS).write_text(mark, encoding="utf-8")
-        answers = _ask(asked, place, mark, ours, store)
-        asked = _without_the_dead(asked, answers)
-        wrong = [
-            f"node {node_name(told)}: {fault}"
-            for each, told in asked.items()
-            if (fault := fault_of(answers[each], ours, root) or _unseen(place / each, mark, root))
+    with _shared_directory(root) as directory:
+        (directory / _DRIVER_FILE).write_text(mark, encoding="utf-8")
+        answers = _query(checked, directory, mark, ours, store)
+        checked = _without_dead_nodes(checked, answers)
+        faults = [
+            f"node {node_name(info)}: {fault}"
+            for node, info in checked.items()
+            if (
+                fault := fault_of(answers[node], ours, root)
+                or _unseen(directory / node, mark, root)
+            )
         ]
-    if wrong:
-        raise ClusterRefused("\n".join(wrong))
-    looks = {each: answer for each, answer in answers.items() if not isinstance(answer, str)}
-    return [machine_of(told, looks[each]) for each, told in asked.items()]
+    if faults:
+        raise ClusterRefused("\n".join(faults))
+    found = {node: answer for node, answer in answers.items() if not isinstance(answer, str)}
+    return [machine_of(info, found[node]) for node, info in checked.items()]
 
 
 def fault_of(answer: Mapping[str, Any] | str, ours: str, root: Path) -> str | None:
-    """What is wrong with a node by its own answer, and what to do; None when nothing is.
+    """Return what a node's answer says is wrong, with a remedy; None if nothing is.
 
     Args:
-        answer: What the look returned there, or why it did not.
-        ours: Our version.
+        answer: The result of the check on the node, or why there is none.
+        ours: The version of this process.
+        root: The directory of all sweeps, for the message.
     """
     if isinstance(answer, str):
-        return f"{answer}; every node must be able to run a trial; mend it, or take it out"
+        return f"{answer}; every node must be able to run a trial; repair or remove the node"
     theirs = answer["version"]
     if theirs != ours:
         has = f"{_DISTRIBUTION} {theirs}" if theirs else f"no {_DISTRIBUTION}"
@@ -98,13 +102,13 @@ def fault_of(answer: Mapping[str, Any] | str, ours: str, root: Path) -> str | No
 
 
 def store_fault(prefix: str, version: str) -> str | None:
-    """Why a trial could not keep checkpoints below a prefix, and what to do; None when it could.
+    """Return why a trial cannot save checkpoints below a prefix, with a remedy; None if it can.
 
-    Runs on a node, in an environment as its trials have.
+    Runs on a node, in the environment that its trials have.
 
     Args:
         prefix: Such as `s3://bucket/sweeps`.
-        version: Ours, which the node has, too.
+        version: The version of Gradsweep, for the message.
     """
     from trainable.storage.objects import StoreUnusable, probe
 
@@ -112,50 +116,54 @@ def store_fault(prefix: str, version: str) -> str | None:
         probe(prefix)
     except StoreUnusable as error:
         return f"{error}; a trial there has the environment that `ray start` had"
-    except ImportError as error:  # installed without what it depends on
+    except ImportError as error:  # Gradsweep is installed without its dependencies
         return (
-            f"{prefix} cannot be asked for ({error}); an object store is reached by way of "
-            f"fsspec and pyarrow; install them there: pip install {_DISTRIBUTION}=={version}"
+            f"{prefix} cannot be reached ({error}); an object store needs fsspec and pyarrow; "
+            f"install them there: pip install {_DISTRIBUTION}=={version}"
         )
     return None
 
 
-def node_name(told: Mapping[str, Any]) -> str:
-    """What people call a node: its host's name, or the one that it was given, and its address."""
-    address = told["NodeManagerAddress"]
-    given = told.get("NodeName")
-    name = given if given and given != address else told["NodeManagerHostname"]
+def node_name(info: Mapping[str, Any]) -> str:
+    """Return a node's name for people: its given name or its host's, and its address."""
+    address = info["NodeManagerAddress"]
+    given = info.get("NodeName")
+    name = given if given and given != address else info["NodeManagerHostname"]
     return f"{name} at {address}"
 
 
-def machine_of(told: Mapping[str, Any], answer: Mapping[str, Any]) -> Machine:
-    """What a node offers: what Ray counts there, and the GPUs' memory, which Ray does not know."""
-    offered = told["Resources"]
+def machine_of(info: Mapping[str, Any], answer: Mapping[str, Any]) -> Machine:
+    """Return a node's resources: those that Ray counts, and the GPUs' memory, from the node."""
+    offered = info["Resources"]
     found = [Gpu(name, memory) for name, memory in answer["gpus"]]
     count = int(offered.get("GPU", 0))
-    # Of one whose memory is not known, no trial gets less than all.
+    # A GPU of unknown memory is never shared.
     unknown = Gpu("unknown", LEAST_GPU_MEMORY)
     return Machine(
-        name=node_name(told),
+        name=node_name(info),
         cpus=int(offered.get("CPU", 0)),
         memory=int(offered.get("memory", 0)),
         gpus=tuple((found + [unknown] * count)[:count]),
     )
 
 
-def _ask(
-    nodes: Mapping[str, Mapping[str, Any]], place: Path, mark: str, ours: str, store: str | None
+def _query(
+    nodes: Mapping[str, Mapping[str, Any]],
+    directory: Path,
+    mark: str,
+    ours: str,
+    store: str | None,
 ) -> dict[str, Mapping[str, Any] | str]:
-    """Let every node look, all at once; of one that cannot, the answer is why."""
+    """Run the check on all nodes at once; the answer of a node that fails is a reason."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    look = ray.remote(num_cpus=0, max_retries=0)(_make_look())
+    check = ray.remote(num_cpus=0, max_retries=0)(_make_check())
     pending = {}
-    for each in nodes:
-        there = NodeAffinitySchedulingStrategy(each, soft=False)
-        asked = look.options(scheduling_strategy=there)
-        pending[asked.remote(str(place), each, mark, ours, store)] = each
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = check.options(scheduling_strategy=strategy)
+        pending[task.remote(str(directory), node, mark, ours, store)] = node
     done, late = ray.wait([*pending], num_returns=len(pending), timeout=SECONDS)
     answers: dict[str, Mapping[str, Any] | str] = {}
     for future in late:
@@ -164,34 +172,35 @@ def _ask(
     for future in done:
         try:
             answers[pending[future]] = ray.get(future)
-        # Of any kind: the node is gone, its worker died, what travels could not be unpacked.
+        # Of any type: the node or its worker died, or the code package could not be unpacked.
         except Exception as error:
             words = " ".join(str(error).split())[-300:]
-            answers[pending[future]] = f"could not look ({type(error).__name__}: {words})"
+            answers[pending[future]] = f"could not be checked ({type(error).__name__}: {words})"
     return answers
 
 
-def _without_the_dead(
+def _without_dead_nodes(
     nodes: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any] | str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Leave out the nodes that had died when they were asked, which the head has heard by now;
-    all of them stay if none would be left.
-    """
+    """Drop nodes that the head reports as dead by now; keep all if none would remain."""
     import ray
 
-    silent = {each for each, answer in answers.items() if isinstance(answer, str)}
-    if silent:
+    dead = {node for node, answer in answers.items() if isinstance(answer, str)}
+    if dead:
         every: Any = ray.nodes  # Ray has no types for it
-        silent &= {told["NodeID"] for told in every() if not told["Alive"]}
-    return {each: told for each, told in nodes.items() if each not in silent} or dict(nodes)
+        dead &= {info["NodeID"] for info in every() if not info["Alive"]}
+    return {node: info for node, info in nodes.items() if node not in dead} or dict(nodes)
 
 
-def _make_look() -> Callable[[str, str, str, str, str | None], dict[str, Any]]:
-    """What is done on a node. Being made here it is sent whole: nodes that lack this package can
-    say so.
+def _make_check() -> Callable[[str, str, str, str, str | None], dict[str, Any]]:
+    """Return the check that runs on a node.
+
+    Ray pickles a nested function by value, so that it also runs on nodes without Gradsweep.
     """
 
-    def look(place: str, name: str, mark: str, ours: str, store: str | None) -> dict[str, Any]:
+    def check(
+        directory: str, name: str, mark: str, ours: str, store: str | None
+    ) -> dict[str, Any]:
         import os
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed
@@ -204,15 +213,15 @@ def _make_look() -> Callable[[str, str, str, str, str | None], dict[str, Any]]:
         if found["version"] != ours:
             return found
         try:
-            with open(os.path.join(place, "driver"), encoding="utf-8") as theirs:
+            with open(os.path.join(directory, "driver"), encoding="utf-8") as theirs:
                 if theirs.read() != mark:
-                    found["fault"] = "holds other files there than here"
-            with open(os.path.join(place, name), "w", encoding="utf-8") as own:
+                    found["fault"] = "has other files there than the driver"
+            with open(os.path.join(directory, name), "w", encoding="utf-8") as own:
                 own.write(mark)
                 own.flush()
                 os.fsync(own.fileno())
         except FileNotFoundError:
-            found["fault"] = "what was written here is not there"
+            found["fault"] = "the driver's files are not there"
         except OSError as error:
             found["fault"] = f"cannot be read and written there ({error.strerror})"
         from sweeps.engine.resources import visible_gpus
@@ -224,46 +233,47 @@ def _make_look() -> Callable[[str, str, str, str, str | None], dict[str, Any]]:
             found["store"] = store_fault(store, ours)
         return found
 
-    return look
+    return check
 
 
 def _unseen(written: Path, mark: str, root: Path) -> str | None:
-    """Why a node's file is not seen here; a network's directory may take a moment."""
+    """Return why the driver does not see a node's file; waits for slow network file systems."""
     deadline = time.monotonic() + _SEEN_SECONDS
     while True:
         with contextlib.suppress(OSError):
             if written.read_text(encoding="utf-8") == mark:
                 return None
         if time.monotonic() > deadline:
-            return f"{root}: what was written there is not here; {_shared(root)}"
+            return f"{root}: the driver does not see the node's files; {_shared(root)}"
         time.sleep(0.1)
 
 
 def _shared(root: Path) -> str:
     return (
         "every node must see the same files there, as the same user; mount a shared file system "
-        f"at {root} on each, or name one with --root"
+        f"at {root} on each, or choose one with --root"
     )
 
 
 @contextlib.contextmanager
-def _meeting_place(root: Path) -> Iterator[Path]:
-    """A directory in the root, which is made for it; nothing remains but what was there, and what
-    a driver left that was killed while it looked is removed.
+def _shared_directory(root: Path) -> Iterator[Path]:
+    """Create a temporary directory in the root, and remove those of killed drivers.
+
+    A root that is created for it is removed, too.
     """
     missing = [each for each in (root, *root.parents) if not each.exists()]
     root.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    # By the storage's own clock, which may not be this machine's.
-    over = place.stat().st_mtime - _OVER_AFTER
-    for left in root.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else removes it
-            if left.stat().st_mtime < over:
-                shutil.rmtree(left)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    # By the clock of the storage, which may differ from this machine's.
+    stale = directory.stat().st_mtime - _STALE_SECONDS
+    for other in root.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process removes it
+            if other.stat().st_mtime < stale:
+                shutil.rmtree(other)
     try:
-        yield place
+        yield directory
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-        for each in missing:  # the innermost first; one that somebody else has used stays
+        shutil.rmtree(directory, ignore_errors=True)
+        for each in missing:  # the innermost first; a directory with other files stays
             with contextlib.suppress(OSError):
                 each.rmdir()

@@ -1,13 +1,13 @@
-"""The processes a driver starts, and how they are found again once it is dead.
+"""Find and end the processes that a dead driver has left running.
 
-A driver's lock token marks everything it starts, in two ways: it stands in the environment that
-every process below inherits, and in the name of the directory that its Ray writes to. Some Ray
-processes overwrite their environment with their title, but all of them write to a log file there.
-So "the processes of that driver" needs no list of process ids, which could have been reused, and
-never names anyone else's Ray.
+The token of a driver's lock tags all processes that it starts, in two ways: as an environment
+variable, which child processes inherit, and in the name of the directory that its Ray writes to.
+Some Ray processes overwrite their environment with their title, but all write a log file there.
+Process ids are not stored, because the system reuses them. The Ray processes of other programs are
+never touched.
 
-The driver holds a lock in that directory for as long as it lives: whoever can take it knows that
-the driver is dead, whatever sweep it ran and wherever that lies, and cleans up.
+A driver holds a lock in that directory while it is alive. Any process that can acquire this lock
+knows that the driver is dead, and cleans up after it, whatever sweep it ran.
 """
 
 from __future__ import annotations
@@ -26,75 +26,73 @@ TOKEN_VARIABLE = "GRADSWEEP_DRIVER"
 _GRACE_SECONDS = 3.0
 _PLACE = Path("/tmp")
 _PREFIX = "gradsweep-"
-_TOKEN_DIGITS = 32  # as `lock` makes them
+_TOKEN_DIGITS = 32  # as `sweep_lock` creates them
 _DIGITS = 12
-"""How much of a token stands in the name of its directory."""
+"""How many digits of the token are in the name of its directory."""
 _ALIVE = "driver"
-"""The file in a driver's directory that it holds a lock on."""
+"""The file in a driver's directory that the driver keeps locked."""
 
 
 def scratch_directory(token: str) -> Path:
-    """The directory for the temporary files of a driver's Ray; nobody else may enter it.
+    """Return the directory for the temporary files of a driver's Ray; only its user may enter it.
 
-    It lies in /tmp whatever TMPDIR says: Ray's sockets below it must stay within the 107
-    characters of a Unix socket's address.
+    It is in /tmp even if TMPDIR is set, because the path of a Unix socket below it may have at
+    most 107 characters.
     """
     return _PLACE / f"{_PREFIX}{token[:_DIGITS]}"
 
 
 def tag_child_processes(token: str) -> None:
-    """Mark every process that this one starts from now on."""
+    """Tag all processes that this process starts from now on."""
     os.environ[TOKEN_VARIABLE] = token
 
 
 def untagged_env() -> dict[str, str]:
-    """Return the environment of a process that outlives the driver's Ray, with which all that is
-    marked is ended.
-    """
+    """Return the environment for a process that must survive when tagged processes are ended."""
     return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
 
 
 def claim_scratch(token: str) -> IO[str]:
-    """Make a driver's directory.
+    """Create a driver's directory.
 
     Returns:
-        What says that the driver lives: to be kept open for as long as it does.
+        The locked file that proves that the driver is alive; keep it open while it is.
     """
-    # Made aside and renamed: nobody ever sees the directory without a lock held in it. Until the
-    # lock is held this driver may be taken for dead and its directory be removed: then once more.
+    # Created under another name, locked and renamed, so that the final directory always has a
+    # locked file. Before the lock is held, another process may take this driver for dead and
+    # remove the directory; the loop then tries again.
     aside = _PLACE / f".{_PREFIX}{token}"
     while True:
-        aside.mkdir(mode=0o700, exist_ok=True)  # Ray lets everybody write to what it makes below
+        aside.mkdir(mode=0o700, exist_ok=True)  # Ray's own files below are world-writable
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
             alive = stack.enter_context(open(aside / _ALIVE, "w", encoding="utf-8"))
             fcntl.flock(alive, fcntl.LOCK_EX)
             aside.rename(scratch_directory(token))
-            stack.pop_all()  # held while the driver lives
+            stack.pop_all()  # the caller keeps the file open
             return alive
 
 
 def dead_drivers() -> Iterator[str]:
-    """The tokens, as far as their directories' names hold them, of this user's drivers that are
-    dead and left something behind.
-    """
+    """Yield the first digits of the tokens of this user's dead drivers that left a directory."""
     for directory in sorted(_PLACE.glob(f"{_PREFIX}{'[0-9a-f]' * _DIGITS}")):
         if not _is_ours(directory):
             continue
-        with contextlib.suppress(OSError):  # not ours, gone meanwhile, or its driver lives
+        with contextlib.suppress(OSError):  # removed meanwhile, or its driver is alive
             with open(directory / _ALIVE, "r+", encoding="utf-8") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield directory.name.removeprefix(_PREFIX)
 
 
 def _remove_unfinished() -> Iterator[str]:
-    """Remove what drivers left that died before they had made their directory; yield their tokens
-    as `dead_drivers` does.
+    """Remove the directories of drivers that died in `claim_scratch`, and yield their tokens.
+
+    The tokens have as many digits as those of `dead_drivers`.
     """
     for aside in sorted(_PLACE.glob(f".{_PREFIX}{'[0-9a-f]' * _TOKEN_DIGITS}")):
         if not _is_ours(aside):
             continue
         with contextlib.suppress(OSError):  # as above
-            # Made here when the driver died before it did.
+            # Created here if the driver died before it created the file.
             with open(aside / _ALIVE, "a", encoding="utf-8") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(aside)
@@ -102,9 +100,7 @@ def _remove_unfinished() -> Iterator[str]:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether this user made it: its name says whose processes are to end, and everybody may make
-    directories there.
-    """
+    """Whether this user created a directory in /tmp, where every user may create one."""
     try:
         return directory.lstat().st_uid == os.geteuid()
     except FileNotFoundError:
@@ -112,13 +108,13 @@ def _is_ours(directory: Path) -> bool:
 
 
 def clean_up_dead_drivers(*known: str) -> tuple[int, int]:
-    """End what dead drivers left running, of whatever sweep, and remove their files.
+    """End the processes of all dead drivers of this user, and remove their files.
 
     Args:
         known: Tokens of drivers that are known to be dead, whose directories may be gone.
 
     Returns:
-        How many drivers left something, and how many processes.
+        How many drivers had left processes or files, and how many processes were ended.
     """
     tokens = {*dead_drivers(), *_remove_unfinished()}
     ended = {token: end_orphans(token) for token in tokens | {token[:_DIGITS] for token in known}}
@@ -128,8 +124,10 @@ def clean_up_dead_drivers(*known: str) -> tuple[int, int]:
 
 
 def find_orphans(token: str) -> list[psutil.Process]:
-    """The live processes, other than this one, that carry a driver's token, or its beginning as
-    in the name of its directory.
+    """Return the live processes, other than this one, that are tagged with a driver's token.
+
+    Args:
+        token: The token, or its first digits.
     """
     scratch = f"{scratch_directory(token)}{os.sep}"
     found = []
@@ -138,15 +136,15 @@ def find_orphans(token: str) -> list[psutil.Process]:
             if process.pid != os.getpid() and _is_marked(process, token, scratch):
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # gone meanwhile, or someone else's
+            continue  # ended meanwhile, or another user's
     return found
 
 
 def end_orphans(token: str) -> int:
-    """End a dead driver's processes, first politely, then by force, and remove their files.
+    """End a dead driver's processes by SIGTERM, then by SIGKILL, and remove their files.
 
     Returns:
-        How many there were.
+        How many processes there were.
     """
     orphans = find_orphans(token)
     for process in orphans:
@@ -160,8 +158,9 @@ def end_orphans(token: str) -> int:
 
 
 def kill_children(token: str) -> None:
-    """Kill this driver's processes and remove their files at once, without waiting for more than
-    what was being started meanwhile.
+    """Kill this driver's processes immediately, also those that start meanwhile, and their files.
+
+    Does not wait until they have ended.
     """
     known: set[psutil.Process] = set()
     while new := set(find_orphans(token)) - known:
@@ -174,10 +173,10 @@ def kill_children(token: str) -> None:
 def _is_marked(process: psutil.Process, token: str, scratch: str) -> bool:
     if process.environ().get(TOKEN_VARIABLE, "").startswith(token):
         return True
-    # Who only reads there is somebody who looks: `tail -f`, an editor, a backup.
+    # A process that only reads there may be the user's: `tail -f`, an editor, a backup.
     return any(file.path.startswith(scratch) and file.mode != "r" for file in process.open_files())
 
 
 def _signal(process: psutil.Process, *, force: bool) -> None:
-    with contextlib.suppress(psutil.Error):  # as above
+    with contextlib.suppress(psutil.Error):  # ended meanwhile
         process.kill() if force else process.terminate()

@@ -1,8 +1,8 @@
-"""What the machine has, and how trials share it.
+"""Find the CPUs, memory and GPUs of a machine, and plan how trials share them.
 
-Neither torch nor Ray is asked: both take seconds to import, and a spec that asks for too much is
-refused before. What must not live here: placing trials (Ray does), measuring what a step takes
-(`trainable.memory_probe`), and the cap on a trial's GPU memory (the trial sets it).
+It uses neither torch nor Ray, which take seconds to import, so that a spec that requests too much
+is refused early. What must not live here: placing trials (Ray does), measuring a step's memory
+(`trainable.memory_probe`), and the limit on a trial's GPU memory (the trial sets it).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from trainable.memory import CONTEXT_BYTES
 if TYPE_CHECKING:
     from sweeps.config.spec import ResourcesConfig
 
-# Where it was not measured: a context, its libraries' work space and a small model; below this,
-# packing ends out of memory.
+# The memory of a trial that was not measured: a CUDA context, libraries and a small model. With
+# less, trials that share a GPU run out of memory.
 LEAST_GPU_MEMORY = 2 * 1024**3
-# What a whole run takes beyond its first steps: larger batches of samples that differ in size, and
-# memory in pieces too small to be used.
+# A run may need more memory than its first steps: for larger batches if sample sizes differ, and
+# for fragmentation.
 _MARGIN = 1.2
 _SHARES = 10_000  # Ray counts resources in ten-thousandths
 
 
 class ResourceError(UserError):
-    """A trial asks for more than any machine has; it would wait for ever.
+    """A trial requests more than any machine has, and would never start.
 
     Args:
-        key: What of `resources` asks for it; none: all of it together.
-        message: What it is; the rule; what to write instead.
+        key: The key of `resources` that requests it; none: all keys together.
+        message: Value, rule and remedy.
     """
 
     def __init__(self, *key: str, message: str) -> None:
@@ -49,7 +49,7 @@ class ResourceError(UserError):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU that this process may use; `memory` in bytes."""
+    """A GPU that this process may use; `memory` in bytes."""
 
     name: str
     memory: int
@@ -57,7 +57,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What one node offers to this process: whole CPUs, memory in bytes, GPUs."""
+    """The resources of one node: whole CPUs, memory in bytes, GPUs."""
 
     name: str
     cpus: int
@@ -66,10 +66,10 @@ class Machine:
 
     @classmethod
     def probe(cls, environ: Mapping[str, str] | None = None) -> Machine:
-        """Look at this machine; takes milliseconds.
+        """Return the resources of this machine; takes milliseconds.
 
         Args:
-            environ: Where `CUDA_VISIBLE_DEVICES` is looked up; default: the process environment.
+            environ: Holds `CUDA_VISIBLE_DEVICES`; default: the process environment.
         """
         environ = os.environ if environ is None else environ
         memory = psutil.virtual_memory().total
@@ -91,13 +91,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What of a GPU the first steps of a trial took, in bytes.
+    """The GPU memory of a trial's first steps, in bytes.
 
     Attributes:
-        peak: The most that its tensors took, with what torch's allocator keeps beside them.
-        outside: What the process took beside that.
+        peak: The most that torch's allocator reserved.
+        outside: What the process used outside of it.
         total: The GPU's memory.
-        failed: Why nothing is known; the others are 0 then.
+        failed: Why the measurement failed; the other values are then 0.
     """
 
     peak: int = 0
@@ -107,12 +107,12 @@ class StepMemory:
 
     @property
     def needed(self) -> int:
-        """The memory that a trial is given: its peak with a margin, and room for the context."""
+        """The memory that a trial gets: its peak with a margin, and the CUDA context."""
         return math.ceil(self.peak * _MARGIN) + max(self.outside, CONTEXT_BYTES)
 
     def __str__(self) -> str:
         if self.failed:
-            return f"one step of the largest trial that is known {self.failed}"
+            return f"one step of the largest known trial {self.failed}"
         return (
             f"one step took {format_bytes(self.peak + self.outside)} of {format_bytes(self.total)}"
         )
@@ -120,13 +120,13 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class ResourcePlan:
-    """What each trial gets, and how many run at once.
+    """The resources of each trial, and how many trials run at once.
 
     Attributes:
-        cpu: CPUs of each.
-        gpu: GPUs of each: a share below 1, or a whole number.
-        concurrency: How many run at once.
-        because: Where the share of a GPU comes from, if not from the number of trials alone.
+        cpu: CPUs of each trial.
+        gpu: GPUs of each trial: a share below 1, or a whole number.
+        concurrency: How many trials run at once.
+        because: The measurement behind the share of a GPU; empty without one.
     """
 
     cpu: float
@@ -135,7 +135,7 @@ class ResourcePlan:
     because: str = ""
 
     def describe(self) -> str:
-        """Return the plan in words, for a person."""
+        """Return the plan in words, for people."""
         gpu = f", {self.gpu:g} GPU" if self.gpu else ""
         at_once = f"{self.concurrency} trial{'s' if self.concurrency != 1 else ''} at a time"
         cpus = f"{self.cpu:g} CPU{'s' if self.cpu > 1 else ''}"
@@ -150,15 +150,15 @@ def plan(
     machine: Machine | Sequence[Machine],
     step: StepMemory | None = None,
 ) -> ResourcePlan:
-    """Turn the spec's `resources` into numbers for this machine, or for the nodes of a cluster.
+    """Plan the resources of each trial on this machine, or on the nodes of a cluster.
 
     Args:
-        resources: What one trial asks for.
+        resources: The resources that one trial requests.
         trials: Trials of the sweep; more never run at once.
-        concurrency: The spec's limit, None: as many as fit.
+        concurrency: The spec's limit; None: as many as fit.
         machine: One machine, or every node.
-        step: What of a GPU a trial takes, where that was measured; `gpu: auto` then packs no more
-            trials than fit.
+        step: The measured GPU memory of a trial, which limits how many share a GPU with
+            `gpu: auto`; None: not measured.
 
     Raises:
         ResourceError: No node can run even one trial.
@@ -203,13 +203,13 @@ def share_of_gpu(needed: int, total: int, wanted: int) -> float:
     """Return the share with which up to `wanted` processes share a GPU equally.
 
     Args:
-        needed: Memory that each must have, in bytes.
+        needed: Memory that each process needs, in bytes.
         total: The GPU's memory in bytes.
-        wanted: How many there would be if memory did not matter, at least 1.
+        wanted: How many processes would share it if memory did not matter, at least 1.
 
     Returns:
-        1 / n, rounded down to what Ray counts in, so that n of them never exceed the GPU; n is the
-        largest number up to `wanted` of which each has what it needs, or 1 where nobody has.
+        1 / n, rounded down to Ray's unit, so that n shares never exceed the GPU; n is the largest
+        number up to `wanted` that leaves each process the memory it needs, or 1 if none does.
     """
     least = max(1, -(-needed * _SHARES // total))  # rounded up
     sharing = max(1, min(wanted, _SHARES // least))
@@ -217,9 +217,8 @@ def share_of_gpu(needed: int, total: int, wanted: int) -> float:
 
 
 def usable_cpus() -> int:
-    """Return the CPUs this process may use: affinity and the control group's quota, rounded
-    down."""
-    # os.sched_getaffinity exists on Linux alone.
+    """Return how many CPUs this process may use, by its affinity and its control group's quota."""
+    # os.sched_getaffinity exists only on Linux.
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -231,7 +230,7 @@ def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA would show to this process.
 
     Args:
-        visible: The value of `CUDA_VISIBLE_DEVICES`, None when it is not set.
+        visible: The value of `CUDA_VISIBLE_DEVICES`; None if it is not set.
     """
     import pynvml
 
@@ -240,7 +239,7 @@ def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()  # no driver: no GPU
 
-    def told(handle: Any) -> Gpu:
+    def describe(handle: Any) -> Gpu:
         memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
         return Gpu(str(pynvml.nvmlDeviceGetName(handle)), memory)
 
@@ -249,12 +248,12 @@ def visible_gpus(visible: str | None) -> tuple[Gpu, ...]:
             pynvml.nvmlDeviceGetHandleByIndex(index)
             for index in range(pynvml.nvmlDeviceGetCount())
         ]
-        found = [(str(pynvml.nvmlDeviceGetUUID(handle)), told(handle)) for handle in handles]
+        found = [(str(pynvml.nvmlDeviceGetUUID(handle)), describe(handle)) for handle in handles]
         instances = {}
         for entry in (visible or "").split(","):
             if entry.startswith("MIG-"):
-                with contextlib.suppress(pynvml.NVMLError):  # there is none
-                    instances[entry] = told(pynvml.nvmlDeviceGetHandleByUUID(entry))
+                with contextlib.suppress(pynvml.NVMLError):  # it does not exist
+                    instances[entry] = describe(pynvml.nvmlDeviceGetHandleByUUID(entry))
         return select_visible(found, visible, instances)
     finally:
         pynvml.nvmlShutdown()
@@ -265,20 +264,21 @@ def select_visible(
     visible: str | None,
     instances: Mapping[str, Gpu] = MappingProxyType({}),
 ) -> tuple[Gpu, ...]:
-    """Apply `CUDA_VISIBLE_DEVICES` the way CUDA does: the first entry that names no GPU ends the
-    list, and one that is named twice makes it empty.
+    """Apply `CUDA_VISIBLE_DEVICES` as CUDA does.
+
+    The first entry that matches no GPU ends the list; a GPU listed twice makes it empty.
 
     Args:
-        found: Unique id and GPU, in the driver's order.
-        visible: Indices or (beginnings of) unique ids with commas between; None: all.
-        instances: By unique id, parts into which a GPU was cut (MIG) and which are named.
+        found: Unique id and GPU, in the order of the GPU driver.
+        visible: Indices, or unique ids or their beginnings, separated by commas; None: all.
+        instances: The MIG instances in `visible`, by unique id.
     """
     if visible is None:
         return tuple(gpu for _, gpu in found)
     known = [*found, *instances.items()]
     chosen: list[int] = []
     for entry in visible.split(","):
-        if entry.strip().isdecimal():  # blanks beside numbers alone are none to CUDA
+        if entry.strip().isdecimal():  # CUDA ignores blanks only beside numbers
             match = [int(entry)] if int(entry) < len(found) else []
         else:
             match = [n for n, (uuid, _) in enumerate(known) if entry and uuid.startswith(entry)]
@@ -290,7 +290,7 @@ def select_visible(
 
 def _fit(node: Machine, cpu: float, gpu: float) -> int:
     """Return how many trials one node holds at once."""
-    # The small number: 1 / 0.3333 is meant to be 3, and 0.3 / 0.1 is 2.9999999999999996.
+    # The small number corrects rounding: 0.3 / 0.1 is 2.9999999999999996.
     by_cpu = math.floor(node.cpus / cpu + 1e-9) if cpu else 2**31
     if gpu == 0:
         return by_cpu
@@ -307,10 +307,10 @@ def _equal_share(
     if not gpus:
         return 0
     if step is not None and step.failed:
-        return 1  # who shares could not be told from who does not fit
+        return 1  # an out-of-memory error of a sharing trial would have no clear cause
     total = min(gpu.memory for gpu in gpus)
     needed = LEAST_GPU_MEMORY
-    if step is not None:  # torch finds a little less than the driver tells
+    if step is not None:  # torch reports a little less than the GPU driver
         total, needed = min(total, step.total), step.needed
     return share_of_gpu(needed, total, math.ceil(wanted / len(gpus)))
 
@@ -320,7 +320,7 @@ def _whole(value: float) -> float:
 
 
 def _cgroup_cpus(root: Path) -> float | None:
-    """Return the control group's CPU quota (version 2, then version 1), None without one."""
+    """Return the control group's CPU quota (version 2, then version 1); None without one."""
     text = _read(root / "cpu.max")
     if text is not None:
         quota, _, period = text.partition(" ")
@@ -332,7 +332,7 @@ def _cgroup_cpus(root: Path) -> float | None:
 
 
 def _cgroup_memory(root: Path) -> int | None:
-    """Return the control group's memory limit in bytes, None without one."""
+    """Return the control group's memory limit in bytes; None without one."""
     text = _read(root / "memory.max") or _read(root / "memory/memory.limit_in_bytes")
     return None if text is None or text == "max" else int(text)
 
@@ -341,4 +341,4 @@ def _read(path: Path) -> str | None:
     try:
         return path.read_text().strip()
     except OSError:
-        return None  # not this version of control groups, or not Linux
+        return None  # another version of control groups, or not Linux

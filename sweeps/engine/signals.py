@@ -1,9 +1,9 @@
-"""Signals: the first SIGINT or SIGTERM drains, the second leaves at once, and so does the end of
-the grace period. The end of the terminal, SIGHUP, drains, too.
+"""Handle signals: the first SIGINT, SIGTERM or SIGHUP drains; the second exits immediately.
 
-They are heard in a thread: the main one may stand in a library that neither answers signals nor
-can be interrupted, and some libraries put handlers of their own in the place of ours. What must
-not live here: what draining and leaving mean.
+The end of the grace period exits immediately, too; SIGHUP counts only as a first signal. A thread
+receives the signals, because the main thread may be inside a library that cannot be interrupted,
+and some libraries replace Python's handlers. What must not live here: what draining and exiting do
+(`driver.shutdown`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK_EVERY = 0.25
-"""Seconds between two looks at what is asked in other ways than by signals."""
+_POLL_SECONDS = 0.25
+"""Seconds between two calls of `look`, which reads stop requests."""
 _CLOSE = b"\0"
-"""No signal has the number 0."""
+"""Ends the thread; no signal has the number 0."""
 
 
 class ExitRequested(BaseException):
-    """A signal came while there was nothing to drain."""
+    """A signal arrived while there was nothing to drain."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -35,13 +35,13 @@ class ExitRequested(BaseException):
 
 @contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Raise `ExitRequested` at the first signal, while nothing runs that needs draining."""
+    """Raise `ExitRequested` at the first signal, for code that has nothing to drain."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def request_exit(number: int, frame: FrameType | None) -> None:
         del frame
         raise ExitRequested(number)
 
-    before = _handle(leave)
+    before = _set_handlers(request_exit)
     try:
         yield
     finally:
@@ -50,14 +50,14 @@ def exit_on_signal() -> Iterator[None]:
 
 
 class Interruption:
-    """Turns signals into a state that a loop can look at.
+    """Turns signals into a state that a loop can check.
 
     Args:
-        on_first: Called, in a thread, by the first signal or `drain`.
-        on_last: Called, in a thread, by a further signal or when the grace period has long been
-            over; expected not to return.
-        grace: Seconds from the first signal until everything is to be over.
-        look: Called a few times a second; may call `drain`.
+        on_first: Called in a thread by the first signal or `drain`.
+        on_last: Called in a thread by the second signal, or shortly before the grace period ends;
+            should exit the process.
+        grace: Seconds from the first signal until the process must have ended.
+        look: Called a few times a second in that thread; may call `drain`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Interruption:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._before = _handle(_heard)
+        self._before = _set_handlers(_ignore)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -101,64 +101,66 @@ class Interruption:
         os.close(self._writer)
 
     def drain(self, number: int = signal.SIGINT) -> None:
-        """Do as the first signal would; the next signal is nevertheless the first one."""
+        """Act as on the first signal; a signal that follows still counts as the first."""
         if self._signal is None:
             self._since, self._signal = time.monotonic(), number
             self._on_first()
 
     def leave(self) -> None:
-        """Do as the second signal would."""
+        """Act as on the second signal."""
         self._on_last()
 
     @property
     def requested(self) -> bool:
+        """Whether the driver must drain."""
         return self._signal is not None
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells count; 0 without one."""
+        """128 + the signal's number, as in shells; 0 without a signal."""
         return 128 + self._signal if self._signal is not None else 0
 
     @property
     def grace(self) -> float:
-        """Seconds from the first signal until everything is to be over."""
+        """Seconds from the first signal until the process must have ended."""
         return self._grace
 
     @property
     def left(self) -> float:
-        """Seconds until everything is to be over; infinite before the first signal."""
+        """Seconds until the process must have ended; infinite before the first signal."""
         return self._since + self._grace - time.monotonic() if self.requested else float("inf")
 
     @property
     def trial_grace_remaining(self) -> float:
-        """Seconds that trials have: a fifth of the grace period, at most 5 s, is left for what
-        comes after them.
+        """Seconds that trials still have to save.
+
+        The driver keeps a fifth of the grace period, at most 5 s, for its own shutdown.
         """
         return self.left - min(5.0, self._grace / 5)
 
     def _listen(self) -> None:
         while True:
-            ready, _, _ = select.select([self._reader], [], [], _LOOK_EVERY)
+            ready, _, _ = select.select([self._reader], [], [], _POLL_SECONDS)
             for number in os.read(self._reader, 64) if ready else b"":
                 if number in _CLOSE:
                     return
-                if number in _SIGNALS:  # every other one with a handler comes this way too
-                    # Of a terminal's end both the system and the shell may tell.
+                if number in _SIGNALS:  # the pipe receives all signals that have a handler
+                    # System and shell may both send SIGHUP when a terminal is closed.
                     self._num_signals += number != signal.SIGHUP
                     self.drain(number)
             self._look()
-            # leaving takes a moment too
+            # A forced exit takes a moment, so it starts before the grace period ends.
             if self._num_signals > 1 or self.left <= min(0.5, self._grace / 10):
                 self._on_last()
 
 
-def _heard(number: int, frame: FrameType | None) -> None:
-    """Nothing: that there is a handler lets the thread hear."""
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: only signals with a handler are written to the thread's pipe."""
     del number, frame
 
 
-def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set a handler; returns those before it. What `nohup` ignores stays ignored."""
+def _set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Set a handler, and return the previous ones; SIGHUP stays ignored under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    heard = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
-    return {number: signal.signal(number, handler) for number in heard}
+    handled = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
+    return {number: signal.signal(number, handler) for number in handled}

@@ -1,6 +1,6 @@
-"""What this machine gives a process too little of: temporary space, inodes, resource limits.
+"""Check the limits of this machine: temporary space, inodes and resource limits.
 
-What must not live here: free space of the sweep's own directory (`commands/doctor`), and memory.
+What must not live here: free space of the sweep's directory (`commands.doctor`), and memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TEMPORARY = Path("/tmp")
-"""Where Ray's sockets and logs lie, whatever TMPDIR says."""
+"""The directory of Ray's sockets and logs, also if TMPDIR is set."""
 _MIB = 2**20
 _LEAST_SPACE = 64 * _MIB
 _LEAST_INODES = 200
@@ -22,94 +22,96 @@ _LEAST = {
     "RLIMIT_NPROC": ("-u", 1_000, "Ray and torch start hundreds of threads"),
     "RLIMIT_NOFILE": ("-n", 512, "Ray holds hundreds of files and sockets open"),
 }
-"""Limits by name: the option of `ulimit`, below what value it is named, and why."""
-_NAMED = {name: least for name, (_, least, _) in _LEAST.items()}
-_HOPELESS = {
-    "RLIMIT_AS": 4608 * _MIB,  # a sweep stood still with 4 GiB and ended with 5, on two cores
+"""By limit: the option of `ulimit`, the value that suffices everywhere, and the reason."""
+_SUFFICIENT = {name: least for name, (_, least, _) in _LEAST.items()}
+_REQUIRED = {
+    "RLIMIT_AS": 4608 * _MIB,  # measured on two cores: a sweep hung with 4 GiB, and ran with 5
     "RLIMIT_FSIZE": 8 * _MIB,
     "RLIMIT_NPROC": 64,
     "RLIMIT_NOFILE": 64,
 }
-"""Below what value a local Ray certainly does not come up, but waits until its patience ends."""
+"""The values below which a local Ray never starts, but waits until it times out."""
 _OPEN_FILES = 4096
-"""As many files are allowed where that only takes asking."""
+"""To how many the soft limit on open files is raised."""
 
 
 class LimitTooSmall(ValueError):
-    """Ray cannot come up under a limit of this process."""
+    """A limit of this process prevents Ray or torch from starting."""
 
 
 def check_limits() -> None:
-    """Raise the limit on open files as far as this process may, and refuse what is hopeless.
+    """Raise the soft limit on open files, and check the limits that Ray requires.
 
     Raises:
-        LimitTooSmall: A local Ray would certainly not come up.
+        LimitTooSmall: A local Ray would not start.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _LEAST["RLIMIT_NOFILE"][1]:
         allowed = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if found := [*_place_unusable(TEMPORARY), *_limits(_HOPELESS)]:
+    if found := [*_unusable(TEMPORARY), *_limits(_REQUIRED)]:
         raise LimitTooSmall("; ".join(found))
 
 
 def shortages() -> list[str]:
-    """Return what there is too little of, each as value, rule and remedy; nothing where all
-    suffices.
-    """
-    places = dict.fromkeys((TEMPORARY, *_chosen_place()))
-    return [*(text for place in places for text in _space(place)), *_limits(_NAMED)]
+    """Return a message for each limit that may be too low; empty if all suffice."""
+    directories = dict.fromkeys((TEMPORARY, *_temporary_directory()))
+    return [
+        *(text for directory in directories for text in _space(directory)),
+        *_limits(_SUFFICIENT),
+    ]
 
 
-def _chosen_place() -> Iterator[Path]:
+def _temporary_directory() -> Iterator[Path]:
     try:
         yield Path(tempfile.gettempdir())
-    except FileNotFoundError:  # none can be written to, and of these /tmp is one
+    except FileNotFoundError:  # no candidate is writable, /tmp among them
         return
 
 
-def _place_unusable(place: Path) -> Iterator[str]:
+def _unusable(directory: Path) -> Iterator[str]:
     try:
-        found = os.statvfs(place)
+        found = os.statvfs(directory)
     except OSError as error:
-        yield f"{place} cannot be used ({error.strerror}); temporary files lie there; make it"
-        return
-    if not os.access(place, os.W_OK | os.X_OK):
         yield (
-            f"{place} cannot be written to by user {os.getuid()}; temporary files lie there; "
-            f"make it writable (chmod 1777 {place})"
+            f"{directory} cannot be used ({error.strerror}); temporary files need it; create it"
+        )
+        return
+    if not os.access(directory, os.W_OK | os.X_OK):
+        yield (
+            f"{directory} cannot be written to by user {os.getuid()}; temporary files need it; "
+            f"make it writable (chmod 1777 {directory})"
         )
     elif found.f_files and not found.f_favail:
-        yield f"{place} has no free inodes; each file takes one; remove files there"
+        yield f"{directory} has no free inodes; each file takes one; remove files there"
     elif not found.f_bavail:
-        yield f"{place} has 0 MiB free; Ray writes its logs there; free some"
+        yield f"{directory} has 0 MiB free; Ray writes its logs there; free some"
 
 
-def _space(place: Path) -> Iterator[str]:
-    if unusable := list(_place_unusable(place)):
+def _space(directory: Path) -> Iterator[str]:
+    if unusable := list(_unusable(directory)):
         yield from unusable
         return
-    found = os.statvfs(place)
+    found = os.statvfs(directory)
     if found.f_files and found.f_favail < _LEAST_INODES:
         yield (
-            f"{place} has {found.f_favail} free inodes; each file takes one; remove files there"
+            f"{directory} has {found.f_favail} free inodes; each file takes one; remove files "
+            "there"
         )
     if found.f_bavail * found.f_frsize < _LEAST_SPACE:
         yield (
-            f"{place} has {found.f_bavail * found.f_frsize // _MIB} MiB free; Ray writes its logs "
-            f"there and needs {_LEAST_SPACE // _MIB} MiB; free some"
+            f"{directory} has {found.f_bavail * found.f_frsize // _MIB} MiB free; Ray writes its "
+            f"logs there and needs {_LEAST_SPACE // _MIB} MiB; free some"
         )
 
 
 def _limits(below: Mapping[str, int]) -> Iterator[str]:
-    """Name the limits that are below these values; the remedy is to raise them to what suffices
-    everywhere.
-    """
+    """Yield a message for each limit below these values; the remedy is a value that suffices."""
     for name, (option, least, why) in _LEAST.items():
         soft = resource.getrlimit(getattr(resource, name))[0]
         if soft == resource.RLIM_INFINITY or soft >= below[name]:
             continue
-        # root is held to no number of processes
+        # RLIMIT_NPROC does not apply to root.
         if name == "RLIMIT_NPROC" and os.geteuid() == 0:
             continue
         counted = name in ("RLIMIT_NPROC", "RLIMIT_NOFILE")

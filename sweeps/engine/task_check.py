@@ -1,8 +1,8 @@
-"""What can only be known by loading the task, asked of a child process.
+"""Load the task in a child process, check it, and return facts about it.
 
-The command line never imports torch: a child loads the task, builds model and data once, and
-answers in JSON. Its memory is gone when it ends. What must not live here: checks that need no
-torch (spec, resources).
+The command line never imports torch: a child process loads the task, builds model and data once,
+and prints JSON. Its memory is free when it ends. What must not live here: checks that need no
+torch (`config`, `resources`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainable.module_names import hidden_by, hidden_imports
 from trainable.task_registry import parts_of
 
 _SECONDS_TO_END = 5.0
-"""From its last answer; longer only for the sake of threads that a task has left."""
+"""How long the child may run after its answer; the task's threads may keep it alive."""
 
 
 class TaskRefused(UserError):
@@ -44,11 +44,11 @@ class TaskRefused(UserError):
 
     Args:
         spec: The sweep.
-        key: What of a trial's configuration it is about; where that is searched, its key in the
-            space is meant.
-        message: What is wrong; the rule; what to write instead.
-        raised: The task raised something of its own, or ended the process; its traceback says
-            more than the message.
+        key: The key of a trial's configuration; if it is searched, the error is located in the
+            space.
+        message: Value, rule and remedy.
+        raised: Whether the task's own code raised an exception or ended the process; a traceback
+            then says more than the message.
     """
 
     def __init__(self, spec: SweepSpec, key: str, message: str, *, raised: bool = False) -> None:
@@ -59,7 +59,7 @@ class TaskRefused(UserError):
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What the task is, in numbers; a loop of the user's own keeps them to itself."""
+    """Facts about the task; those of a custom loop are unknown."""
 
     num_parameters: int = 0
     num_train: int = 0
@@ -74,20 +74,20 @@ class TaskFacts:
     code: dict[str, str] = field(default_factory=dict)
     """Digests of the task's source files."""
     data: str | None = None
-    """What identifies the task's data; None where that cannot be known."""
+    """A digest that identifies the task's data; None if unknown."""
     samples: dict[str, Any] = field(default_factory=dict)
     """A summary of the task's data: lengths, some items, a collated batch of each split."""
     cautions: list[str] = field(default_factory=list)
-    """What can be trained as it is, but is probably not meant, in sentences."""
+    """Warnings about what can be trained but is probably a mistake."""
     checked: list[str] = field(default_factory=list)
-    """The same, found by running the task on a few samples."""
+    """Warnings from running the task on a few samples."""
     step_memory: StepMemory | None = None
-    """What of a GPU a trial takes; None where it was not measured."""
+    """The GPU memory that a trial takes; None if it was not measured."""
 
     def lines(self) -> list[str]:
-        """The facts in sentences."""
+        """Return the facts in sentences."""
         if self.own_loop:
-            return ["a loop of its own: one report for each epoch of the budget"]
+            return ["a custom loop: one report for each epoch of the budget"]
         weight, optimizer = (
             count / self.num_parameters for count in (self.weight_bytes, self.optimizer_bytes)
         )
@@ -102,21 +102,20 @@ class TaskFacts:
 
 
 class TaskInspector:
-    """A child process that loads the task and builds everything a run would build.
+    """Runs a child process that loads the task and builds everything that a run builds.
 
-    Where trials are to share GPUs and the spec leaves their share open, it also takes two steps of
-    the largest trial that is known, to see what of a GPU that takes.
-
-    It starts at once; `facts` waits for its answer, so that the caller can do something meanwhile.
+    With `gpu: auto` and trials that share GPUs, the child also takes two steps of the largest
+    known trial to measure its GPU memory. The child starts immediately; `facts` waits for its
+    answer, so that the caller can work meanwhile.
 
     Args:
         spec: The sweep.
-        plan: What each trial gets if nothing is known of its memory; None for a single run of the
-            spec as it stands, outside a sweep.
-        thorough: Check the whole contract of the task, too.
+        plan: The resources of each trial, as far as known before the measurement; None: a single
+            run outside a sweep.
+        thorough: Whether to check the task's whole contract.
 
     Raises:
-        TaskRefused: There is no such task; that much is known without a child.
+        TaskRefused: There is no such task; this needs no child process.
     """
 
     def __init__(
@@ -124,12 +123,12 @@ class TaskInspector:
     ) -> None:
         self._spec = spec
         check_names(spec)
-        # As its trials see it: their GPUs, and nothing that opens the tracking store.
+        # The environment of a trial: its GPUs, and no credentials of the tracking store.
         environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
-        environment["PYTHONBREAKPOINT"] = "0"  # nobody could talk to a debugger there
+        environment["PYTHONBREAKPOINT"] = "0"  # the child has no terminal for a debugger
         if not (plan.gpu if plan else spec.resources.gpu):
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             [
                 sys.executable,
@@ -140,7 +139,7 @@ class TaskInspector:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,  # no pipe: what a task has started may keep it open
+            stderr=self._stderr,  # no pipe: the task's child processes may keep it open
             text=True,
             env={**os.environ, **environment},
             process_group=0,
@@ -154,28 +153,28 @@ class TaskInspector:
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
     def terminate(self) -> None:
-        """End the child, whether or not it has answered, and what it has started."""
-        if not self._complaints.closed:  # the number of its group is then nobody's or another's
-            with self._complaints, self._child, contextlib.suppress(ProcessLookupError):
+        """Kill the child and its own child processes, if they run."""
+        if not self._stderr.closed:  # once closed, the group's id may belong to other processes
+            with self._stderr, self._child, contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def facts(self) -> TaskFacts:
-        """Wait for the answer.
+        """Wait for the child's answer.
 
         Raises:
-            TaskRefused: The task cannot be loaded or trained as configured; the message says why.
+            TaskRefused: The task cannot be loaded or trained as configured.
         """
-        printed, complaints = self._ask()
+        printed, stderr = self._communicate()
         try:
             answer, *measured = [json.loads(line) for line in printed.splitlines()]
         except ValueError:
             code = f"exit code {self._child.returncode}"
-            last = redact((complaints.strip().splitlines() or [code])[-1])
+            last = redact((stderr.strip().splitlines() or [code])[-1])
             raise TaskRefused(
                 self._spec,
                 "task",
-                f"'{self._spec.task.name}' ended the process that loaded it ({last}); a task is "
-                "built once before anything is created; "
+                f"'{self._spec.task.name}' ended the process that loaded it ({last}); a task must "
+                "be built once before a sweep is created; "
                 + ("; ".join(shortages()) or "correct it, or its arguments"),
                 raised=True,
             ) from None
@@ -188,27 +187,25 @@ class TaskInspector:
         memory = measured[0] if measured else {"failed": "ended its process"}
         return replace(facts, step_memory=StepMemory(**memory))
 
-    def _ask(self) -> tuple[str, str]:
-        """Return what the child answers, and what it complains of; it is ended, whatever comes."""
+    def _communicate(self) -> tuple[str, str]:
+        """Return the child's standard output and error, and end it."""
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError), child.stdin as questions:
-                questions.write(self._configs)
+            with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
+                stdin.write(self._configs)
             printed = child.stdout.read()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_SECONDS_TO_END)
-            self._complaints.seek(0)
-            return printed, self._complaints.read()
+            self._stderr.seek(0)
+            return printed, self._stderr.read()
         finally:
             self.terminate()
 
 
 def longest_warmup(spec: SweepSpec) -> TrialConfig:
-    """Return the trial of `example_params` with the longest warmup of those that are searched,
-    where that fits the rest of it.
-    """
+    """Return the trial of `example_params` with the longest searched warmup, if that is valid."""
     space = spec.search_space()
 
     def value(key: str, distribution: Distribution) -> Any:
@@ -225,13 +222,12 @@ def longest_warmup(spec: SweepSpec) -> TrialConfig:
 
 
 def largest_config(spec: SweepSpec) -> TrialConfig:
-    """Return the trial of a sweep that takes most memory, as far as a spec can tell.
+    """Return the trial of a sweep that needs most memory, as far as the spec shows.
 
-    Of each searched number the largest is taken, and of what is known to work the other way round
-    the smallest. What a spec cannot tell: which of several words, such as a model's name, stands
-    for the largest model (the first is taken), and whether a larger number makes a model smaller,
-    as a stride does. Constraints are not asked: who leaves out the largest would be taken for the
-    smallest. Where these values do not fit together, those of `example_params` are taken.
+    It has the largest value of each searched number, or the smallest if a larger one is known to
+    need less memory. The spec does not show which name stands for the largest model (the first is
+    used), nor whether a larger number makes a model smaller, as a stride does. Constraints are
+    ignored. If the values are not valid together, `example_params` are used.
     """
 
     def heaviest(key: str, distribution: Distribution) -> Any:
@@ -246,7 +242,7 @@ def largest_config(spec: SweepSpec) -> TrialConfig:
 
 
 def _weight(key: str, value: object) -> float:
-    """How much memory a value of a searched key asks for, beside its other values."""
+    """Return a rank by memory among the values of a searched key."""
     if key == "train.precision":
         return ("fp16", "bf16", "auto", "fp32").index(str(value))
     if key == "train.optimizer.name":
@@ -257,11 +253,11 @@ def _weight(key: str, value: object) -> float:
 
 
 def check_names(spec: SweepSpec) -> None:
-    """Refuse what needs no import: a task's module that is not there, or whose name, or that of a
-    module beside it that it imports, something else has already.
+    """Check, without importing the task, that its module exists and that no names clash.
 
     Raises:
-        TaskRefused: That is so.
+        TaskRefused: The module is missing, or Python would import another module instead of it or
+            of a module that it imports.
     """
     name, here = spec.task.name, os.getcwd()
     try:
@@ -269,18 +265,18 @@ def check_names(spec: SweepSpec) -> None:
     except ConfigError as error:
         raise TaskRefused(spec, error.key, error.message) from None
     package = module.partition(".")[0]
-    # On a cluster Ray has the working directory before all that is installed there.
+    # On a cluster, Ray puts the working directory before all installed packages.
     if ours := hidden_by(trainable.__name__, here):
         raise TaskRefused(
             spec,
             "task.name",
-            f"'{ours[0]}' stands where every trial looks for the package "
-            f"'{trainable.__name__}', which trains it; where a sweep is started nothing else may "
-            "have that name; give the file another one, or start from another directory",
+            f"'{ours[0]}' hides the package '{trainable.__name__}', which trains every trial; no "
+            "file in the directory where a sweep starts may have that name; rename the file, or "
+            "start from another directory",
         )
     if hidden := hidden_by(package, here):
         raise TaskRefused(spec, "task.name", f"'{name}': {_taken(package, *hidden)}")
-    # the second one asks every finder: a package that was installed to be edited lies on no path
+    # `_is_installed` uses all finders: an editable package is on no path.
     if not package or not (PathFinder.find_spec(package, [here]) or _is_installed(package)):
         raise TaskRefused(
             spec,
@@ -299,14 +295,14 @@ def check_names(spec: SweepSpec) -> None:
 
 def _taken(name: str, own: str, other: str) -> str:
     return (
-        f"the name '{name}' is the trouble: {other} has it, and {own} is not what is imported "
-        "under it; a module of yours has a name that neither Python nor an installed package has; "
-        "rename the file, and what imports it"
+        f"the name '{name}' is taken: Python imports {other} under it instead of {own}; your "
+        "modules need names that neither Python nor an installed package has; rename the file "
+        "and its imports"
     )
 
 
 def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ValueError:  # it is loaded, from no file
+    except ValueError:  # loaded, but not from a file
         return False

@@ -1,25 +1,21 @@
-"""How a worker's process ended: its exit code or signal, and what it said last.
+"""Find out how a worker's process ended: its exit code or signal, and its last output.
 
-What must not live here: what that means for a trial (`driver`).
+What must not live here: what the end means for a trial (`driver`).
 """
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 import signal
-from pathlib import Path
 from typing import NamedTuple
 
 from redaction.escapes import visible
 from redaction.secrets import redact
 from sweeps.engine import fork_server
+from sweeps.engine.ray_compat.ray_internals import error_logs, lost_worker
 
 _PATIENCE = 1.0
-"""Seconds in which the process that waits for a worker hears of its end after Ray has."""
-_PID = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
-_DETAIL = re.compile(r"Worker exit detail: (.*?)(?:\. |\.?$)", re.MULTILINE)
+"""Seconds by which Ray may notice a worker's end before the fork server does."""
 _LAST_BYTES, _LAST_LINES = 16 << 10, 20
 
 
@@ -27,8 +23,8 @@ class WorkerEnd(NamedTuple):
     """How a worker's process ended.
 
     Attributes:
-        how: In words that follow "it ended"; empty when nobody knows.
-        last_lines: What it wrote last to its standard error, without secrets.
+        how: In words that follow "it ended"; empty if unknown.
+        last_lines: The end of its standard error, without secrets.
     """
 
     how: str
@@ -36,20 +32,17 @@ class WorkerEnd(NamedTuple):
 
 
 def end_of_worker(error: BaseException | None) -> WorkerEnd:
-    """Return how the worker ended that Ray tells of as lost.
+    """Return how a lost worker ended.
 
     Args:
-        error: What Ray says of it.
+        error: Ray's error about the lost actor.
     """
-    text = str(error)
-    if (found := _PID.search(text)) is None:
+    if (lost := lost_worker(error)) is None:
         return WorkerEnd("", "")
-    pid = int(found[1])
-    code = fork_server.exit_code(pid, _PATIENCE)
+    code = fork_server.exit_code(lost.pid, _PATIENCE)
     if code is not None:
-        return WorkerEnd(in_words(code), _last_lines(pid))
-    detail = _DETAIL.search(text)
-    return WorkerEnd(f"({detail[1]})" if detail else "", _last_lines(pid))
+        return WorkerEnd(in_words(code), _last_lines(lost.pid))
+    return WorkerEnd(f"({lost.detail})" if lost.detail else "", _last_lines(lost.pid))
 
 
 def in_words(code: int) -> str:
@@ -63,20 +56,14 @@ def in_words(code: int) -> str:
 
 
 def _last_lines(pid: int) -> str:
-    from ray._private import worker
-
-    node = worker._global_node
-    if node is None:
-        return ""
-    pattern = f"{glob.escape(node.get_logs_dir_path())}/worker-*-{pid}.err"
-    for path in map(Path, glob.glob(pattern)):
+    for path in error_logs(pid):
         try:
             with path.open("rb") as file:
                 cut = path.stat().st_size > _LAST_BYTES
                 file.seek(-_LAST_BYTES if cut else 0, os.SEEK_END if cut else os.SEEK_SET)
                 lines = file.read().decode(errors="replace").splitlines()
-        except OSError:  # what it said is a help, and no more
+        except OSError:  # the output only helps the user
             continue
-        # What was cut may be the end of a secret.
+        # Drop the first line if it is incomplete: a part of a secret would not be recognized.
         return visible(redact("\n".join(lines[cut:][-_LAST_LINES:])))
     return ""

@@ -43,7 +43,7 @@ _MOST_BYTES = 1 << 24  # an environment is a few thousand
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
-def place(address: str) -> bytes:
+def socket_name(address: str) -> bytes:
     """Return the name of a server's abstract socket, which ends with the server."""
     return b"\0" + address.partition(":")[0].encode()
 
@@ -71,14 +71,14 @@ def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
     streams += received
     length, body = int.from_bytes(head, "big"), b""
     if length > _MOST_BYTES:
-        raise ValueError("no wish")
+        raise ValueError("not a request")
     while len(body) < length:
         if not (part := connection.recv(length - len(body))):
             break
         body += part
-    if not isinstance(wish := json.loads(body), dict):
-        raise ValueError("no wish")
-    return wish
+    if not isinstance(request := json.loads(body), dict):
+        raise ValueError("not a request")
+    return request
 
 
 def _ask(
@@ -94,12 +94,12 @@ def _ask(
             could not fork.
     """
     connection.settimeout(_SECONDS_TO_FORK)
-    connection.connect(place(address))
+    connection.connect(socket_name(address))
     if peer(connection) != os.geteuid():
-        raise PermissionError("another user's")
+        raise PermissionError("the socket is another user's")
     umask = os.umask(0)
     os.umask(umask)
-    wish = json.dumps(
+    request = json.dumps(
         {
             "address": address,
             "command": command,
@@ -112,10 +112,10 @@ def _ask(
             "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         }
     ).encode()
-    socket.send_fds(connection, [len(wish).to_bytes(_LENGTH, "big")], [0, 1, 2])
-    connection.sendall(wish)
+    socket.send_fds(connection, [len(request).to_bytes(_LENGTH, "big")], [0, 1, 2])
+    connection.sendall(request)
     if connection.recv(1) != FORKED:
-        raise ConnectionError("there is no worker")
+        raise ConnectionError("no worker was forked")
     connection.settimeout(None)
     with contextlib.suppress(ConnectionError):  # the server has ended, and the worker with it
         if connection.recv(1) == ENDED:
@@ -140,8 +140,8 @@ def _main(arguments: list[str]) -> None:
             sys.exit(_ask(connection, address, command, added))
         if os.environ.get("RAY_RAYLET_PID") not in (None, str(os.getppid())):
             sys.exit(1)  # the raylet has ended, too, and so has its driver
-    theirs = os.path.join(os.path.dirname(command[0]), "setup_worker.py")
-    os.execv(sys.executable, [sys.executable, "-P", theirs, *arguments])
+    setup_worker = os.path.join(os.path.dirname(command[0]), "setup_worker.py")
+    os.execv(sys.executable, [sys.executable, "-P", setup_worker, *arguments])
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The example sweeps that ship with the project."""
+"""Example sweeps that are installed with the package."""

@@ -1,9 +1,9 @@
-"""A loop on Hugging Face Accelerate (the extra `gradsweep[accelerate]`), swept as it is.
+"""A custom training loop with Hugging Face Accelerate (the extra `gradsweep[accelerate]`).
 
-Against `plain_loop.py`, every `.to(context.device)` and `.cpu()` went away: model, optimizer and
-loaders pass through `accelerator.prepare(...)` instead. Two data loaders and gradient accumulation
-were added; `accelerator.accumulate(model)` and `accelerator.backward(loss)` keep the latter to two
-lines, where plain PyTorch would count micro-batches and divide the loss by their number.
+Compared with `plain_loop.py` it has no `.to(context.device)` and no `.cpu()`, because model,
+optimizer and loaders pass through `accelerator.prepare(...)`. It adds two data loaders and
+gradient accumulation, with `accelerator.accumulate(model)` and `accelerator.backward(loss)`. Plain
+PyTorch would count micro-batches and divide the loss by their number.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(
         model.train()
         total = 0.0
         for batch, targets in train:
-            with accelerator.accumulate(model):  # steps once in `accumulation` micro-batches
+            with accelerator.accumulate(model):  # one step for `accumulation` micro-batches
                 loss = nn.functional.cross_entropy(model(batch), targets)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:

@@ -1,7 +1,8 @@
-"""A loop of your own, swept as it is: plain PyTorch in a generator that yields after each epoch.
+"""A custom training loop: plain PyTorch in a generator that yields after each epoch.
 
-`config` is the spec as one trial sees it: `config.train.optimizer.lr`, `config.task.width`. What
-is yielded second is saved, and comes back as `context.restored` when the trial goes on.
+`config` is the configuration of one trial, with `config.train.optimizer.lr` and
+`config.task.width`. The loop yields metrics and a state. The state is saved in a checkpoint, and
+is in `context.restored` when the trial resumes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def run(
         model.load_state_dict(context.restored["model"])
         optimizer.load_state_dict(context.restored["optimizer"])
 
-    for _ in context.remaining_epochs():  # seeds each epoch, so that a resumed one is the same
+    for _ in context.remaining_epochs():  # seeds each epoch, so that a resumed epoch is the same
         model.train()
         total = 0.0
         for index in torch.randperm(1437).split(config.train.batch_size):

@@ -1,1 +1,1 @@
-"""What ends a sweep before its trials are spent: repeated failures, and its stop criteria."""
+"""The policies that end a sweep early: repeated failures and stop criteria."""

@@ -11,29 +11,29 @@ from dataclasses import dataclass, replace
 
 # A trial's parameters decide whether its loss diverges and its memory suffices. Such failures are
 # results of the search and no reason to end it.
-_PARAMETERS_DOING = {"non_finite", "oom"}
-NOT_THE_TRIALS_DOING = {"storage", "fenced"}
+_PARAMETER_FAILURES = {"non_finite", "oom"}
+INFRASTRUCTURE_FAILURES = {"storage", "fenced"}
 """Kinds of failures after which a trial stays unfinished. It resumes once the cause is removed."""
 
-UNCOUNTED_LOSSES = 2
+UNCOUNTED_CRASHES = 2
 """Crashes in a row without progress that are attributed to the machine. One more crash at the
 same place is attributed to the trial."""
 
-MOST_LOST_STARTS = 5
+MAX_LOST_STARTS = 5
 """Workers in a row that may exit before a trial has started. No trial causes such an exit. After
 one more, the sweep stops and can be resumed."""
 
 _KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost", "limit", "hang"}
 
 # Errors of the storage, which every process meets.
-_OF_THE_STORAGE = {
+_STORAGE_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENFILE, errno.ENODEV,
     errno.ENXIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENETDOWN, errno.ENETUNREACH,
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH,
     errno.EBUSY, errno.EAGAIN,
 }  # fmt: skip
 # Errors of the process that met them, on any host.
-_OF_THE_PROCESS = {errno.EFBIG, errno.EMFILE, errno.ENOMEM, errno.EBADF}
+_PROCESS_ERRNOS = {errno.EFBIG, errno.EMFILE, errno.ENOMEM, errno.EBADF}
 
 
 def kind_of(reason: str) -> str:
@@ -65,32 +65,32 @@ class Failure:
     system: str = ""
     host: str = ""
 
-    def may_be_the_trials_own(self, host: str) -> bool:
+    def may_be_trial_specific(self, host: str) -> bool:
         """Return whether the storage that rejected the trial may accept other processes.
 
         Args:
             host: The host of the process that tests the storage. A directory may exist on one
                 host and not on another.
         """
-        if self.kind != "storage" or self.errno is None or self.errno in _OF_THE_STORAGE:
+        if self.kind != "storage" or self.errno is None or self.errno in _STORAGE_ERRNOS:
             return False
-        return self.errno in _OF_THE_PROCESS or self.host == host
+        return self.errno in _PROCESS_ERRNOS or self.host == host
 
-    def as_the_trials_own(self) -> Failure:
+    def as_trial_specific(self) -> Failure:
         """Return this failure as one of the trial alone, whose storage accepts other processes."""
         return replace(
             self,
             kind="limit",
-            reason=f"limit: {self.system}; the sweep can write there, so this trial's process "
-            "alone is refused; look for what its task changes for the whole process, such as "
-            "limits (resource.setrlimit), files left open, or permissions",
+            reason=f"limit: {self.system}; the sweep can write there, so only this trial's "
+            "process cannot; look for changes that its task makes to the whole process, such as "
+            "limits (resource.setrlimit), open files, or permissions",
         )
 
     @property
-    def way(self) -> tuple[str, str]:
-        """What two trials share that failed in the same way.
+    def signature(self) -> tuple[str, str]:
+        """Type and place of the exception, or else the kind of the failure.
 
-        It is the type and place of the exception, or else the kind of the failure.
+        Trials with equal signatures have failed in the same way.
         """
         return (self.reason.partition(":")[0], self.place) if self.place else (self.kind, "")
 
@@ -126,9 +126,9 @@ class RepeatedFailureDetector:
 
     def failed(self, number: int, failure: Failure) -> None:
         """Record that a trial failed."""
-        if failure.kind in _PARAMETERS_DOING:
+        if failure.kind in _PARAMETER_FAILURES:
             return
-        numbers = self._numbers.setdefault(failure.way, [])
+        numbers = self._numbers.setdefault(failure.signature, [])
         numbers.append(number)
         if len(numbers) == self._limit and self.abort_reason is None:
             self.abort_reason = RepeatedFailure(tuple(numbers), failure)
@@ -146,15 +146,15 @@ class CrashCounter:
     """Count how often in a row the process of a trial crashed without progress.
 
     A trial that commits a checkpoint between two crashes may crash any number of times, because
-    each attempt makes progress. The first `UNCOUNTED_LOSSES` crashes without progress never count,
-    whatever the user allows.
+    each attempt makes progress. The first `UNCOUNTED_CRASHES` crashes without progress never
+    count, whatever the user allows.
 
     Args:
         max_retries: After how many further crashes in a row a trial is still retried.
     """
 
     def __init__(self, max_retries: int) -> None:
-        self._allowed = UNCOUNTED_LOSSES + max_retries
+        self._allowed = UNCOUNTED_CRASHES + max_retries
         self._in_a_row: dict[int, int] = {}
         self._newest: dict[int, int] = {}
 

@@ -1,1 +1,1 @@
-"""What a sweep hands out: weights with their card, the registry, pictures, the report."""
+"""Published results of a sweep: exported weights, model card, registry, figures, report."""

@@ -1,7 +1,7 @@
-"""Weights, registered models and reports, each made by a child process: torch, MLflow and Plotly
-would stay in this one's memory, and a driver must remain small.
+"""Export weights, register models and write reports, each in a child process.
 
-What must not live here: what they are made of (`trainable.export`, `register`, `report`).
+In the driver's own process, torch, MLflow and Plotly would stay in memory. What must not live
+here: the work of the child processes (`trainable.export`, `model_registry`, `report`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
 
     Args:
         view: The sweep.
-        directory: Where to write.
-        trial: Which one, where several trials are the best.
+        directory: The target directory; created when missing.
+        trial: Which trial, if several are the best.
 
     Raises:
         NoBest: No trial has completed, or it saved no weights.
-        NoChoice: Several are, and none of them was chosen.
-        FileExistsError: The directory holds files already.
+        NoChoice: Several trials are the best, and `trial` names none of them.
+        FileExistsError: The directory is not empty.
     """
     record = view.select_trial(trial)
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(
-            f"{directory} is not empty; an export overwrites nothing; name a new directory"
+            f"{directory} is not empty; an export never overwrites files; name a new directory"
         )
     where = attempt_tags(view.ledger.attempts)
     ended = sum(one.finished for one in view.records)
@@ -68,39 +68,39 @@ def export_trial(
     """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
     Args:
-        paths: The sweep.
-        spec: What it is.
+        paths: The paths of the sweep.
+        spec: The sweep.
         record: The trial.
-        directory: Where to write; made when missing.
-        provenance: Where it was trained, as tags, for the card.
-        ended: Of how many trials that have ended it is the best, for the card.
+        directory: The target directory; created when missing.
+        provenance: Tags that say where the sweep ran, for the card.
+        ended: How many trials have ended, for the card.
 
     Returns:
         The files written.
 
     Raises:
-        NoBest: The checkpoint of its best value is gone or damaged, or it never saved one.
-        OSError: Its configuration cannot be read, or nothing be written.
-        StorageError: The object store that has it cannot be reached, or the machine ended the
-            process that writes it; it may be done later.
+        NoBest: The checkpoint of its best value is lost or damaged, or it never saved one.
+        OSError: The configuration cannot be read, or a file cannot be written.
+        StorageError: The object store cannot be reached, or a signal ended the child process; a
+            later attempt may succeed.
     """
     generation = best_generation(paths, spec, record)
     if isinstance(generation, str):
         raise NoBest(generation)
-    if record.lineage:  # the file beside the trial is that of its last hyperparameters
+    if record.lineage:  # the trial's own file has its last hyperparameters, not the best
         resolved = trial_yaml(spec.trial_config(record.number, record.best_params)).encode()
     else:
         resolved = read_regular(paths.trial(record.number) / TRIAL_CONFIG, LARGEST_TEXT)
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
-    # A child process: torch would stay in this one's memory, and the driver must remain small.
+    # A child process: torch would stay in the driver's memory.
     child = subprocess.run(
         [sys.executable, "-P", "-m", "trainable.export", generation.address, str(weights)],
         capture_output=True,
         text=True,
         errors="replace",
         check=False,
-        start_new_session=True,  # Ctrl-C is the driver's to answer
+        start_new_session=True,  # so that only the driver handles Ctrl-C
     )
     if child.returncode:
         later = child.returncode == AWAY or child.returncode < 0
@@ -115,19 +115,19 @@ def export_trial(
 
 
 def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool = False) -> str:
-    """Put a sweep's best model into the model registry.
+    """Register a sweep's best model in the model registry.
 
     Args:
-        paths: The sweep.
+        paths: The paths of the sweep.
         number: The best trial.
-        model: The registered model's name; a further version when it exists.
-        pickled: As a pickle of its class, not as a graph.
+        model: The registered model's name; if it exists, a version is added.
+        pickled: Register a pickle of its class, not a graph.
 
     Returns:
         The version.
 
     Raises:
-        NoVersion: It could not be done; the message says why.
+        NoVersion: The model could not be registered; the message says why.
     """
     form = "pickle" if pickled else "pt2"
     # A child process, for the same reason as in `export_trial`.
@@ -147,14 +147,14 @@ def register_best(paths: SweepPaths, number: int, model: str, *, pickled: bool =
 
 
 def draw_report(paths: SweepPaths, target: Path) -> Path:
-    """Write a sweep's report, a page that needs nothing but a browser.
+    """Write a sweep's report, an HTML page without external files.
 
     Args:
-        paths: The sweep; it may be running.
-        target: The file; its directory is made when missing.
+        paths: The paths of the sweep, which may be running.
+        target: The file; its directory is created when missing.
 
     Raises:
-        NoReport: It could not be done; the message says why.
+        NoReport: The report could not be written; the message says why.
     """
     # A child process, for the same reason as in `export_trial`.
     child = subprocess.run(
@@ -166,7 +166,7 @@ def draw_report(paths: SweepPaths, target: Path) -> Path:
         text=True,
         errors="replace",
         check=False,
-        process_group=0,  # Ctrl-C at the terminal is for the caller
+        process_group=0,  # so that only the caller handles Ctrl-C
     )
     if child.returncode:
         raise NoReport(_reason(child))
@@ -178,7 +178,9 @@ def _reason(child: subprocess.CompletedProcess[str]) -> str:
     printed = child.stderr.strip().splitlines()
     if child.returncode < 0:
         return (
-            f"its process was ended by {signal.Signals(-child.returncode).name}, as a machine "
-            "short of memory does; free some, then try again"
+            f"its process was ended by {signal.Signals(-child.returncode).name}, probably because "
+            "the machine is short of memory; free some, then try again"
         )
-    return redact(printed[-1]) if printed else f"its process ended with {child.returncode}"
+    if not printed:
+        return f"its process ended with exit code {child.returncode}"
+    return redact(printed[-1])

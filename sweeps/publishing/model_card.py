@@ -1,6 +1,6 @@
-"""The model card of a trial's weights: what they are, from what, and how they are read.
+"""The model card of a trial's weights: data, metric, parameters, provenance, use.
 
-What must not live here: anything that is guessed; what is not recorded is not written.
+What must not live here: guesses; the card has only recorded facts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from trainable.config import TaskConfig
 from trainable.manifest import Generation
 
 FILE_NAME = "model_card.md"
-_TOLD = (
+_ALWAYS_LISTED = (
     "train.batch_size",
     "train.precision",
     "train.optimizer.name",
     "train.schedule.name",
     "budget.epochs",
 )
-"""What is told also where it was not searched."""
+"""Parameters that are listed even if they were not searched."""
 
 
 def model_card(
@@ -41,11 +41,11 @@ def model_card(
     Args:
         spec: The sweep.
         record: The trial.
-        config: What it was trained with.
-        generation: The checkpoint that the weights are from.
-        provenance: From where and with what the sweep was run, as tags.
-        ended: How many trials had their end by then.
-        held: What the task trained beside the model, and is not among the weights.
+        config: The trial's configuration.
+        generation: The checkpoint of the weights.
+        provenance: Tags that say where and with what the sweep ran.
+        ended: How many trials have ended.
+        held: Names of other trained objects of the task, which are not among the weights.
     """
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
@@ -54,8 +54,10 @@ def model_card(
         f"| `{k}` | {format_value(v)} | searched: {_range(spec, k)} |"
         for k, v in record.best_params.items()
     ]
-    told = [
-        f"| `{key}` | {whole[key]} | fixed |" for key in _TOLD if key not in record.best_params
+    fixed = [
+        f"| `{key}` | {whole[key]} | fixed |"
+        for key in _ALWAYS_LISTED
+        if key not in record.best_params
     ]
     metric = spec.metrics[0]
     on = " on the validation samples" if metric.startswith("val/") else ""
@@ -68,14 +70,14 @@ def model_card(
         "",
         f"Task `{task.name}`"
         + (f" with {arguments}" if arguments else "")
-        + "; its `build_data()`, or where it is a loop its own code, makes the samples that were "
-        "trained on and evaluated on.",
+        + "; its `build_data()`, or the loop's own code, creates the training and validation "
+        "samples.",
         "",
         "## Metric",
         "",
         f"{metric} {generation.value!r}{on}, after epoch {generation.epoch} (step "
-        f"{generation.step}). It chose this checkpoint and this trial, so it is optimistic: "
-        "measure on samples that the sweep never saw.",
+        f"{generation.step}). The checkpoint and the trial were selected by it, so it is "
+        "optimistic: measure on samples that the sweep never used.",
         *_others(spec, record),
         "",
         "## Parameters",
@@ -83,10 +85,10 @@ def model_card(
         "| parameter | value | |",
         "|---|---|---|",
         *searched,
-        *told,
+        *fixed,
         "",
         *_lineage(record),
-        f"All of them: `{TRIAL_CONFIG}` beside this file.",
+        f"`{TRIAL_CONFIG}` in this directory has all parameters.",
         "",
         "## Provenance",
         "",
@@ -96,8 +98,8 @@ def model_card(
         "",
         "## Use",
         "",
-        "`model.safetensors` holds the weights of what the task's `build_model()` makes, or of "
-        "what its loop yielded as `model`; read them with "
+        "`model.safetensors` has the weights of the model that the task's `build_model()` "
+        "returns, or that its loop yields as `model`; load them with "
         "`safetensors.torch.load_model(model, 'model.safetensors')`.",
         "",
         *_held(held),
@@ -106,22 +108,22 @@ def model_card(
 
 
 def _lineage(record: TrialSummary) -> list[str]:
-    """Say how it came about when it did not train with these parameters from the beginning."""
+    """Return a line on the weights that the trial copied from others of its population."""
     metrics_at_best = [one for one in record.lineage if one.epoch < (record.best_epoch or 0)]
     if not metrics_at_best:
         return []
     steps = ", ".join(f"trial {one.donor}'s after epoch {one.epoch}" for one in metrics_at_best)
-    return [f"With these it came to its value; it went on from other weights: {steps}.", ""]
+    return [f"The trial had these parameters at its best value. Its weights were {steps}.", ""]
 
 
 def _held(names: Sequence[str]) -> list[str]:
-    """Say what the task may have evaluated in place of these weights."""
+    """Return a line on other trained objects, which the task may have evaluated instead."""
     if not names:
         return []
     listed = ", ".join(f"`{name}`" for name in names)
     return [
-        f"The task also trained {listed}, which it holds beside the model: its metrics may be "
-        "those of that, and `model.safetensors` does not have it. It is in the checkpoint's state "
+        f"The task also trained {listed} beside the model. Its metrics may come from there, and "
+        "`model.safetensors` does not contain it. It is in the checkpoint's state "
         'below "task".',
         "",
     ]

@@ -1,9 +1,9 @@
-"""A sweep's best model, put into the model registry.
+"""Register a sweep's best model in the model registry.
 
     python -m sweeps.publishing.model_registry ROOT NAME NUMBER MODEL {pt2|pickle}
 
-writes the version to standard output, in a program of its own: torch and MLflow take seconds to
-import. What must not live here: how a model is built (`trainable`), or kept (`tracking`).
+prints the version. It is a program of its own because torch and MLflow would stay in the driver's
+memory. What must not live here: how a model is built (`trainable`), or stored (`tracking`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from trainable.export import load_model
 from trainable.task_import import prepare_process
 
 _OURS = ("sweeps", "trainable", "tracking", "redaction")
-"""Who loads a model need not have them."""
+"""Modules that must not be needed to load a registered model."""
 
 
 def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) -> str:
-    """Register a trial's model, the best one's, under a name.
+    """Register the model of a trial's best checkpoint.
 
     Args:
         view: The sweep.
+        number: The trial.
         model: The registered model's name.
-        pickled: As a pickle of its class, not as a graph.
+        pickled: Register a pickle of its class, not a graph.
 
     Returns:
         The version.
 
     Raises:
-        NoBest: The checkpoint of its best value is gone, or it saved none.
+        NoBest: The checkpoint of the trial's best value is lost, or it saved none.
         NotRegistered: The sweep's run does not exist yet, or the registry refuses.
         TrainingError: The model cannot be built again.
     """
@@ -50,11 +51,11 @@ def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) 
     run_id = view.delivered.sweep_run_id
     if run_id is None:
         raise NotRegistered(
-            f"the run of sweep '{view.paths.name}' is not at the tracking store yet, and a model "
-            f"belongs to a run; deliver it with: {view.paths.command('sync')}"
+            f"the run of sweep '{view.paths.name}' is not in the tracking store yet; a registered "
+            f"model must belong to a run; deliver it with: {view.paths.command('sync')}"
         )
     config = TrialConfig.model_validate(load_trial_config(view.paths, view.spec, record))
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a task or a tracer prints
+    with contextlib.redirect_stdout(sys.stderr):  # a task or a tracer may print
         built, inputs = load_model(config, generation.address, pickled=pickled)
         return register_model(
             reach_tracking(view.paths, view.spec)[0],
@@ -77,7 +78,7 @@ def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) 
 
 
 def main(arguments: list[str]) -> None:
-    """Register as the module's docstring says."""
+    """Register a model; see the module's docstring."""
     root, name, number, model, form = arguments
     prepare_process()
     try:

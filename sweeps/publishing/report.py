@@ -1,10 +1,10 @@
-"""A sweep as one page that needs nothing but a browser: `report.html`.
+"""The report of a sweep: one HTML page without external files.
 
     python -m sweeps.publishing.report ROOT NAME TARGET
 
-writes it in a program of its own, because what draws it (Plotly, Optuna) would stay in the
-driver's memory. What must not live here: how the page is put together (`report_page`), and
-anything that is not read from the ledger and the trials' rows.
+writes it. It is a program of its own because Plotly and Optuna would stay in the driver's memory.
+What must not live here: the page's HTML (`report_page`), and data from elsewhere than the ledger
+and the trials' metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.publishing.report_page import PageSection, escape, page, table
-from sweeps.publishing.report_selection import basis
+from sweeps.publishing.report_selection import select_trials
 from sweeps.results.compare import compare
 from sweeps.results.sweep_status import STATES, SweepStatus
 from trainable.errors import StorageError
@@ -42,35 +42,37 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     """Write a sweep's report.
 
     Args:
-        paths: The sweep; it may be running.
-        target: The file; its directory is made when missing.
+        paths: The paths of the sweep, which may be running.
+        target: The file; its directory is created when missing.
 
     Raises:
         UnknownSweep: There is no such sweep.
         LedgerError: Its ledger cannot be read.
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of each trial that it leaves out
+    optuna.logging.set_verbosity(
+        optuna.logging.ERROR
+    )  # else it logs each trial that it leaves out
     sweep = _read(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
     text = page(sweep.spec.name, _summary(sweep), [_leaders(sweep), *drawn, _failures(sweep)])
     try:
-        _put(text, target)
+        _write_whole(text, target)
     except OSError as error:
         elsewhere = paths.command("report", "--output", "FILE")
         raise OSError(
-            f"{target} cannot be written ({error.strerror}); a page takes {len(text.encode())} "
-            f"bytes; make room for it, or write it elsewhere: {elsewhere}"
+            f"{target} cannot be written ({error.strerror}); the page has {len(text.encode())} "
+            f"bytes; free disk space, or write it elsewhere: {elsewhere}"
         ) from error
 
 
-def _put(text: str, target: Path) -> None:
-    """Write a file as a whole or not at all; into what is none, such as a pipe, as it comes."""
+def _write_whole(text: str, target: Path) -> None:
+    """Write a file completely or not at all; write directly into a pipe or a device."""
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")
         return
-    place = Path(os.path.realpath(target))  # a link stays one
+    place = Path(os.path.realpath(target))  # so that a symbolic link stays
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".report-") as directory:
         aside = Path(directory, "page")
         aside.write_text(text, encoding="utf-8")
@@ -83,23 +85,23 @@ def _read(paths: SweepPaths) -> SweepData:
     keys = list(dict.fromkeys([*view.spec.space, *drawn]))
     last = Counter(key.rsplit(".", 1)[-1] for key in keys)
     names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
-    # Those that were added since the view was taken are left out.
-    stored = Ledger.open(view.place).frozen_trials()[: len(view.records)]
+    # Without trials that were added after the view was read.
+    stored = Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
     known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
     study, front = (_study(known, names, view.ledger.minimizes[:count]) for count in (1, None))
     states = {record.number: view.trial_state(record) for record in view.records}
     curves = view.ledger.reports()
-    compared = basis(view.spec, states, curves)
-    alike = optuna.create_study(direction=study.direction)
-    for number, value in compared.values.items():
-        alike.add_trial(_renamed(known[number], names, TrialState.COMPLETE, [value]))
-    return SweepData(view, study, front, names, states, curves, compared, alike)
+    selection = select_trials(view.spec, states, curves)
+    selected = optuna.create_study(direction=study.direction)
+    for number, value in selection.values.items():
+        selected.add_trial(_renamed(known[number], names, TrialState.COMPLETE, [value]))
+    return SweepData(view, study, front, names, states, curves, selection, selected)
 
 
 def _study(
     trials: Sequence[FrozenTrial], names: Mapping[str, str], minimizes: Sequence[bool]
 ) -> optuna.Study:
-    """Return the ledger's study in memory, by the first metrics alone, one for each direction."""
+    """Return the ledger's study in memory, with one metric for each entry of `minimizes`."""
     study = optuna.create_study(
         directions=["minimize" if low else "maximize" for low in minimizes]
     )
@@ -112,7 +114,7 @@ def _study(
 def _at_its_best(
     trial: FrozenTrial, record: TrialSummary, others: Sequence[FrozenTrial]
 ) -> FrozenTrial:
-    """Return a trial whose parameters changed while it trained with those of its value."""
+    """Return a trial with the parameters of its best value, if they changed while it trained."""
     if not record.lineage:
         return trial
     drawn = {key: one for other in others for key, one in other.distributions.items()}
@@ -148,7 +150,7 @@ def _draw(sweep: SweepData, figure: Figure) -> PageSection:
         drawn.update_yaxes(exponentformat="none")
         config = {"responsive": True, "displaylogo": False}
         body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-        sentence = f"{sentence} {figure.further(sweep)}".rstrip()
+        sentence = f"{sentence} {figure.note(sweep)}".rstrip()
     return PageSection(figure.title, sentence, body)
 
 
@@ -157,15 +159,15 @@ def _draw(sweep: SweepData, figure: Figure) -> PageSection:
 
 def _summary(sweep: SweepData) -> list[str]:
     spec, counts = sweep.spec, Counter(sweep.states.values())
-    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    by_state = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     early, budget = spec.early_stopping.scheduler, spec.budget.epochs
-    # A resume may have changed the budget since, and early stopping may have let none come so far.
+    # A resume may have changed the budget, or early stopping may have stopped all trials before.
     longest = max((record.epoch for record in sweep.view.records), default=0) or budget
     over = f"{budget} epochs"
     if longest != budget:
         over = f"{longest} epochs at most (the budget is {budget})"
     lines = [
-        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {told or 'none yet'}",
+        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {by_state or 'none yet'}",
         f"{spec.objective_description} over {over}; sampler {spec.search.sampler}; "
         f"early stopping {early}",
     ]
@@ -193,8 +195,8 @@ def _leaders(sweep: SweepData) -> PageSection:
     heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "clipped"]
     heads += [sweep.names.get(key, key) for key in keys]
     sentence = (
-        f"The best {_LEADERS} trials at most, complete ones first: a trial that was stopped early "
-        "is never ranked as if its value were final."
+        f"At most {_LEADERS} of the best trials, complete ones first: the value of a trial that "
+        "was stopped early is not final."
     )
     return PageSection("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
 
@@ -214,22 +216,24 @@ def _failures(sweep: SweepData) -> PageSection:
         for record in failed
     ]
     count = f"{len(failed)} trials" if len(failed) > 1 else "1 trial"
-    sentence = f"{count} failed; the traceback of one: sweep show NAME TRIAL."
+    sentence = f"{count} failed; sweep show NAME TRIAL prints the traceback of one."
     return PageSection(
         "Failures", sentence, table(["trial", "reason", "epoch", "step", "parameters"], rows)
     )
 
 
-def _leave_matplotlib_out() -> None:
-    """Let this program find none. Optuna's figures for Plotly import those for Matplotlib, where
-    there is one, which takes a tenth of the program's time.
+def _hide_matplotlib() -> None:
+    """Prevent the import of Matplotlib.
+
+    Optuna's figures for Plotly import those for Matplotlib if it is installed, which takes a tenth
+    of the program's time.
     """
     sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]  # typeshed knows no None
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write a report as the module's docstring says."""
-    _leave_matplotlib_out()
+    """Write a report; see the module's docstring."""
+    _hide_matplotlib()
     root, name, target = arguments
     try:
         write_report(SweepPaths(Path(root), name), Path(target))

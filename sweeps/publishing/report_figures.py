@@ -1,7 +1,7 @@
-"""The figures of a sweep's report, each with a sentence that says what one sees.
+"""The figures of a sweep's report, each with a sentence that explains it.
 
-Optuna draws what only needs its study; the others show what a study does not know: how trials
-ended, and what they logged. What must not live here: words and tables (`report`).
+Optuna draws those that need only a study. The others show how trials ended and what they logged.
+What must not live here: summary and tables (`report`).
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ COLOURS = {
     "running": "#0969da",
     "waiting": "#bf8700",
 }
-_SEEN = sequential.Blues[4:]
-"""Optuna's scale without its palest shades: it begins with white, which is not seen on white."""
+_VISIBLE_BLUES = sequential.Blues[4:]
+"""Optuna's colour scale without its lightest shades, which are invisible on white."""
 _T = TypeVar("_T")
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 _MAX_NORM = "train.clip.max_norm"
-_MOST_AXES = 3
-"""Parameters of the contours, each pair of which is a picture; metrics of the Pareto front."""
-_MOST_POINTS = 200
-"""Of one learning curve."""
-_MOST_TRIALS = 500
-"""For contours, which grow with the square of their trials (4,000: a page of 1.1 GB, 6.6 GB of
-memory to write it), and for importance, which takes as much time (half a minute for 1,000)."""
+_MAX_AXES = 3
+"""Parameters of the contours, with a plot for each pair; metrics of the Pareto front."""
+_MAX_POINTS = 200
+"""Points of one learning curve."""
+_MAX_TRIALS = 500
+"""Trials for contours and importance, whose cost grows with the square of the trials. Contours of
+4,000 trials take a page of 1.1 GB and 6.6 GB of memory; importance takes 30 s for 1,000."""
 
 
 @dataclass(frozen=True)
 class SweepData:
-    """What everything is drawn from, read once."""
+    """The data of all figures, read once."""
 
     view: SweepStatus
     study: optuna.Study
-    """With the first metric alone: most figures show one value."""
+    """The study with the first metric only, which most figures show."""
     front: optuna.Study
-    """With all metrics."""
+    """The study with all metrics."""
     names: Mapping[str, str]
-    """Parameters by their full name, as they are called on axes."""
+    """The names of parameters on axes, by full key."""
     states: Mapping[int, str]
     curves: Mapping[int, Mapping[int, float]]
-    basis: ReportSelection
-    alike: optuna.Study
-    """The trials of the basis, with their values there."""
+    selection: ReportSelection
+    selected: optuna.Study
+    """A study of the selected trials, with their selected values."""
 
     @property
     def spec(self) -> SweepSpec:
@@ -68,16 +68,16 @@ class SweepData:
 
     @property
     def metric(self) -> str:
-        """What most figures are drawn by."""
+        """The first metric, which most figures show."""
         return self.spec.metrics[0]
 
     @property
-    def compared(self) -> list[FrozenTrial]:
-        return self.alike.get_trials(deepcopy=False)
+    def selected_trials(self) -> list[FrozenTrial]:
+        return self.selected.get_trials(deepcopy=False)
 
 
 class NotEnough(Exception):
-    """There is too little to draw a figure from; the message says what is missing."""
+    """There is too little data for a figure; the message says what is missing."""
 
 
 class Figure(NamedTuple):
@@ -85,44 +85,44 @@ class Figure(NamedTuple):
 
     title: str
     sentence: str
-    """What one sees."""
+    """What the figure shows."""
     draw: Callable[[SweepData], go.Figure]
-    """Draws it, or raises `NotEnough`."""
-    further: Callable[[SweepData], str] = lambda _: ""
-    """What else the reader of this sweep's must know; nothing where it is drawn as always."""
+    """Draws the figure, or raises `NotEnough`."""
+    note: Callable[[SweepData], str] = lambda _: ""
+    """Returns what else a reader must know about this sweep's figure; may be empty."""
 
 
-def _from_whom(sweep: SweepData) -> str:
-    """From which trials a figure of values is drawn."""
-    return sweep.basis.sentence
+def _selection_note(sweep: SweepData) -> str:
+    """Return from which trials a figure of values is drawn."""
+    return sweep.selection.sentence
 
 
-def _from_some(sweep: SweepData) -> str:
-    """The same of a figure that is drawn from no more trials than it can be."""
-    if len(sweep.compared) <= _MOST_TRIALS:
-        return _from_whom(sweep)
-    return f"{_from_whom(sweep)} Of these no more than {_MOST_TRIALS}, evenly spaced, are used."
+def _sampled_note(sweep: SweepData) -> str:
+    """Return the same for a figure with a limited number of trials."""
+    if len(sweep.selected_trials) <= _MAX_TRIALS:
+        return _selection_note(sweep)
+    return f"{_selection_note(sweep)} At most {_MAX_TRIALS} of these are used, evenly spaced."
 
 
-def _some(sweep: SweepData) -> optuna.Study:
-    if len(sweep.compared) <= _MOST_TRIALS:
-        return sweep.alike
-    study = optuna.create_study(direction=sweep.alike.direction)
-    study.add_trials(thinned(sweep.compared, _MOST_TRIALS))
+def _sampled_study(sweep: SweepData) -> optuna.Study:
+    if len(sweep.selected_trials) <= _MAX_TRIALS:
+        return sweep.selected
+    study = optuna.create_study(direction=sweep.selected.direction)
+    study.add_trials(thinned(sweep.selected_trials, _MAX_TRIALS))
     return study
 
 
-def _needs(sweep: SweepData, at_least: int) -> None:
-    found = len(sweep.compared)
+def _require_trials(sweep: SweepData, at_least: int) -> None:
+    found = len(sweep.selected_trials)
     if found < at_least:
         raise NotEnough(f"it needs {at_least} trials with a value, and there are {found}")
 
 
 def _axes(sweep: SweepData) -> list[str]:
-    """The parameters that were drawn with more than one value, the usual ones first."""
+    """Return the parameters that have more than one value, the usual ones first."""
     keys = [*(k for k in _PREFERRED if k in sweep.names), *sweep.names]
     names = dict.fromkeys(sweep.names[key] for key in keys)
-    found = {name: {repr(t.params.get(name)) for t in sweep.compared} for name in names}
+    found = {name: {repr(t.params.get(name)) for t in sweep.selected_trials} for name in names}
     axes = [name for name, values in found.items() if len(values) > 1]
     if not axes:
         raise NotEnough("these trials do not differ in any parameter")
@@ -130,9 +130,9 @@ def _axes(sweep: SweepData) -> list[str]:
 
 
 def _pareto(sweep: SweepData) -> go.Figure:
-    _needs(sweep, 1)
+    _require_trials(sweep, 1)
     metrics = sweep.spec.metrics
-    if len(metrics) > _MOST_AXES:
+    if len(metrics) > _MAX_AXES:
         raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
     return visualization.plot_pareto_front(sweep.front, target_names=list(metrics))
 
@@ -141,59 +141,62 @@ def _history(sweep: SweepData) -> go.Figure:
     if not sweep.view.ledger.front():
         raise NotEnough("no trial is complete yet")
     figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.metric)
-    # A step, not a slope: the best value changes with a trial, and not between two.
+    # Steps instead of slopes: the best value changes at a trial, not between two trials.
     return figure.update_traces(line={"shape": "hv"}, selector={"mode": "lines"})
 
 
 def _parallel(sweep: SweepData) -> go.Figure:
-    _needs(sweep, 2)
+    _require_trials(sweep, 2)
     figure = visualization.plot_parallel_coordinate(
-        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
+        sweep.selected, params=_axes(sweep), target_name=sweep.selection.target
     )
     *lines, scale = figure.data
-    for line in lines:  # which begins at the trial's value, from the least to the greatest
+    for line in lines:  # its first coordinate is the trial's value, scaled to 0..1
         shade = 1 - line.y[0] if scale.marker.reversescale else line.y[0]
-        (line.line.color,) = sample_colorscale(_SEEN, [shade])
-    scale.marker.colorscale = _SEEN
+        (line.line.color,) = sample_colorscale(_VISIBLE_BLUES, [shade])
+    scale.marker.colorscale = _VISIBLE_BLUES
     return figure
 
 
 def _slices(sweep: SweepData) -> go.Figure:
-    _needs(sweep, 2)
+    _require_trials(sweep, 2)
     return visualization.plot_slice(
-        sweep.alike, params=_axes(sweep), target_name=sweep.basis.target
+        sweep.selected, params=_axes(sweep), target_name=sweep.selection.target
     )
 
 
 def _contours(sweep: SweepData) -> go.Figure:
-    _needs(sweep, 3)
-    axes = _axes(sweep)[:_MOST_AXES]
+    _require_trials(sweep, 3)
+    axes = _axes(sweep)[:_MAX_AXES]
     if len(axes) < 2:
-        raise NotEnough("these trials differ in one parameter alone")
-    figure = visualization.plot_contour(_some(sweep), params=axes, target_name=sweep.basis.target)
+        raise NotEnough("these trials differ in only one parameter")
+    figure = visualization.plot_contour(
+        _sampled_study(sweep), params=axes, target_name=sweep.selection.target
+    )
     return figure.update_layout(height=820 if len(axes) > 2 else 480)
 
 
 def _importance(sweep: SweepData) -> go.Figure:
-    _needs(sweep, 4)
-    if len({t.value for t in sweep.compared}) < 2:
+    _require_trials(sweep, 4)
+    if len({t.value for t in sweep.selected_trials}) < 2:
         raise NotEnough("these trials do not differ in their value")
-    # A condition, or an edit of the space, may have left trials with parameters of their own.
-    first = sweep.compared[0].distributions
+    # Conditions and edits of the space give trials different parameters or distributions.
+    first = sweep.selected_trials[0].distributions
     axes = [
         name
         for name in _axes(sweep)
-        if name in first and all(t.distributions.get(name) == first[name] for t in sweep.compared)
+        if name in first
+        and all(t.distributions.get(name) == first[name] for t in sweep.selected_trials)
     ]
     if not axes:
         raise NotEnough(
             "there is no parameter that all of these trials drew from one distribution"
         )
     return visualization.plot_param_importances(
-        _some(sweep),
+        _sampled_study(sweep),
         evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
         params=axes,
-        target_name=sweep.basis.target,
+        target_name=sweep.selection.target,
     )
 
 
@@ -219,7 +222,7 @@ def _learning_curves(sweep: SweepData) -> go.Figure:
 def _lines(
     sweep: SweepData, numbers: Iterable[int], name: str, colour: str, *, width: float
 ) -> go.Scatter:
-    """One trace for many trials: a browser draws five traces at once, and not a thousand."""
+    """Return one trace for many trials: a browser cannot draw a thousand traces quickly."""
     x: list[int | None] = []
     y: list[float | None] = []
     text: list[str] = []
@@ -240,20 +243,20 @@ def _lines(
     )
 
 
-def thinned(curve: Sequence[_T], most: int = _MOST_POINTS) -> list[_T]:
-    """Return at most as many points of a curve as can be seen, its ends among them."""
+def thinned(curve: Sequence[_T], most: int = _MAX_POINTS) -> list[_T]:
+    """Return at most `most` points of a curve, evenly spaced, with its first and last point."""
     step = max(1, math.ceil((len(curve) - 1) / (most - 1)))
     kept = list(curve[::step])
     return kept if not curve or kept[-1] == curve[-1] else [*kept, curve[-1]]
 
 
-def _how_thinned(sweep: SweepData) -> str:
-    cut = sum(len(curve) > _MOST_POINTS for curve in sweep.curves.values())
+def _thinning_note(sweep: SweepData) -> str:
+    cut = sum(len(curve) > _MAX_POINTS for curve in sweep.curves.values())
     if not cut:
         return ""
     return (
-        f"Of a curve with more than {_MOST_POINTS} reports ({cut} here) no more than so many are "
-        "drawn, evenly spaced, the first and the last among them; metrics.jsonl has all."
+        f"A curve with more than {_MAX_POINTS} reports ({cut} here) is drawn with at most so many "
+        "points, evenly spaced, with the first and the last; metrics.jsonl has all."
     )
 
 
@@ -269,7 +272,7 @@ def _survival(sweep: SweepData) -> go.Figure:
     if not levels:
         raise NotEnough(sweep.spec.early_stopping.rule.no_rungs_reason())
     labels = [f"epoch {epoch}" for epoch in levels]
-    # A trial that nobody works on waits, whatever the ledger calls it.
+    # An unfinished trial without a worker is `waiting`, also if the ledger has it as running.
     records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
     fates = survival(sweep.spec, records)
     if not any(map(any, fates.values())):
@@ -295,7 +298,7 @@ def _clipping(sweep: SweepData) -> go.Figure:
         and (share := clip_fraction(sweep.view.paths.trial(record.number))) is not None
     ]
     if not clipped:
-        raise NotEnough("no trial has logged how often it was clipped")
+        raise NotEnough("no trial has logged how often its gradients were clipped")
     figure = go.Figure()
     for state in STATES:
         found = [(r, share) for r, share in clipped if sweep.states[r.number] == state]
@@ -326,67 +329,65 @@ def figures(spec: SweepSpec) -> Sequence[Figure]:
 
 _FRONT = Figure(
     "Pareto front",
-    "Each dot is a complete trial, by what it came to in each metric. Those of the front (best "
-    "trials) are beaten by no other in all of them: to choose among them is to say what one "
-    "metric is worth in terms of the other. The figures below show the first metric.",
+    "Each dot is a complete trial at its values of the metrics. No other trial is better in all "
+    "metrics than one on the front (best trials): to choose among these is to trade one metric "
+    "for another. The figures below show the first metric.",
     _pareto,
 )
 FIGURES = (
     Figure(
         "History",
-        "Each dot is a complete trial, in the order in which they began; the line is the "
-        "best value so far: where it is flat, the search found nothing better.",
+        "Each dot is a complete trial, in the order of their starts; the line is the best value "
+        "so far: where it is flat, the search found nothing better.",
         _history,
     ),
     Figure(
         "Learning curves",
-        "The metric after each epoch, one line per trial, coloured by how it "
-        "ended; the black line is the best complete trial. Grey lines that end early were "
-        "stopped to save time, and their last value is no final one.",
+        "The metric after each epoch, one line per trial, coloured by how it ended; the black "
+        "line is the best complete trial. Grey lines are trials that were stopped early; their "
+        "last value is not final.",
         _learning_curves,
-        _how_thinned,
+        _thinning_note,
     ),
     Figure(
         "Survival from rung to rung",
-        "How many trials reached each rung of early stopping, and what became of them "
-        "there: a sound search stops many early and sends the best to the end.",
+        "How many trials reached each rung of early stopping, and what happened to them there: "
+        "a good search stops many early and trains the best to the end.",
         _survival,
         _describe_rule,
     ),
     Figure(
         "Parallel coordinates",
-        "Each line is a trial, from its value to its parameters: the darker, the "
-        "better; point at one to read it. Parameters that were searched on a logarithmic scale "
-        "have a logarithmic axis.",
+        "Each line is a trial, from its value to its parameters; darker is better. Parameters "
+        "that were searched on a logarithmic scale have a logarithmic axis.",
         _parallel,
-        _from_whom,
+        _selection_note,
     ),
     Figure(
         "Slices",
         "Value against one parameter at a time; darker dots came later in the search.",
         _slices,
-        _from_whom,
+        _selection_note,
     ),
     Figure(
         "Contours",
-        "Value over two parameters at a time, interpolated between the trials (dots): a long "
-        "valley means that one parameter makes up for the other.",
+        "Value over two parameters at a time, interpolated between the trials (dots): in a long "
+        "valley one parameter compensates for the other.",
         _contours,
-        _from_some,
+        _sampled_note,
     ),
     Figure(
         "Importance",
-        "How much of the value's variation each parameter explains by itself and together "
-        "with others (fANOVA): what to search more finely, and "
-        "what may be fixed.",
+        "How much of the value's variance each parameter explains, alone and together with "
+        "others (fANOVA): search important parameters more finely, and fix the others.",
         _importance,
-        _from_some,
+        _sampled_note,
     ),
     Figure(
         "Clipping",
-        "The share of a trial's steps whose gradients were clipped, against the norm they "
-        "were clipped to: near 100 % the norm, not the learning rate, decides the step; at 0 % "
-        "it is never reached.",
+        "The fraction of a trial's steps whose gradients were clipped, over the maximum norm: "
+        "near 100 % the norm, not the learning rate, determines the step; at 0 % gradients are "
+        "never clipped.",
         _clipping,
     ),
 )

@@ -1,6 +1,6 @@
-"""Putting a report's page together: one file of HTML that asks nothing of any other place.
+"""Build the report's HTML page, one file without external resources.
 
-What must not live here: what is shown (`report`).
+What must not live here: the page's content (`report`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'unsafe-inline'; img-src data: blob:"
 )
-"""Nothing is asked of another place, whatever a name or a reason holds."""
+"""The browser loads nothing from elsewhere, even if a name or a reason contains HTML."""
 
-_LONG = 40  # characters of a cell that is wrapped
+_LONG = 40  # cells with more characters are wrapped
 
 
 class PageSection(NamedTuple):
@@ -40,18 +40,18 @@ class PageSection(NamedTuple):
 
     title: str
     sentence: str
-    """Plain text: what one sees."""
+    """An explanation, as plain text."""
     body: str
     """HTML."""
 
 
 def escape(text: str) -> str:
-    """Return a text as HTML shows it, with control characters as escapes."""
+    """Return a text for HTML, with control characters as visible escapes."""
     return html.escape(visible(text))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts."""
+    """Return an HTML table of texts."""
     head = "".join(f"<th>{escape(one)}</th>" for one in heads)
     body = "".join(
         "<tr>" + "".join(f"<td{_kind(cell)}>{escape(cell)}</td>" for cell in row) + "</tr>\n"
@@ -65,23 +65,23 @@ def page(title: str, facts: Sequence[str], sections: Sequence[PageSection]) -> s
 
     Args:
         title: The sweep's name.
-        facts: Plain lines below it.
-        sections: In the order of the page.
+        facts: Lines of plain text below it.
+        sections: The sections, in the order of the page.
     """
-    # A blank between two, or the browser keeps them all on one line.
+    # With blanks between the links, so that the browser can wrap them.
     links = " ".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
     body = "\n".join(
         f'<section id="{_anchor(s.title)}"><h2>{escape(s.title)}</h2>'
         f"<p>{escape(s.sentence)}</p>\n{s.body}</section>"
         for s in sections
     )
-    told = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
+    intro = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style>"
         f"<script>{get_plotlyjs()}</script></head>\n"
-        f"<body><header><h1>{escape(title)}</h1>{told}<nav>{links}</nav></header>\n"
+        f"<body><header><h1>{escape(title)}</h1>{intro}<nav>{links}</nav></header>\n"
         f"{body}\n</body></html>\n"
     )
 

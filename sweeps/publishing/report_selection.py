@@ -1,8 +1,8 @@
-"""Which trials the figures of values are drawn from, and which value of each.
+"""Select the trials, and the value of each, for the report's figures of values.
 
-Early stopping lets few trials reach the end, and a trial that was stopped has no final value. What
-can be compared honestly is every trial's best value up to one epoch that all of them reached. What
-must not live here: drawing.
+With early stopping few trials reach the last epoch, and a stopped trial has no final value. So the
+figures compare each trial's best value up to one epoch that all selected trials reached. What must
+not live here: drawing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sweeps.config.spec import SweepSpec
 
 _ENOUGH = 10
-"""Trials from which a figure of two parameters says something."""
+"""A figure over two parameters needs about this many trials."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,24 @@ class ReportSelection:
     """Trials compared at one epoch."""
 
     epoch: int
-    """0 where no trial has a value."""
+    """0 if no trial has a value."""
     values: Mapping[int, float]
-    """The best one up to that epoch, by the number of the trial."""
+    """The best value up to that epoch, by the number of the trial."""
     target: str
-    """What the values are, as an axis says it."""
+    """The name of the values, for an axis."""
     sentence: str
-    """From what is drawn, for the reader."""
+    """A description of the selection, for the reader."""
 
 
-def basis(
+def select_trials(
     spec: SweepSpec, states: Mapping[int, str], curves: Mapping[int, Mapping[int, float]]
 ) -> ReportSelection:
-    """Return the latest epoch that ten trials reached, or all where there are fewer.
+    """Select the trials at the latest epoch that ten trials reached, or all if there are fewer.
 
     Args:
         spec: The sweep.
-        states: Of its trials; those that failed are left out, as the samplers do.
-        curves: What each trial reported, by epoch.
+        states: The states of its trials; failed ones are left out, as samplers do.
+        curves: Each trial's reported values, by epoch.
     """
     finite = {
         number: {epoch: value for epoch, value in curves[number].items() if math.isfinite(value)}

@@ -26,9 +26,9 @@ from tracking.recorder import Recorder
 
 _DIRECTORY = "figures"
 _TRIALS_PER_PROCESS = 8
-"""A process draws a few trials in the time in which another one starts."""
+"""Starting a process takes as long as drawing a few trials."""
 _MAX_PROCESSES = 8
-"""Each takes some 100 MB."""
+"""Each takes about 100 MB."""
 
 
 class DrawnTrial(NamedTuple):
@@ -47,7 +47,7 @@ def trials_without_figures(
 
 
 def figure_files(paths: SweepPaths, number: int) -> list[Path]:
-    """Return the recorded figures of a trial; none before they are drawn."""
+    """Return the files of a trial's recorded figures; empty before they are drawn."""
     return sorted(_directory(paths, number).glob("*.png"))
 
 
@@ -61,7 +61,7 @@ def draw_figures(
 
     Args:
         spec: The sweep.
-        paths: Where each trial's directory is.
+        paths: The paths of the sweep.
         trials: The trials to draw.
         scratch: Receives a directory for each trial; on the same filesystem as the sweep.
     """
@@ -103,7 +103,7 @@ def record_figures(paths: SweepPaths, drawn: Iterable[DrawnTrial], recorder: Rec
             recorder.tag(one.number, {"figures": f"missing: {redact(one.error)}"})
             continue
         target = _directory(paths, one.number)
-        if not target.is_dir():  # otherwise another process has recorded them meanwhile
+        if not target.is_dir():  # else another process has recorded them in the meantime
             _record(one.number, sorted(one.directory.glob("*.png")), recorder)
             one.directory.replace(target)
             num_recorded += 1
@@ -126,7 +126,7 @@ def _record(number: int, files: Iterable[Path], recorder: Recorder) -> None:
 def _draw(requests: Sequence[dict[str, Any]]) -> list[str | None]:
     """Draw in several child processes; return for each request None, or why it failed.
 
-    Each process has a share of the requests, so that one which is killed costs its share alone.
+    Each process has a share of the requests, so that a killed process loses only its share.
     """
     useful = -(-len(requests) // _TRIALS_PER_PROCESS)
     num_processes = min(usable_cpus(), useful, _MAX_PROCESSES)
@@ -147,7 +147,7 @@ class _Share:
     def __init__(self, requests: Sequence[dict[str, Any]]) -> None:
         self._num_requests = len(requests)
         with contextlib.ExitStack() as stack:
-            lines, self._answers, self._complaints = (
+            lines, self._answers, self._stderr = (
                 stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)
             )
             lines.writelines(json.dumps(request) + "\n" for request in requests)
@@ -156,7 +156,7 @@ class _Share:
                 [sys.executable, "-P", "-m", "trainable.figures"],
                 stdin=lines,
                 stdout=self._answers,
-                stderr=self._complaints,
+                stderr=self._stderr,
             )
             self._files = stack.pop_all()
 
@@ -164,10 +164,10 @@ class _Share:
         """Wait for the process; return for each request None, or why it failed."""
         code = self._process.wait()
         self._answers.seek(0)
-        # A line without its end is that of a process that was killed while it wrote.
+        # A line without its end means that the process was killed while it wrote.
         answers = [json.loads(line) for line in self._answers if line.endswith("\n")]
-        self._complaints.seek(0)
-        words = self._complaints.read().strip().splitlines() or [f"exit code {code}"]
+        self._stderr.seek(0)
+        words = self._stderr.read().strip().splitlines() or [f"exit code {code}"]
         missing = self._num_requests - len(answers)
         return [
             *(answer.get("refused") for answer in answers),
@@ -178,7 +178,7 @@ class _Share:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # where the caller was interrupted
+        self._process.kill()  # if the caller was interrupted
         self._process.wait()
         self._files.close()
 

@@ -79,7 +79,7 @@ def trial_state(
         CurveDamaged: Its curve cannot be read.
         StorageError: The object store that has its checkpoints cannot be reached.
     """
-    number, tracked_status = record.number, delivered.told.get(record.number)
+    number, tracked_status = record.number, delivered.tracked_statuses.get(record.number)
     directory = paths.trial(number)
     stale_writer = trial_files(paths, spec, number).has_writer()
     if record.finished and tracked_status == STATUSES[record.state]:

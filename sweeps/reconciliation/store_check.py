@@ -29,7 +29,7 @@ from tracking.metric_points import HighWaterMarks
 from tracking.outbox import SWEEP
 from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.recorder import stored
+from tracking.recorder import stored_status
 from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, choose_runs
 from trainable.metrics_file import Row, read_rows
 
@@ -101,11 +101,11 @@ class Missing:
             command: The command that compares all of a sweep.
         """
         if self.runs:
-            yield f"{self.runs} of {num_runs} runs were gone from the tracking store: sent again"
+            yield f"{self.runs} of {num_runs} runs were missing in the tracking store: sent again"
         if self.statuses:
-            yield f"{self.statuses} of {num_runs} runs had another status: told again"
+            yield f"{self.statuses} of {num_runs} runs had another status: sent again"
         if self.deleted_runs:
-            yield f"{self.deleted_runs} of {num_runs} runs are in the tracking store's trash"
+            yield f"{self.deleted_runs} of {num_runs} runs are deleted in the tracking store"
         yield f"compare the rest with: {command}"
 
     def __str__(self) -> str:
@@ -162,8 +162,8 @@ def check_runs(
     expected: dict[int, str | None] = {SWEEP: sweep_status}
     for record in records:
         if record.finished:
-            expected[record.number] = stored(STATUSES[record.state])
-        elif (tracked_status := delivered.told.get(record.number)) is not None:
+            expected[record.number] = stored_status(STATUSES[record.state])
+        elif (tracked_status := delivered.tracked_statuses.get(record.number)) is not None:
             expected[record.number] = "KILLED" if tracked_status == "INTERRUPTED" else None
     found = []
     for trial, status in expected.items():
@@ -206,7 +206,7 @@ def lost_runs(
     tracker = find_tracker(paths, spec)
     runs = tracker.read_runs(spec.name, delivered.experiment_id, sweep_id, environment)
     statuses = {"INTERRUPTED": "KILLED", "FINISHED": "FINISHED", "FAILED": "FAILED"}
-    return check_runs(records, delivered, runs, statuses.get(delivered.sweep_told or ""))
+    return check_runs(records, delivered, runs, statuses.get(delivered.tracked_sweep_status or ""))
 
 
 def check_all(

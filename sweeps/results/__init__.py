@@ -1,1 +1,1 @@
-"""What a sweep has come to, read from its owners of truth, and how it is shown."""
+"""Status, results and comparison of sweeps: read from their files, and shown as text."""

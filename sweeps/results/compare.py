@@ -1,6 +1,6 @@
-"""The leaders of one or several sweeps side by side, and in what they differ.
+"""Compare the best trials of one or several sweeps: values, parameters, differences.
 
-What must not live here: printing, and anything that asks the tracking server.
+What must not live here: printing, and requests to the tracking server.
 """
 
 from __future__ import annotations
@@ -21,43 +21,45 @@ from trainable.metrics_file import read_rows
 
 CLIPPED = "train/clip_fraction"
 _CONFIGURATION = ("budget.", "checkpoint.", "task.", "train.")
-"""What a trial's result may depend on."""
+"""Prefixes of the parameters on which a trial's result may depend."""
 
 _ABSENT = object()
-"""Stands for a parameter that a trial does not have, which is not one that is null."""
+"""Stands for a parameter that a trial does not have, unlike one whose value is null."""
 
 
 class Incomparable(ValueError):
-    """Sweeps whose values mean different things."""
+    """The sweeps have different metrics or modes."""
 
 
 def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
     """Return the object that `sweep compare --json` prints.
 
     Args:
-        views: The sweeps; of each the leaders are taken.
-        top: How many leaders of each sweep.
+        views: The sweeps.
+        top: How many of each sweep's best trials are compared.
 
     Returns:
-        `metric` and `mode`; `leaders`, the best first, each with all of its parameters, and with
-        several metrics whether no other trial of these sweeps beats it (`pareto`);
-        `differing`, the parameters in which they differ, and `same`, the searched ones in which
-        they do not; `mlflow_compare_page`, `mlflow_metric_page` and `mlflow_charts_page`, None
-        before the runs exist or when they lie on several servers, the last also when the sweeps
-        do not search the same parameters.
+        `metric` and `mode`.
+        `leaders`: the best trials, the best first, each with all of its parameters. With several
+            metrics, `pareto` says whether no other trial of these sweeps beats it.
+        `differing`: the parameters in which they differ.
+        `same`: the searched parameters in which they do not differ.
+        `mlflow_compare_page`, `mlflow_metric_page`, `mlflow_charts_page`: None before the runs
+            exist, or if they are on several servers. The last is also None if the sweeps search
+            different parameters.
 
     Raises:
-        Incomparable: They do not have one metric and mode.
+        Incomparable: The sweeps do not have the same metric and mode.
     """
     first = views[0].spec
     for view in views[1:]:
         if (view.spec.metric, view.spec.mode) != (first.metric, first.mode):
             raise Incomparable(
-                f"'{first.name}' is after the {first.objective_description}, '{view.spec.name}' "
-                f"after the {view.spec.objective_description}; only values of one metric "
-                "have an order; compare them one by one"
+                f"'{first.name}' searches the {first.objective_description}, '{view.spec.name}' "
+                f"the {view.spec.objective_description}; only values of one metric have an "
+                "order; compare the sweeps one by one"
             )
-    # By identity: trials of two sweeps may be equal.
+    # Compared by identity: trials of two sweeps may be equal.
     best = set(map(id, front((r for v in views for r in v.records), views[0].ledger.minimizes)))
     chosen = [(view, record) for view in views for record in leaders(view, top)]
     chosen.sort(key=lambda pair: (id(pair[1]) not in best, *_order(*pair)))
@@ -80,8 +82,10 @@ def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
 
 
 def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
-    """Return a sweep's best trials, those of a Pareto front before others: complete ones first,
-    the others' values are not final."""
+    """Return a sweep's best trials: the Pareto front, other complete trials, then all others.
+
+    Trials that are not complete come last because their values are not final.
+    """
     best = view.ledger.front()
     complete = [
         *best,
@@ -93,19 +97,19 @@ def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
 
 
 def clip_fraction(directory: Path) -> float | None:
-    """Return the share of a trial's steps that were clipped; None when it logged none."""
+    """Return the fraction of a trial's steps with clipped gradients; None if it logged none."""
     shares = [row.metrics[CLIPPED] for row in read_rows(directory) if CLIPPED in row.metrics]
     return statistics.fmean(shares) if shares else None
 
 
 def resolved(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
-    """Return a trial's parameters: what it was trained with, by dotted key."""
+    """Return all parameters that a trial was trained with, by dotted key."""
     whole = flatten(load_trial_config(view.paths, view.spec, record))
     return {key: value for key, value in whole if key.startswith(_CONFIGURATION)}
 
 
 def _one(values: Sequence[Any]) -> bool:
-    """Return whether all are the same; to Python 1 and true are."""
+    """Return whether all values are equal, where 1 and True are not."""
     first = values[0]
     return all(v == first and isinstance(v, bool) == isinstance(first, bool) for v in values)
 
@@ -148,11 +152,11 @@ def _pages(
 
 def _charts(base: str, views: Sequence[SweepStatus], experiments: Sequence[str]) -> str | None:
     drawn = {leaders_view(view.spec) for view in views}
-    if len(views) == 1:  # other sweeps' runs may lie in the same experiment
+    if len(views) == 1:  # the experiment may have runs of other sweeps
         own = leaders_view(views[0].spec, views[0].ledger.sweep_id)
         drawn = {own} if own.tag in views[0].delivered.experiment_tags else drawn
     if len(drawn) > 1:
         return None
-    (view,) = drawn  # MLflow reads it from one of the experiments, whichever it sorts first
+    (view,) = drawn  # MLflow reads it from the experiment that it sorts first
     known = all(view.tag in one.delivered.experiment_tags for one in views)
     return charts_page(base, experiments, view.key) if known else None

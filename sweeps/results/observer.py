@@ -1,6 +1,6 @@
-"""What is told of a running sweep to whoever shows it.
+"""The protocol by which a driver reports the progress of its trials to a display.
 
-What must not live here: showing it (`commands`), and anything a sweep needs to run.
+What must not live here: a display (`commands`), and anything a sweep needs to run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sweeps.paths import SweepPaths
 
 
 class TrialProgress(NamedTuple):
-    """What a view is told of a trial."""
+    """One report of a trial."""
 
     number: int
     params: Mapping[str, Any]
@@ -22,37 +22,37 @@ class TrialProgress(NamedTuple):
 
 
 class ProgressObserver(Protocol):
-    """Where a running sweep is shown."""
+    """Receives the events of a running sweep, to show them."""
 
     def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
-        """A trial began, or began again."""
+        """A trial started, or restarted."""
 
     def reported(self, progress: TrialProgress) -> None:
-        """A trial reached a report boundary."""
+        """A trial reported metrics."""
 
     def paused(self, number: int, value: float | None) -> None:
         """A trial waits at a rung."""
 
     def promoted(self, number: int) -> None:
-        """A paused trial goes on."""
+        """A paused trial resumes."""
 
     def warned(self, number: int, sentence: str) -> None:
-        """Something about a trial that its user should know and need not act on."""
+        """A trial has a warning that needs no action."""
 
     def ended(
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
-        """A trial has its end, or was interrupted (`state` is then `interrupted`)."""
+        """A trial ended, or was interrupted (`state` is then `interrupted`)."""
 
 
 class ShutdownNotices:
-    """Receives what a driver has to say while it shuts down early; says nothing by itself."""
+    """Receives a driver's messages for the user during an early shutdown; prints none itself."""
 
     def stopping(self, grace: float) -> None:
-        """The first signal came: trials save and end within `grace` seconds."""
+        """The first signal arrived: trials save and end within `grace` seconds."""
 
     def exited_immediately(self, paths: SweepPaths) -> None:
-        """A second signal came: the process exits right after this call."""
+        """The second signal arrived: the process exits right after this call."""
 
     def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
-        """The Ray cluster is gone: the process exits right after this call."""
+        """The Ray cluster is lost: the process exits right after this call."""

@@ -1,8 +1,7 @@
-"""What a sweep has come to: read from the ledger, the lock, the outbox and the checkpoints,
-never guessed.
+"""The status of a sweep, read from its ledger, lock, outbox and checkpoints.
 
-Works while the sweep runs, from another process. What must not live here: printing, and anything
-that writes to a sweep.
+It can be read from another process while the sweep runs. What must not live here: printing, and
+anything that writes to a sweep.
 """
 
 from __future__ import annotations
@@ -28,46 +27,46 @@ from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
-from sweeps.sweep_lock import locked_by_a_stranger
+from sweeps.sweep_lock import describe_foreign_lock
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import rank
 from trainable.errors import ConfigError
 
 _REQUESTS = 16
-"""What an object store is asked at the same time."""
+"""Parallel requests to an object store."""
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """How running a sweep ended."""
+    """How a sweep ended, and what can be done next."""
 
     exit_code: int
     best: Sequence[TrialSummary]
     """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
     num_trials: int
     pending: int
-    """Records that the tracking server has not taken yet."""
+    """Records that were not delivered to the tracking server yet."""
     num_left: int = 0
-    """Trials that have not ended yet, or were not even begun."""
+    """Trials that have not ended, or not started."""
     cause: str | None = None
-    """Why no trial succeeded, or why the sweep stopped by itself, in one line."""
+    """Why no trial succeeded, or why the sweep stopped, in one line."""
     failed: int | None = None
-    """The number of a trial that shows the cause."""
+    """The number of a trial that failed for this cause."""
     metrics: Sequence[str] = ()
-    """By what the best ones are."""
+    """The metrics by which the best trials were chosen."""
     stop: StopCriterionMet | None = None
-    """What ended the sweep before all of its trials were tried."""
+    """The criterion that ended the sweep before all of its trials ran."""
     max_trials: int = 0
-    """How many trials it can be given next; no more than it has where it cannot grow."""
+    """To how many trials a resume can extend the sweep; `num_trials` if it cannot grow."""
     pending_weights: str | None = None
-    """Why the best weights wait for the next resume."""
+    """Why the best weights are published only by the next resume."""
     lost_weights: str | None = None
-    """Why there are no weights of the best trial to take."""
+    """Why there are no weights of the best trial."""
 
     @property
     def needs_new_sweep(self) -> bool:
-        """Whether no trial succeeded for a key that no resume may change."""
+        """Whether no trial succeeded because of a key that a resume may not change."""
         cause = self.cause or ""
         return not self.best and any(f": {ConfigError.kind}: {key}: " in cause for key in FIXED)
 
@@ -86,13 +85,13 @@ class UnknownSweep(ValueError):
         hint = (
             f"did you mean {' or '.join(repr(n) for n in near)}?"
             if near
-            else f"{there}; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT"
+            else f"{there}; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT"
         )
         if left := SweepPaths(root, name).left_without_spec():
             super().__init__(
-                f"sweep '{name}' below {root} has lost its sweep.yaml, without which nobody knows "
-                f"what it is; {' and '.join(left)} are left there and stay untouched; restore "
-                "sweep.yaml from a backup, or from the artifacts of the sweep's own MLflow run"
+                f"sweep '{name}' below {root} has lost its sweep.yaml, which describes the sweep; "
+                f"{' and '.join(left)} are left there and stay unchanged; restore sweep.yaml from "
+                "a backup, or from the artifacts of the sweep's own MLflow run"
             )
             return
         super().__init__(f"there is no sweep '{name}' below {root}; {hint}")
@@ -103,18 +102,18 @@ class UnknownTrial(ValueError):
 
 
 class NoBest(Exception):
-    """No trial has completed, so there is no best one."""
+    """No trial has completed, so there is no best trial."""
 
 
 class NoChoice(ValueError):
-    """Several trials are the best, each in its own way, and none of them was chosen."""
+    """Several trials are the best, and the user has chosen none of them."""
 
 
 class SweepStatus:
-    """One sweep, read at one moment.
+    """One sweep, read once at construction.
 
     Raises:
-        UnknownSweep: It was never created below that root.
+        UnknownSweep: There is no such sweep below that root.
     """
 
     def __init__(self, paths: SweepPaths) -> None:
@@ -124,15 +123,15 @@ class SweepStatus:
         self.revision = read_spec(paths.spec)
         self.spec: SweepSpec = self.revision.spec
         self.damage = self.revision.damage
-        self.place = ledger_location(paths, self.spec)
-        self.running, self.holder = holder_of(paths, self.place)
-        self.stranger = locked_by_a_stranger(paths.lock)
-        """A sentence about who has locked the sweep and is no driver; None: nobody."""
-        self.ledger = LedgerReader(self.place)
+        self.ledger_location = ledger_location(paths, self.spec)
+        self.running, self.holder = holder_of(paths, self.ledger_location)
+        self.stranger = describe_foreign_lock(paths.lock)
+        """A message if a process locked the sweep that is no driver; else None."""
+        self.ledger = LedgerReader(self.ledger_location)
         self.records = self.ledger.trials
         self.delivered: DeliveryStatus = read_outbox(paths.outbox)
         self.stop = active_stop_criterion(self.spec, self.records, self.ledger.seconds)
-        """What ends the sweep before all of its trials are tried."""
+        """The criterion that ends the sweep before all of its trials have run."""
         self._pauses = make_pausing_rule(self.spec)
 
     @property
@@ -147,9 +146,7 @@ class SweepStatus:
 
     @property
     def concluded(self) -> bool:
-        """Whether there is nothing left to do: no trial, no publication, no delivery, no
-        correction.
-        """
+        """Whether nothing is left to do: no trial, publication, delivery or repair."""
         done = self.state in ("finished", "failed") and not self.delivered.pending
         return (
             done
@@ -158,13 +155,13 @@ class SweepStatus:
         )
 
     def corrections(self) -> list[Correction]:
-        """What ledger, store and tracking disagree about; looking changes nothing."""
+        """The repairs that a resume would make; nothing is changed here."""
         return reconcile(
             read_sweep_state(self.paths, self.spec, self.ledger.records(), live=self.running)
         )
 
     def outcome(self) -> SweepOutcome:
-        """How a concluded sweep ended."""
+        """Return how a concluded sweep ended."""
         best = self.ledger.front()
         code, failed, cause = 0, None, None
         if not best:
@@ -184,8 +181,9 @@ class SweepStatus:
         )
 
     def lost_weights(self, record: TrialSummary) -> str | None:
-        """Why there are no weights of a trial's best value to take; None where there are, or
-        where an object store would have to be asked.
+        """Why there are no weights of a trial's best value.
+
+        None if there are, or if they are in an object store, which is not asked here.
         """
         if self.spec.storage.checkpoints is not None:
             return None
@@ -193,12 +191,12 @@ class SweepStatus:
         return found if isinstance(found, str) else None
 
     def trial_state(self, record: TrialSummary) -> str:
-        """A trial's state; one that nobody works on waits."""
+        """A trial's state; an unfinished trial without a worker is `waiting`."""
         if record.state != "running":
             return record.state
         if not self.running:
             return "waiting"
-        # Promoted or not, the ledger says the same of it; only the former has a worker.
+        # The ledger does not show whether a trial at a rung was promoted; then it has a worker.
         paused = (
             self._pauses
             and record.epoch in self._pauses.rungs
@@ -212,13 +210,11 @@ class SweepStatus:
 
     @property
     def num_trials(self) -> int:
-        """How many trials the sweep is to have; what has begun counts though a resume asked for
-        fewer.
-        """
+        """The number of trials of the sweep: that of the spec, or of all that have started."""
         return max(self.spec.trials, len(self.records))
 
     def status(self) -> dict[str, Any]:
-        """The object that `sweep status --json` prints."""
+        """Return the object that `sweep status --json` prints."""
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
             counts["waiting"] += max(0, self.spec.trials - len(self.records))
@@ -238,7 +234,7 @@ class SweepStatus:
             "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
             "best": best if self.several else best[0] if best else None,
             "outbox_pending": self.delivered.pending,
-            "outbox_held": self.delivered.held,
+            "outbox_held": self.delivered.blocked_artifacts,
             "outbox_refused": self.delivered.refused,
             "mlflow_experiment_id": self.delivered.experiment_id,
             "mlflow_run_id": self.delivered.sweep_run_id,
@@ -246,19 +242,19 @@ class SweepStatus:
 
     @property
     def several(self) -> bool:
-        """Whether the sweep is after several metrics: then several trials may be the best."""
+        """Whether the sweep has several metrics, so that several trials may be the best."""
         return len(self.spec.metrics) > 1
 
     def best(self, number: int | None = None) -> dict[str, Any]:
-        """The object that `sweep best --json` prints. See `chosen`."""
+        """Return the object that `sweep best --json` prints; see `select_trial`."""
         return self.trial(self.select_trial(number))
 
     def select_trial(self, number: int | None) -> TrialSummary:
-        """The best trial; of several that are, the one of that number.
+        """Return the best trial, or that of several best trials which `number` names.
 
         Raises:
             NoBest: No trial has completed.
-            NoChoice: There are several and no number is given, or it is not one of theirs.
+            NoChoice: There are several and `number` is None, or it is not one of them.
         """
         name, best, see = self.paths.name, self.front(), self.paths.command("best")
         numbers = ", ".join(str(record.number) for record in best)
@@ -274,12 +270,12 @@ class SweepStatus:
             if record.number == number:
                 return record
         raise NoChoice(
-            f"trial {number} of sweep '{name}' is not {among}; a choice is one of: {numbers}; "
+            f"trial {number} of sweep '{name}' is not {among}; choose one of: {numbers}; "
             f"see: {see}"
         )
 
     def front(self) -> list[TrialSummary]:
-        """The best trial, or with several metrics those of the Pareto front.
+        """Return the best trial, or with several metrics the Pareto front.
 
         Raises:
             NoBest: No trial has completed.
@@ -293,18 +289,18 @@ class SweepStatus:
         return front
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the table of `sweep trials` shows; no checkpoint is looked at for it."""
+        """Return the rows of `sweep trials`, without looking at checkpoints."""
         return [self._row(record) for record in self.records]
 
     def trials(self) -> list[dict[str, Any]]:
-        """The list that `sweep trials --json` prints."""
+        """Return the list that `sweep trials --json` prints."""
         if self.spec.storage.checkpoints is None:
             return [self.trial(record) for record in self.records]
-        with ThreadPoolExecutor(_REQUESTS) as at_once:  # each of ten a trial takes milliseconds
-            return list(at_once.map(self.trial, self.records))
+        with ThreadPoolExecutor(_REQUESTS) as pool:  # each trial takes ten requests
+            return list(pool.map(self.trial, self.records))
 
     def trial(self, record: TrialSummary) -> dict[str, Any]:
-        """One trial and its checkpoints; no best one where that of its best value is gone."""
+        """Return one trial with its checkpoints; `best_checkpoint` is None if it is lost."""
         saved = trial_store(self.paths, self.spec, record.number).generations()
         best = min((g for g in saved if g.value is not None), key=rank, default=None)
         if best is not None and not is_of_best_value(best, self.spec, record):
@@ -329,7 +325,7 @@ class SweepStatus:
         }
 
     def record(self, number: int) -> TrialSummary:
-        """One trial's record.
+        """Return one trial's record.
 
         Raises:
             UnknownTrial: There is no such trial.
@@ -345,7 +341,7 @@ class SweepStatus:
 
 
 def failure_cause(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
-    """Why no trial succeeded: the last one that failed, by number, and the cause in one line."""
+    """Return why no trial succeeded: the last failed trial's number, and the cause in one line."""
     failed = [record for record in records if record.state == "failed"]
     if not failed:
         return None, "no trial succeeded"

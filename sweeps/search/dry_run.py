@@ -62,7 +62,7 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
             warnings.simplefilter("ignore")  # of a sampler that is only tried
             for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.trials)):
                 if is_named and 0 < number < search.startup_trials:
-                    history.end(space.drawn(number) or {}, distributions, FIRST_GENERATION)
+                    history.end(space.draw(number) or {}, distributions, FIRST_GENERATION)
                 else:
                     suggestion = suggester.propose(number)
                     history.end(suggestion.params, suggestion.distributions, suggestion.notes)
@@ -85,7 +85,7 @@ class _InventedHistory:
         self._epochs = spec.budget.epochs
         self._random = random.Random(0)
         if warm is None:
-            points = map(spec.search_space().drawn, range(_WARM if spec.search.warm_start else 0))
+            points = map(spec.search_space().draw, range(_WARM if spec.search.warm_start else 0))
             taken = [
                 PriorTrial(one or {}, self._random.random(), self._epochs, True) for one in points
             ]

@@ -149,7 +149,7 @@ class Suggester:
                 found = suggested[key]
             else:
                 found = sampler.sample_independent(study, scratch.draft, key, asked)
-            found = distribution.own(found)
+            found = distribution.normalize(found)
             scratch.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
             return scratch.draft.params[key]
 
@@ -191,7 +191,7 @@ class Suggester:
         # The spec's check has drawn with seed 0 and found a point, also beside each point to try
         # first. Stored parameters may violate a newer constraint, and the trial keeps them.
         space = self._space
-        found = space.drawn(seed, known) or space.drawn(0, known) or space.drawn(0)
+        found = space.draw(seed, known) or space.draw(0, known) or space.draw(0)
         assert found is not None
         return found
 

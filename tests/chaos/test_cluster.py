@@ -345,10 +345,10 @@ def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
         assert not sandbox.cli.root.exists()
         return ended.text
 
-    refused("nobody answers at 127.0.0.1:1 ", address="127.0.0.1:1")
+    refused("no process answers at 127.0.0.1:1 ", address="127.0.0.1:1")
     refused(r"resources.cpu: 64 CPUs .* the largest is .* \(2 CPUs", "-s", "resources.cpu=64")
     sandbox.cli.environment["RAY_AUTH_TOKEN"] = "another"
-    refused("does not let this process in: its token|with this process' token")
+    refused("refuses this process: its token|no head of a Ray cluster answered")
     sandbox.cli.environment |= store.environment() | {"RAY_AUTH_TOKEN": _TOKEN}
     nodes.start(
         cpus=1, environment=store.environment() | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
@@ -383,7 +383,7 @@ def test_nodes_that_do_not_share_the_root_are_named(sandbox: Sandbox, nodes: Ray
     place = re.escape(str(sandbox.cli.root))
     expected = (
         "cannot be read and written there .Read-only file system.",
-        "what was written here is not there",
+        "the driver's files are not there",
     )
     assert len(told) == len(expected), "the head sees it"
     for line, fault in zip(told, expected, strict=True):
@@ -414,7 +414,7 @@ def test_who_lacks_the_token_runs_nothing_there(
     assert not marker.exists()
 
 
-def test_code_travels_and_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> None:
+def test_uploaded_code_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> None:
     """The module that the nodes import is a copy; the sweep's own files are not in it."""
     head = nodes.start(cpus=2)
     (sandbox.directory / "large.bin").write_bytes(bytes(51 * 2**20))
@@ -423,7 +423,7 @@ def test_code_travels_and_is_what_trains(sandbox: Sandbox, nodes: RayNodes) -> N
     said += 'print("imported", __file__, there, file=sys.stderr)\n'
     probe.write_text(probe.read_text() + said)
     ended = sandbox.run("--address", head.address, "-s", "trials=1").wait()
-    assert_ended(ended, 0, r"stays here, .*: large.bin \(51 MiB\)")
+    assert_ended(ended, 0, r"not uploaded, .*: large.bin \(51 MiB\)")
     log = (sandbox.paths.trial(0) / "trial.log").read_text()
     ((where, there),) = re.findall(r"imported (\S+) (\[.*\])", log)
     assert not Path(where).is_relative_to(sandbox.directory)

@@ -165,7 +165,7 @@ def test_row_08_twice(sandbox: Sandbox, references: References, second: signal.S
     driver.send(second)
     ended = driver.wait(20)
     assert time.monotonic() - started < _AT_ONCE
-    assert_says_how_to_go_on(ended, 130, "left at once; what was saved is whole")
+    assert_says_how_to_go_on(ended, 130, "exited immediately; what was saved is complete")
     assert_no_residue(sandbox)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 
@@ -310,6 +310,6 @@ def test_row_08_twice_while_ray_starts(sandbox: Sandbox, references: References)
     driver.send(signal.SIGTERM)
     ended = driver.wait(20)
     assert time.monotonic() - started < _AT_ONCE
-    assert_says_how_to_go_on(ended, 143, "left at once")
+    assert_says_how_to_go_on(ended, 143, "exited immediately")
     assert_no_residue(sandbox)
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())

@@ -28,7 +28,7 @@ from tests.chaos.harness import (
 from tests.specs import with_overrides
 from trainable.checkpoint import CheckpointStore
 
-_NO_REVISION = "sweep.yaml holds no revision of the spec that is whole"
+_NO_REVISION = "sweep.yaml has no valid revision of the spec"
 _NUM_REPORTS = "SELECT COUNT(*) FROM trial_intermediate_values"
 _FOR_A_WHILE = 3.0
 
@@ -124,7 +124,7 @@ def test_row_16_ledger_locked(references: References, sandbox: Sandbox) -> None:
         other.execute("BEGIN EXCLUSIVE")
         sandbox.probe.let_go("forward-20")
         ended = driver.wait(3 * WAIT_SECONDS)
-        assert_says_how_to_go_on(ended, 4, r"another process has held the ledger .* for 30 s")
+        assert_says_how_to_go_on(ended, 4, r"another process has locked the ledger .* for 30 s")
         other.execute("ROLLBACK")
     assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
 

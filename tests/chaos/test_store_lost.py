@@ -55,7 +55,7 @@ def test_row_35_store_of_a_finished_sweep(tmp_path: Path, references: References
         ended = driver.wait()
         shutil.copy(older, store)
         verified = sandbox.start("sync", "chaos", "--verify").wait()
-        assert_ended(verified, 0, "missing in the tracking store, and made good")
+        assert_ended(verified, 0, "missing in the tracking store, and sent again")
         assert_all(sandbox, references.of(SERIAL), ended)
     finally:
         sandbox.close()

@@ -72,7 +72,7 @@ def test_19_the_name_of_a_module_is_the_trouble(cli: CommandLine) -> None:
     _take(cli, "19-module-names")
     told = {_refused(cli(command, "s.yaml")) for command in COMMANDS}
     assert len(told) == 1
-    assert "the name 'sweeps' is the trouble" in (message := told.pop())
+    assert "the name 'sweeps' is taken" in (message := told.pop())
     assert f"{cli.directory}/sweeps.py" in message
     assert not cli.root.exists()
 
@@ -102,7 +102,7 @@ def test_a_neighbour_with_pythons_name_is_nobodys_trouble_but_who_imports_it(
     cli.write("net.py", "import random\n" + TASK)
     told = {_refused(cli(command, "s.yaml")) for command in COMMANDS[:2]}
     assert len(told) == 1
-    assert "imports 'random': the name 'random' is the trouble" in told.pop()
+    assert "imports 'random': the name 'random' is taken" in told.pop()
 
 
 @pytest.mark.parametrize("place", ["import", "__init__", "build_model", "build_data"])

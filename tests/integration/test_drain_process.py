@@ -98,13 +98,13 @@ def test_it_delivers_through_kills_and_signals_for_the_driver(
 def test_it_is_started_again_when_it_is_killed_while_it_is_spoken_to(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, spoken = DeliveryProcess._hear, threading.Event()
+    handle, spoken = DeliveryProcess._handle_message, threading.Event()
 
     def slowly(drain: DeliveryProcess, kind: str, said: list[Any]) -> None:
-        hear(drain, kind, said)
+        handle(drain, kind, said)
         spoken.wait(LONG)
 
-    monkeypatch.setattr(DeliveryProcess, "_hear", slowly)
+    monkeypatch.setattr(DeliveryProcess, "_handle_message", slowly)
     recorder = recorder_on(uri, tmp_path / "outbox")
     assert recorder.wait_ready(LONG)
     first = psutil.Process(recorder._drain._process.pid)

@@ -213,7 +213,7 @@ def fork():
 os.fork = fork
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 os.setuid(int(user))
-listener.bind(worker_launcher.place(address))
+listener.bind(worker_launcher.socket_name(address))
 listener.listen()
 print("ready", flush=True)
 fork_server._Server(listener, address, os.open(os.devnull, os.O_WRONLY)).serve()
@@ -264,7 +264,7 @@ def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("said", [b"\xff" * 8, (200_000).to_bytes(8, "big") + b"[" * 200_000])
 def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
-        much.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
+        much.connect(worker_launcher.socket_name(os.environ[worker_launcher.VARIABLE]))
         much.sendall(said)
         done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
         assert done.returncode == 3
@@ -274,7 +274,7 @@ def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
 @pytest.mark.usefixtures("server")
 def test_who_asks_and_says_nothing_holds_the_others_up_for_a_moment(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        silent.connect(worker_launcher.place(os.environ[worker_launcher.VARIABLE]))
+        silent.connect(worker_launcher.socket_name(os.environ[worker_launcher.VARIABLE]))
         done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
         assert done.returncode == 3
         assert silent.recv(1) == b""
@@ -408,7 +408,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
     ):
-        listener.bind(worker_launcher.place(address))
+        listener.bind(worker_launcher.socket_name(address))
         listener.listen()
         with pytest.raises(TimeoutError):
             worker_launcher._ask(connection, address, [str(program), "3"], {})

@@ -70,7 +70,7 @@ with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruptio
 LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
-from sweeps.commands.broken_pipe import outlive_readers
+from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.commands.messages import ConsoleNotices
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.shutdown import make_signal_handler
@@ -78,7 +78,7 @@ from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 
 directory, grace, signals, wish = sys.argv[1:5]
-outlive_readers()
+ignore_broken_pipes()
 paths = SweepPaths(Path(directory), "s")
 paths.directory.mkdir()
 lock = SweepLock(paths.lock)
@@ -249,7 +249,7 @@ def test_a_ledger_that_refuses_an_end_stops_the_sweep_and_no_trial_is_lost(
         printed, _ = driver.communicate(timeout=60)
         ledger.execute("DROP TRIGGER held")
     assert driver.returncode == 4, printed
-    assert "another process has held the ledger" in printed
+    assert "another process has locked the ledger" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     cli.ok("resume", "small")
     after = cli.json("trials", "small")
@@ -340,4 +340,4 @@ def test_a_driver_leaves_at_once_whatever_it_meets_on_the_way(tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 130, done.stderr
-    assert "left at once" in done.stderr
+    assert "exited immediately" in done.stderr

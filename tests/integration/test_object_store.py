@@ -25,12 +25,12 @@ from typer.testing import CliRunner
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
 from sweeps.commands import messages
-from sweeps.commands.doctor import object_stores
+from sweeps.commands.doctor import check_object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
-from sweeps.engine.node_checks import _make_look, fault_of
+from sweeps.engine.node_checks import _make_check, fault_of
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
 from sweeps.reconciliation.repairs import close_store
@@ -315,7 +315,7 @@ def _seen_from_a_node(place: Path) -> str | None:
     """What is said of a node after its look, which travels by value."""
     (place / "driver").write_text("mark")
     ours = version("gradsweep")
-    look = cloudpickle.loads(cloudpickle.dumps(_make_look()))
+    look = cloudpickle.loads(cloudpickle.dumps(_make_check()))
     answer = look(str(place), "node", "mark", ours, PREFIX)
     assert "geheim-of-tests" not in str(answer)
     return fault_of(answer, ours, place)
@@ -334,22 +334,22 @@ def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
     objects._connect.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     assert _seen_from_a_node(tmp_path) == (
-        f"storage.checkpoints: {PREFIX} cannot be asked for (import of pyarrow.fs halted; None in "
-        "sys.modules); an object store is reached by way of fsspec and pyarrow; install them "
-        f"there: pip install gradsweep=={version('gradsweep')}"
+        f"storage.checkpoints: {PREFIX} cannot be reached (import of pyarrow.fs halted; None in "
+        "sys.modules); an object store needs fsspec and pyarrow; install them there: pip install "
+        f"gradsweep=={version('gradsweep')}"
     )
 
 
 def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
-    assert object_stores(tmp_path) == []
+    assert check_object_stores(tmp_path) == []
     for name in ("one", "two"):
         paths = SweepPaths(tmp_path, name)
         paths.directory.mkdir()
         write_spec(paths.spec, parse_spec(STORED.replace("small", name), "s.yaml"))
-    (well,) = object_stores(tmp_path)
-    assert (well.level, well.detail) == ("ok", f"{PREFIX} takes checkpoints")
+    (well,) = check_object_stores(tmp_path)
+    assert (well.level, well.detail) == ("ok", f"{PREFIX} accepts checkpoints")
     store.wire.cut()
-    (off,) = object_stores(tmp_path)
+    (off,) = check_object_stores(tmp_path)
     assert (off.level, off.what) == ("fail", "object store")
     assert "NETWORK_CONNECTION" in off.detail
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tests.integration.commandline import wait_until
-from tracking.address import address_of
+from tracking.address import sqlite_uri
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
 from tracking.outbox_recorder import OutboxRecorder, sync
@@ -377,5 +377,5 @@ def test_a_store_whose_creation_is_killed_is_created_by_the_next(tmp_path: Path)
 def test_a_store_lies_in_its_directory_whatever_the_path_means_in_an_address(
     tmp_path: Path, name: str
 ) -> None:
-    connect(address_of(tmp_path / name / "mlflow.db")).search_experiments(max_results=1)
+    connect(sqlite_uri(tmp_path / name / "mlflow.db")).search_experiments(max_results=1)
     assert [found.name for found in tmp_path.rglob("*")] == [name, "mlflow.db"]

@@ -384,7 +384,7 @@ def test_a_secret_in_a_spec_is_refused_and_not_repeated(
     del ran
     done = module_cli("run", "mine.yaml", "--name", "told", "-s", option)
     assert done.returncode == 2
-    assert "a spec is stored and tracked in clear" in done.stderr
+    assert "a spec is stored and tracked unencrypted" in done.stderr
     assert CANARY not in done.stdout + done.stderr
     assert not (module_cli.root / "told").exists()
 

@@ -32,14 +32,14 @@ def _earlier(root: Path, name: str = "old", *, trials: int = 20) -> MadeSweep:
     """A sweep of random points whose loss is known; every fifth was stopped."""
     made = MadeSweep(root, name, space=SPACE)
     for number in range(trials):
-        value = loss(made.spec.search_space().drawn(number) or {})
+        value = loss(made.spec.search_space().draw(number) or {})
         _add(made, number, value, "pruned" if number % 5 == 4 else "complete")
     return made
 
 
 def _add(made: MadeSweep, seed: int, value: float, ending: str | None) -> None:
     space = made.spec.search_space()
-    params = space.drawn(seed) or {}
+    params = space.draw(seed) or {}
     distributions = {key: made.spec.space[key].to_optuna() for key in params}
     number = made.ledger.add(Suggestion(params, distributions)).number
     made.ledger.report(number, epoch=1, step=1, value=value)

@@ -84,7 +84,7 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert not (cli.root / "small/control").exists()
     nothing = cli("stop", "small")
     assert nothing.returncode == 2
-    assert "nobody is running it" in nothing.stderr
+    assert "no driver runs it" in nothing.stderr
 
     # One trial at a time now: the other one that was interrupted waits, and is stopped there.
     driver = cli.start("resume", "small", "-s", "concurrency=1", "-s", "trials=3")
@@ -128,7 +128,7 @@ def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
     printed, _ = driver.communicate(timeout=20)
     assert time.monotonic() - started < 2.0 + CHANCE
     assert driver.returncode == 130, printed
-    assert "left at once; what was saved is whole" in printed
+    assert "exited immediately; what was saved is complete" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
     said, _ = stop.communicate(timeout=20)
     stopped = json.loads(said)

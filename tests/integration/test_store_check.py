@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from sweeps.commands import ui
-from sweeps.commands.doctor import stores_off
+from sweeps.commands.doctor import check_stores
 from sweeps.commands.messages import synced
 from sweeps.commands.plain_console import PlainConsole
 from sweeps.commands.sync import deliver
@@ -206,7 +206,7 @@ def test_numbers_of_what_is_missing(root: Path) -> None:
     done = deliver(_view(root), verify=True)
     assert (done.missing.points, done.missing.statuses, done.missing.runs) == (3, 1, 0)
     said = _text(synced(done, _view(root).paths, verified=True))
-    assert "missing in the tracking store, and made good: 1 status, 3 metric values" in said
+    assert "missing in the tracking store, and sent again: 1 status, 3 metric values" in said
     said = _text(synced(deliver(_view(root), verify=True), _view(root).paths, verified=True))
     assert "compared 4 runs: nothing is missing" in said
     assert done.as_dict()["missing"]["points"] == 3
@@ -228,7 +228,7 @@ def test_the_trash_is_named_and_left_alone(root: Path, spoil: Callable[[Path], N
     left = _held(root)
     done = deliver(_view(root))
     assert _held(root) == left
-    assert "in the tracking store's trash" in _text(
+    assert "deleted in the tracking store" in _text(
         synced(done, _view(root).paths, verified=False)
     )
 
@@ -255,15 +255,15 @@ def test_resume_has_lost_runs_told_again(root: Path, name: str) -> None:
 
 
 def test_doctor_names_lost_runs_and_damage(root: Path) -> None:
-    assert stores_off(root) == []
+    assert check_stores(root) == []
     _roll_back(root)
-    (found,) = stores_off(root)
+    (found,) = check_stores(root)
     assert (found.level, found.what) == ("warn", NAME)
     assert "2 runs" in found.detail
     assert "sync" in found.remedy
     outbox = root / NAME / "outbox" / "outbox.db"
     outbox.write_bytes(b"x" * 5000)
-    assert any("outbox.db is damaged" in one.detail for one in stores_off(root))
+    assert any("outbox.db is damaged" in one.detail for one in check_stores(root))
 
 
 @pytest.mark.parametrize("how", ["no database", "a page", "truncated", "without tables"])

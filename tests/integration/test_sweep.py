@@ -383,9 +383,8 @@ def test_a_second_run_of_the_same_name_is_refused(
     again = module_cli("run", "small.yaml")
     assert again.returncode == 2
     assert again.stderr == (
-        "sweep 'small' exists already; a name is given once; "
-        "continue it with: sweep resume small, "
-        "or choose another with --name\n"
+        "sweep 'small' exists already; a name must be unique below the root; "
+        "resume it with: sweep resume small, or choose another name with --name\n"
     )
 
 

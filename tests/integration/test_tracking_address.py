@@ -144,8 +144,8 @@ def test_an_address_that_cannot_be_parsed(uri: str, cause: str) -> None:
     with pytest.raises(TrackingUnusable) as refused:
         probe(uri, known=True)
     assert str(refused.value) == (
-        f"tracking.uri: {uri} is no address ({cause}); what follows :// is HOST or HOST:PORT; "
-        "write for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
+        f"tracking.uri: {uri} is not a valid address ({cause}); after :// comes HOST or "
+        "HOST:PORT; write for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
     )
 
 
@@ -226,8 +226,7 @@ def test_a_refused_connection_ends_the_run_before_anything_exists(
         ),
         pytest.param(
             lambda path, _: _mlflow("2.7.1", path),
-            "is MLflow 2.7.1; 2.8 is the oldest that takes what a sweep records; "
-            "upgrade the server",
+            "is MLflow 2.7.1; a sweep needs at least 2.8; upgrade the server",
             id="old",
         ),
     ],
@@ -263,7 +262,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "take a backup of it and run: mlflow db upgrade 'sqlite:///{path}'",
             id="older",
         ),
-        pytest.param("f" * 12, "install the MLflow that made it", id="newer"),
+        pytest.param("f" * 12, "install the MLflow version that created it", id="newer"),
     ],
 )
 def test_a_store_of_another_mlflow_ends_the_run_before_anything_exists(

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from sweeps.commands import sync, ui
-from sweeps.commands.sync import Drawing, draw_what_is_missing, record_what_was_drawn
+from sweeps.commands.sync import Drawing, draw_missing, record_drawing
 from sweeps.config.spec import trial_yaml
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.publishing import trial_figures
@@ -26,7 +26,7 @@ from tests.curves import append_rows
 from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.idle_process import start_behind
+from tracking.idle_process import start_idle
 from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.metrics_file import Row
@@ -66,10 +66,10 @@ class Sweep(MadeSweep):
 
     def draw(self) -> Drawing:
         (self.paths.directory / ".export-test").mkdir(exist_ok=True)
-        return draw_what_is_missing(self.view, self.paths.directory / ".export-test")
+        return draw_missing(self.view, self.paths.directory / ".export-test")
 
     def sync(self) -> int:
-        return record_what_was_drawn(self.paths, self.spec, self.draw())
+        return record_drawing(self.paths, self.spec, self.draw())
 
     def names(self, number: int | None) -> list[str]:
         return sorted(self.queue.runs[number].artifacts)
@@ -114,7 +114,7 @@ def test_figures_that_another_process_has_recorded_stay(sweep: Sweep) -> None:
     number = sweep.add_drawable()
     slow = sweep.draw()
     (sweep.paths.trial(number) / "figures").mkdir()
-    assert record_what_was_drawn(sweep.paths, sweep.spec, slow) == 0
+    assert record_drawing(sweep.paths, sweep.spec, slow) == 0
     assert number not in sweep.queue.runs
 
 
@@ -279,10 +279,10 @@ def test_end_of_the_page_ends_the_drawing(tmp_path: Path, monkeypatch: pytest.Mo
     started: list[subprocess.Popen[str]] = []
 
     def start(*given: Any, **options: Any) -> subprocess.Popen[str]:
-        started.append(start_behind(*given, **options))
+        started.append(start_idle(*given, **options))
         return started[-1]
 
-    monkeypatch.setattr(ui, "start_behind", start)
+    monkeypatch.setattr(ui, "start_idle", start)
     monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
     ui.serve(Console(quiet=True), tmp_path, sweep.view, port=0, open_browser=False)
     (process,) = started

@@ -148,9 +148,9 @@ def test_the_login_is_seen_by_nobody_else(target: Target, tmp_path: Path) -> Non
     for process in (server, *server.children(recursive=True)):
         assert login not in " ".join(process.cmdline())
     assert login not in target.server.output()
-    opening = target.server.opening(tmp_path, target.server.url)
-    assert login in opening.read_text()
-    assert opening.stat().st_mode & 0o777 == 0o600
+    redirect = target.server.redirect_file(tmp_path, target.server.url)
+    assert login in redirect.read_text()
+    assert redirect.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,9 @@ def test_the_link_opens_its_page_and_is_gone_from_the_address(
     page_of_runs = runs_page(target.server.url, experiment, "loss", ascending=True)
     for address in (
         target.server.link(page_of_runs),
-        target.server.opening(tmp_path, page_of_runs).as_uri(),  # another site to the browser
+        target.server.redirect_file(
+            tmp_path, page_of_runs
+        ).as_uri(),  # another site to the browser
     ):
         with open_page(address) as page:
             page.wait_for_url(lambda url: "orderByKey" in url and "login" not in url)

@@ -21,7 +21,7 @@ import trainable
 from sweeps.cli import app
 from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.revisions import write_spec
-from sweeps.config.spec import parse_placed, parse_spec
+from sweeps.config.spec import parse_spec, parse_with_positions
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
 from sweeps.errors import OriginChanged, SpecError
@@ -33,7 +33,7 @@ from trainable.inspect_task import _answer
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
-NO_PLACE = "files cannot be written there (Not a directory); a directory that can be made or written to is needed; choose another, or correct its permissions"
+NO_PLACE = "files cannot be written there (Not a directory); the directory must be writable, or its parent if it does not exist; choose another, or correct its permissions"
 NOT_ONE = "a trial runs on one node, the largest is"
 
 COMMANDS = [
@@ -94,7 +94,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["report", "made", "--output", "runs"],
-        "--output runs: is a directory; a file is written; name one in it, such as runs/report.html",
+        "--output runs: is a directory; the option names a file; write one in it, such as runs/report.html",
         id="43 a report over a directory",
     ),
     pytest.param(
@@ -109,12 +109,12 @@ COMMANDS = [
     ),
     pytest.param(
         ["status", "other"],
-        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="46 a look at an unknown sweep",
     ),
     pytest.param(
         ["run", "s.yaml", "--name", "made"],
-        "sweep 'made' exists already; a name is given once; continue it with: sweep resume made, or choose another with --name",
+        "sweep 'made' exists already; a name must be unique below the root; resume it with: sweep resume made, or choose another name with --name",
         id="47 a name that exists",
     ),
     pytest.param(
@@ -139,7 +139,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["resume", "made", "-s", "seed=7"],
-        "trials of this sweep were run from something else: seed 0 -> 7; trials before and after could not be compared; restore it, or go on nevertheless with --accept-changes",
+        "trials of this sweep were run with other code, data or keys: seed 0 -> 7; trials before and after could not be compared; undo the change, or accept it with --accept-changes",
         id="48 a resume of something else",
     ),
     pytest.param(
@@ -149,7 +149,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["resume", "made", "--root", "none"],
-        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="a root that is not there",
     ),
     pytest.param(
@@ -174,7 +174,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["run", "s.yaml", "--address", "head"],
-        "--address head: is no address; a Ray cluster is named by its head, as `ray start --head` prints it: HOST:PORT, such as 10.0.0.5:6379; `auto` takes the one that this machine is a node of, and `local` a Ray of this machine's own",
+        "--address head: is no address; the address of a Ray cluster is HOST:PORT of its head, as `ray start --head` prints it, such as 10.0.0.5:6379; write it so, or `auto` for the cluster of which this machine is a node, or `local` for a local Ray",
         id="an address that is none",
     ),
     pytest.param(
@@ -184,22 +184,22 @@ COMMANDS = [
     ),
     pytest.param(
         ["list", "--root", "file"],
-        "--root {here}/file: is a file; sweeps live in directories below a root; name that directory",
+        "--root {here}/file: is a file; the root is the directory that holds all sweeps; name that directory",
         id="43 a root that is a file",
     ),
     pytest.param(
         ["status", "made", "--watch", "--json"],
-        "--watch and --json exclude each other; a table is drawn again and again, JSON is printed once; leave one of them out",
+        "--watch and --json exclude each other; --watch redraws a table, --json prints once; omit one of them",
         id="two ways of showing",
     ),
     pytest.param(
         ["stop", "made"],
-        "sweep 'made' is interrupted and nobody is running it; only a running sweep can be stopped; continue it with: sweep resume made",
+        "sweep 'made' is interrupted and no driver runs it; only a running sweep can be stopped; resume it with: sweep resume made",
         id="a sweep that nobody runs",
     ),
     pytest.param(
         ["best", "made", "--trial", "5"],
-        "trial 5 of sweep 'made' is not the best; a choice is one of: 0; see: sweep best made",
+        "trial 5 of sweep 'made' is not the best; choose one of: 0; see: sweep best made",
         id="a choice that there is not",
     ),
     pytest.param(
@@ -219,7 +219,7 @@ COMMANDS = [
     ),
     pytest.param(
         ["best", "made", "--export", "runs"],
-        "runs is not empty; an export overwrites nothing; name a new directory",
+        "runs is not empty; an export never overwrites files; name a new directory",
         id="an export over something",
     ),
     pytest.param(
@@ -386,7 +386,7 @@ def test_40_a_module_that_is_not_there_is_known_without_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    spec, document = parse_placed(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -402,11 +402,11 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     path = tmp_path / stranger
     path.parent.mkdir(exist_ok=True)
     path.write_text("a = 1")
-    spec, document = parse_placed(SPEC, "s.yaml")
+    spec, document = parse_with_positions(SPEC, "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
-        f"s.yaml:2:7: task.name: '{path}' stands where every trial looks for the package 'trainable', which trains it; where a sweep is started nothing else may have that name; give the file another one, or start from another directory"
+        f"s.yaml:2:7: task.name: '{path}' hides the package 'trainable', which trains every trial; no file in the directory where a sweep starts may have that name; rename the file, or start from another directory"
     )
 
 
@@ -416,12 +416,12 @@ def test_40_another_copy_of_what_trains_is_no_stranger(
     (tmp_path / "trainable").mkdir()
     shutil.copy(trainable.__file__, tmp_path / "trainable")
     monkeypatch.chdir(tmp_path)
-    spec, _ = parse_placed(SPEC, "s.yaml")
+    spec, _ = parse_with_positions(SPEC, "s.yaml")
     TaskInspector(spec, ResourcePlan(1, 0, 1)).terminate()
 
 
 def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
-    spec, document = parse_placed(SPEC, "s.yaml", ["task=digit"])
+    spec, document = parse_with_positions(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
     assert str(refused.value) == (
@@ -450,7 +450,7 @@ def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
     ],
 )
 def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
-    spec, document = parse_placed(SPEC.replace("task: digits\n", lines), "s.yaml")
+    spec, document = parse_with_positions(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
     with pytest.raises(SpecError) as refused, document.attach_locations():
@@ -464,7 +464,7 @@ def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag()
     with pytest.raises(OriginChanged) as refused:
         check_origin(Origin(), Origin(), spec, other, accepted=False)
     assert str(refused.value) == (
-        "trials of this sweep were run from something else: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; restore it, or go on nevertheless with --accept-changes"
+        "trials of this sweep were run with other code, data or keys: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; undo the change, or accept it with --accept-changes"
     )
 
 

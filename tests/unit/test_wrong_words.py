@@ -44,7 +44,7 @@ NAMES = [
     pytest.param(
         "other",
         "there is no sweep 'other' below {here}/runs; there are no sweeps there yet; if "
-        "it lies elsewhere, name that place with --root DIR or SWEEP_ROOT",
+        "it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="46 an unknown sweep",
     ),
 ]
@@ -109,8 +109,8 @@ WORDS = [
     pytest.param(
         ["train", "s.yaml", "--dir", ""],
         "train [OPTIONS] {FILE}",
-        "Invalid value for '--dir': '' names no file or directory; a path is not empty, as a "
-        "shell variable is that was never set; write one, such as . for the present directory",
+        "Invalid value for '--dir': '' names no file or directory; a path must not be empty (is a "
+        "shell variable unset?); write one, such as . for the working directory",
         id="54 an empty path",
     ),
 ]

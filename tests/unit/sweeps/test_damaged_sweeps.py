@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import sweeps_off
-from sweeps.commands.sync import tell_who_is_interrupted
+from sweeps.commands.doctor import check_sweeps
+from sweeps.commands.sync import queue_interruptions
 from sweeps.config.revisions import read_spec
 from sweeps.paths import SweepPaths
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -105,7 +105,7 @@ def _check_commands(root: Path) -> None:
         # a sentence says of what it speaks; the raw error of a library does not
         assert done.exit_code == 0 or re.search("chaos|probe_task", done.stderr), what
         assert "Traceback" not in done.output, what
-    sweeps_off(root)  # the doctor's look at them; what it finds is told, not raised
+    check_sweeps(root)  # the doctor's look at them; what it finds is told, not raised
     assert _files(root) == before
 
 
@@ -184,7 +184,7 @@ def test_a_damaged_outbox_keeps_nobody_from_looking(tmp_path: Path) -> None:
     assert (done.exit_code, json.loads(done.stdout)["trials"]["complete"]) == (0, 1)
     assert done.stderr == (
         f"the outbox {outbox} is damaged (file is not a database); the trials' own files and the "
-        "server know what was in it; a resume sets it aside and delivers what the server lacks\n"
+        "server have its content; a resume moves it aside and delivers what the server lacks\n"
     )
 
 
@@ -193,10 +193,10 @@ def test_a_damaged_outbox_is_set_aside_and_filled_again(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path, "chaos")
     (paths.outbox / "outbox.db").write_bytes(b"no such thing")
     spec = read_spec(paths.spec).spec
-    tell_who_is_interrupted(paths, spec)
+    queue_interruptions(paths, spec)
     known = read_outbox(paths.outbox)
     assert known.damage is None
-    assert known.told == {0: "FINISHED", 1: "KILLED"}
+    assert known.tracked_statuses == {0: "FINISHED", 1: "KILLED"}
     for number, steps in ((0, 15), (1, 5)):
         rows = read_rows(paths.trial(number))
         assert len(rows) == steps

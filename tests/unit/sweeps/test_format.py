@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import sweeps_off
-from sweeps.commands.train import _continued
+from sweeps.commands.doctor import check_sweeps
+from sweeps.commands.train import _resumed_config
 from sweeps.config.revisions import read_spec, write_spec
 from sweeps.config.spec import trial_yaml
 from sweeps.ledger.ledger import Ledger
@@ -39,7 +39,7 @@ OF_A_SWEEP = [
     if command.callback is not None
     and (command.name or command.callback.__name__) not in NO_SWEEP_NEEDED
 ]
-NEWER = f"{{path}} says that the sweep is of format {FORMAT + 1}; this release reads formats up to {FORMAT} and leaves the sweep as it is; upgrade gradsweep"  # noqa: E501  compared whole
+NEWER = f"{{path}} says that the sweep has format {FORMAT + 1}; this release reads formats up to {FORMAT} and does not change the sweep; upgrade gradsweep"  # noqa: E501  compared whole
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_list_names_a_spec_of_a_newer_version(newer: SweepPaths) -> None:
 
 
 def test_the_doctor_names_a_newer_sweep(newer: SweepPaths) -> None:
-    (finding,) = sweeps_off(newer.root)
+    (finding,) = check_sweeps(newer.root)
     assert (finding.level, finding.what) == ("fail", "chaos")
     assert finding.detail == NEWER.format(path=newer.spec)
 
@@ -205,8 +205,8 @@ def test_a_single_run_is_continued_under_the_rules_it_was_begun_with(tmp_path: P
         if not line.startswith(("training_rules", "data_seed"))
     ]
     (tmp_path / "config.yaml").write_text("".join(written))
-    assert _continued(tmp_path, new) == new  # nothing was trained
+    assert _resumed_config(tmp_path, new) == new  # nothing was trained
     shutil.copytree(
         ASSET.parents[1] / "format-2/split/trials/0000/checkpoints", tmp_path / "checkpoints"
     )
-    assert _continued(tmp_path, new) == older
+    assert _resumed_config(tmp_path, new) == older

@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import sweeps_off
+from sweeps.commands.doctor import check_sweeps
 from sweeps.sweep_lock import SweepLock
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
@@ -159,7 +159,7 @@ def test_each_command_ends_at_once_and_says_what_is_there(
             assert done.exit_code == 2, what
             assert f"{root}/chaos/{file}" in done.stderr.replace("\n", ""), what
     with _no_longer_than(_SECONDS, path):
-        sweeps_off(root)
+        check_sweeps(root)
     assert stat.S_IFMT(path.lstat().st_mode) == kind
     if (elsewhere := tmp_path / "elsewhere").is_file():
         assert elsewhere.read_text() == "somebody's own\n"

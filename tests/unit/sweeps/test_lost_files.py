@@ -49,10 +49,14 @@ def test_what_is_gone_and_what_is_left_is_said(
 @pytest.mark.parametrize(
     ("ending", "lost", "said"),
     [
-        (None, ".", "trial 0 begins again: its directory is gone"),
-        (None, "checkpoints", "trial 0 begins again: its checkpoints are gone"),
-        (None, "metrics.jsonl", "trial 0 goes on, and the curve before that is gone"),
-        ("complete", ".", "trial 0 keeps its end, and its curve and checkpoints are gone"),
+        (None, ".", "trial 0 starts again: its directory is lost"),
+        (None, "checkpoints", "trial 0 starts again: its checkpoints are lost"),
+        (None, "metrics.jsonl", "trial 0 resumes, but its earlier metrics are lost"),
+        (
+            "complete",
+            ".",
+            "trial 0 has ended and keeps its result, but its metrics and checkpoints are lost",
+        ),
         (None, None, None),
     ],
 )
@@ -101,9 +105,9 @@ def _with_checkpoints(root: Path, *values: float) -> tuple[MadeSweep, list[Path]
         ([0], None),
         (
             [1],
-            "trial 0's best value, 0.25, is gone; the best that is left has 0.5",
+            "trial 0's best value, 0.25, is missing; the best remaining one has 0.5",
         ),
-        ([0, 1], "there is no sound checkpoint with a value at"),
+        ([0, 1], "there is no valid checkpoint with a value at"),
     ],
 )
 @pytest.mark.parametrize("damaged", [False, True])
@@ -119,7 +123,7 @@ def test_weights_that_are_gone_are_not_offered(
 
     done = CliRunner().invoke(app, ["best", "small", "--root", str(tmp_path)])
     words = " ".join(done.output.split())
-    assert ("no weights to take: " in words) is (said is not None), words
+    assert ("no weights to export: " in words) is (said is not None), words
     assert said is None or said in words
     assert (f"checkpoint: {generations[1]}".replace(" ", "") in "".join(words.split())) is (
         said is None
@@ -136,7 +140,7 @@ def test_weights_that_are_gone_are_not_offered(
     messages.outcome(*(Console(file=file, width=500) for file in told), outcome, sweep.paths)
     printed, warned = (file.getvalue() for file in told)
     assert ("--export" in printed) is (said is None)
-    assert said is None or ("there are no best weights to take: " in warned and said in warned)
+    assert said is None or ("there are no best weights to export: " in warned and said in warned)
 
     if said is not None:
         export = ["best", "small", "--root", str(tmp_path), "--export", str(tmp_path / "there")]

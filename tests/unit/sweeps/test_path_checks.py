@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.errors import UserError
-from sweeps.path_checks import check_file, check_own_place
+from sweeps.path_checks import check_file, check_private
 
 GiveAway = Callable[[Path], None]
 
@@ -30,7 +30,7 @@ def give_away(monkeypatch: pytest.MonkeyPatch) -> GiveAway:
 def test_an_export_goes_into_a_directory_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for name in ("own", "new", "new/deeper"):
-        check_own_place(tmp_path / name, "--export")
+        check_private(tmp_path / name, "--export")
     assert [each.name for each in tmp_path.iterdir()] == ["own"]
 
 
@@ -41,7 +41,7 @@ def test_not_into_one_of_another_user(tmp_path: Path, give_away: GiveAway, place
     with pytest.raises(
         UserError, match=r"theirs belongs to user .*choose a directory of your own"
     ):
-        check_own_place(tmp_path / place, "--export")
+        check_private(tmp_path / place, "--export")
     assert not [*(tmp_path / "theirs").iterdir()]
 
 
@@ -60,10 +60,10 @@ def test_where_everybody_may_write_a_new_directory_is_safe_if_nobody_else_may_re
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(mode)
     if is_safe:
-        check_own_place(tmp_path / place, "--export")
+        check_private(tmp_path / place, "--export")
     else:
-        with pytest.raises(UserError, match=f"everybody may write to .*mode {mode:o}.*chmod o-w"):
-            check_own_place(tmp_path / place, "--export")
+        with pytest.raises(UserError, match=f"every user may write to .*mode {mode:o}.*chmod o-w"):
+            check_private(tmp_path / place, "--export")
 
 
 @pytest.mark.parametrize(("mode", "is_safe"), [(0o700, True), (0o777, False), (0o1777, True)])
@@ -75,7 +75,7 @@ def test_a_file_is_put_where_nobody_else_may_replace_it(
     if is_safe:
         check_file(tmp_path / "shared/report.html", "--output")
     else:
-        with pytest.raises(UserError, match="everybody may write to"):
+        with pytest.raises(UserError, match="every user may write to"):
             check_file(tmp_path / "shared/report.html", "--output")
 
 

@@ -16,7 +16,7 @@ from sweeps.paths import (
     tracking_place,
     tracking_uri,
 )
-from tracking.address import file_of
+from tracking.address import sqlite_file
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_only_a_server_keeps_artifacts_itself(
 def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
     file = Path("/r") / name / "mlflow.db"
     address = tracking_uri(file.parent)
-    assert file_of(address) == file
+    assert sqlite_file(address) == file
     assert make_url(address).database == str(file)
 
 
@@ -52,13 +52,15 @@ def test_an_address_holds_no_escape_that_it_can_do_without(name: str) -> None:
 @pytest.mark.parametrize("given", ["option", "variable"])
 def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, "~no-such-user/runs")
-    with pytest.raises(UserError, match=r"^--root ~no-such-user/runs: nobody .* write a path"):
+    with pytest.raises(
+        UserError, match=r"^--root ~no-such-user/runs: .* no such user; write a path"
+    ):
         resolve_root(None if given == "variable" else Path("~no-such-user/runs"))
     assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
 
 
 def test_a_root_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"runs\udcff.*no UTF-8.*write a path"):
+    with pytest.raises(UserError, match=r"runs\udcff.*not valid UTF-8.*choose another"):
         resolve_root(tmp_path / os.fsdecode(b"runs\xff"))
 
 

@@ -32,4 +32,4 @@ def test_cmaes_is_not_resumed_from_the_ledger_of_another_user(
     words = " ".join(done.stderr.split())
     assert done.exit_code == (2 if sampler == "cmaes" else 0), words
     assert tried == ([] if sampler == "cmaes" else [1])
-    assert ("keeps its state there as a pickle" in words) is (sampler == "cmaes")
+    assert ("stores its state there as a pickle" in words) is (sampler == "cmaes")

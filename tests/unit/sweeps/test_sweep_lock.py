@@ -1,4 +1,4 @@
-"""The lock: one driver per sweep, its holder named, a dead holder's lock free at once."""
+"""The lock: one driver per sweep, a named holder, and no wait for a dead one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sweeps.errors import LockLost, LockTaken, SweepLockedError
-from sweeps.sweep_lock import SweepLock, is_held, locked_by_a_stranger, read_holder
+from sweeps.sweep_lock import SweepLock, describe_foreign_lock, is_held, read_holder
 
 _HOLD = """
 import sys, time
@@ -339,7 +339,7 @@ def test_who_is_no_driver_and_locks_a_sweep_is_named(
         assert not is_held(path)
         with pytest.raises(LockTaken) as refused:
             SweepLock(path).acquire()
-        told = locked_by_a_stranger(path)
+        told = describe_foreign_lock(path)
         assert str(refused.value) == told
         assert told is not None
         assert f"{path} is locked by process {other.pid} of user" in told

@@ -297,7 +297,7 @@ def test_a_run_that_was_lost_while_its_trial_went_on_is_told_all_by_the_next_dri
     house.outbox.append(0, "finish", finish)
     house.deliver()
     known = read_outbox(house.outbox.directory)
-    assert known.told == {}
+    assert known.tracked_statuses == {}
     assert known.lacks(0, house.module.lines(0, 1, 1))
     for _ in range(2):
         house.outbox.close()
@@ -308,7 +308,7 @@ def test_a_run_that_was_lost_while_its_trial_went_on_is_told_all_by_the_next_dri
         house.outbox.append(0, "finish", finish)
         house.deliver()
         known = read_outbox(house.outbox.directory)
-        assert known.told[0] == "FINISHED"
+        assert known.tracked_statuses[0] == "FINISHED"
         assert not known.lacks(0, house.module.lines(0, 1, house.module.STEPS))
         assert house.server.points(0) == house.module.expected(0)
         [(status, params, _)] = house.server.runs(0)
@@ -447,14 +447,14 @@ def test_why_an_artifact_waits_is_told_until_one_is_stored(house: House) -> None
     house.delivery.connect()
     reason = (
         r"9 artifacts wait: 0/a of trial 0 cannot be stored at s3://\[hidden\]@bucket/\d "
-        r"\(PermissionError: \[Errno 13\] Permission denied: '/mlartifacts'\); let this machine "
+        r"\(PermissionError: \[Errno 13\] Permission denied: '/mlartifacts'\); give this machine "
     )
     with pytest.raises(NotStored, match=reason) as told:
         house.delivery.drain(lambda: False)
-    assert read_outbox(house.directory / "outbox").held == str(told.value)
+    assert read_outbox(house.directory / "outbox").blocked_artifacts == str(told.value)
     unwanted.clear()
     house.deliver()
-    assert read_outbox(house.directory / "outbox").held is None
+    assert read_outbox(house.directory / "outbox").blocked_artifacts is None
 
 
 def test_why_an_artifact_waited_is_not_told_of_others_once_it_is_refused(house: House) -> None:
@@ -468,7 +468,7 @@ def test_why_an_artifact_waited_is_not_told_of_others_once_it_is_refused(house: 
     house.outbox.refuse(refused, "never")
     found = read_outbox(house.directory / "outbox")
     assert found.pending > 0
-    assert found.held is None
+    assert found.blocked_artifacts is None
 
 
 def test_a_server_that_goes_away_while_a_file_is_stored_is_told_as_that(house: House) -> None:
@@ -481,4 +481,4 @@ def test_a_server_that_goes_away_while_a_file_is_stored_is_told_as_that(house: H
     house.delivery.connect()
     with pytest.raises(ConnectionRefusedError):
         house.delivery.drain(lambda: False)
-    assert read_outbox(house.directory / "outbox").held is None
+    assert read_outbox(house.directory / "outbox").blocked_artifacts is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tracking.address import store_of
+from tracking.address import store_identity
 from tracking.metric_points import HighWaterMarks, PackedRow
 from tracking.outbox import SWEEP, Outbox, OutboxError
 from tracking.outbox_status import pending, read_outbox
@@ -465,7 +465,7 @@ def test_what_is_being_staged_is_no_orphan_to_who_delivers(tmp_path: Path) -> No
     ],
 )
 def test_a_store_is_told_from_others_without_password_or_place(uri: str, store: str) -> None:
-    assert store_of(uri) == store
+    assert store_identity(uri) == store
 
 
 @pytest.mark.parametrize(("store", "gone"), [("b", False), ("a", True)])
@@ -478,7 +478,7 @@ def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, go
     outbox.set_target("a", gone=False)
     while batch := outbox.next_batch(0):
         outbox.delivered(batch)
-    outbox.set_run_id(0, "run", held=None)
+    outbox.set_run_id(0, "run", recorded=None)
     outbox.append_rows(0, [row(2, a=2.0)])
     outbox.append(0, "finish", {"status": "FINISHED"})
     outbox.append(0, "tags", {"x": "y"})
@@ -493,7 +493,7 @@ def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, go
     outbox.set_target(store, gone=False)
     assert not outbox.needs_figures, "it is told once"
     known = read_outbox(tmp_path)
-    assert (known.run_ids, known.told, known.marks) == ({}, {}, {})
+    assert (known.run_ids, known.tracked_statuses, known.marks) == ({}, {}, {})
     batch = outbox.next_batch(0)
     assert batch is not None
     assert [record.kind for record in batch.records] == ["tags"]

@@ -12,10 +12,10 @@ from tracking.store_origin import is_file, is_local, origin_of
 from tracking.trusted_stores import (
     StoreUntrusted,
     TrustFileRefused,
+    add_trusted,
     check_artifacts,
     check_trusted,
-    forget,
-    remember,
+    remove_trusted,
     secured,
     trust_file,
     trusted,
@@ -102,15 +102,15 @@ def test_a_service_is_no_file(uri: str) -> None:
 
 
 def test_trust_is_in_host_port_and_options_not_in_path_or_user() -> None:
-    remember("postgresql+psycopg2://ada@DB.example/sweeps")
+    add_trusted("postgresql+psycopg2://ada@DB.example/sweeps")
     check_trusted("postgresql://eve@db.example:5432/others")
     for other in ("db.example:5433/x", "db.example/x?sslmode=disable", "db.example.evil/x"):
         with pytest.raises(StoreUntrusted):
             check_trusted(f"postgresql://{other}")
     with pytest.raises(StoreUntrusted):
         check_trusted("https://db.example:5432")
-    assert forget(DB)
-    assert not forget(DB)
+    assert remove_trusted(DB)
+    assert not remove_trusted(DB)
     with pytest.raises(StoreUntrusted):
         check_trusted(DB)
 
@@ -132,7 +132,7 @@ def test_a_password_goes_over_http_only_where_that_was_allowed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     uri = "http://mlflow.example:5000"
-    remember(uri)
+    add_trusted(uri)
     check_trusted(uri)  # nothing to send
     refused = pytest.raises(StoreUntrusted, match="no password or token goes over http://")
     for name in ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"):
@@ -152,13 +152,13 @@ def test_a_password_goes_over_http_only_where_that_was_allowed(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with refused:
         check_trusted(uri)
-    remember(uri, explicit=True)
+    add_trusted(uri, explicit=True)
     check_trusted(uri)
     assert trusted() == [f"{uri} unencrypted"]
 
 
 def test_the_file_is_this_users_alone(tmp_path: Path) -> None:
-    remember(DB)
+    add_trusted(DB)
     path = trust_file()
     assert path == tmp_path / "config/gradsweep/trusted-stores"
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -168,7 +168,7 @@ def test_the_file_is_this_users_alone(tmp_path: Path) -> None:
         with pytest.raises(TrustFileRefused, match=r"chmod [67]00"):
             check_trusted(DB)
         with pytest.raises(TrustFileRefused):
-            remember("https://other.example")
+            add_trusted("https://other.example")
         one.chmod(before)
     check_trusted(DB)
     path.unlink()
@@ -180,7 +180,7 @@ def test_the_file_is_this_users_alone(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 @pytest.mark.parametrize("of", ["file", "directory"])
 def test_the_file_of_another_user_trusts_nobody(of: str) -> None:
-    remember(DB)
+    add_trusted(DB)
     path = trust_file()
     os.chown(path if of == "file" else path.parent, 54321, 54321)
     with pytest.raises(TrustFileRefused, match="owner 54321"):
@@ -202,13 +202,13 @@ def test_who_has_no_home_trusts_nothing_in_the_present_directory(
         with pytest.raises(StoreUntrusted):
             check_trusted(DB)
         with pytest.raises(TrustFileRefused, match="SWEEP_TRUSTED_STORES="):
-            remember("https://other.example")
+            add_trusted("https://other.example")
 
 
 def test_a_file_that_cannot_be_written_names_the_variable(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("in the way")
     with pytest.raises(TrustFileRefused, match=r"SWEEP_TRUSTED_STORES=postgresql://db.example"):
-        remember(DB)
+        add_trusted(DB)
 
 
 def test_postgresql_beyond_this_machine_is_encrypted_and_gets_no_password_in_clear(
@@ -251,7 +251,7 @@ def test_a_servers_word_on_its_artifacts_counts_a_files_does_not() -> None:
 
 def test_an_address_adds_no_line_to_the_file() -> None:
     for uri in ("https://a.example/\nhttps://evil.example", "https://a.example https://b.example"):
-        remember(uri)
+        add_trusted(uri)
     assert trusted() == []
 
 

@@ -10,8 +10,8 @@ from tests.integration.commandline import SWEEP
 
 SAYS = """
 import os, sys
-from sweeps.commands.broken_pipe import outlive_readers
-outlive_readers()
+from sweeps.commands.broken_pipe import ignore_broken_pipes
+ignore_broken_pipes()
 for line in range(3):
     print("line", line, flush=True)
     print("error", line, file=sys.stderr, flush=True)
@@ -70,6 +70,6 @@ def test_a_full_file_is_an_error_in_a_sentence(tmp_path: Path) -> None:
         done = _sweep("> /dev/full", "doctor", "--root", str(tmp_path), *more)
         assert done.returncode == 2
         assert " ".join(done.stderr.split()).endswith(
-            "what this command says could not be written (No space left on device); the file that "
-            "it goes to must have room; free some, or send it elsewhere"
+            "the output of this command could not be written (No space left on device); the file "
+            "that receives it needs free space; free some, or redirect the output to another disk"
         )

@@ -18,7 +18,7 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from sweeps.commands import doctor
-from sweeps.commands.doctor import Finding, clear_left_overs, examine, probe_writable, sweeps_off
+from sweeps.commands.doctor import Finding, check_sweeps, clean_up, examine, probe_writable
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.engine.process_cleanup import TOKEN_VARIABLE
@@ -46,7 +46,7 @@ def test_a_healthy_machine_and_nothing_left_behind(tmp_path: Path) -> None:
     assert findings[-1] is extra
     assert _named(findings, "torch").level == "ok"
     assert _named(findings, "loopback").level == "ok"
-    assert _named(findings, "storage").detail == f"{root} can be made in {tmp_path}"
+    assert _named(findings, "storage").detail == f"{root} can be created in {tmp_path}"
     assert list(tmp_path.iterdir()) == []
     assert all(finding.remedy for finding in findings if finding.level != "ok")
 
@@ -67,7 +67,7 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
         "fail",
         "storage",
         f"{root}: is not a directory",
-        "choose another place with --root, or correct its permissions",
+        "choose another directory with --root, or correct its permissions",
     )
 
 
@@ -144,7 +144,7 @@ def test_an_address_that_mlflow_reads_and_sweeps_do_not(
     assert ignored == Finding(
         "warn",
         "tracking",
-        "MLFLOW_TRACKING_URI is set; a sweep records where its own tracking.uri says",
+        "MLFLOW_TRACKING_URI is set and ignored; a sweep records to its own tracking.uri",
         "run with --tracking-uri, or write tracking.uri into the spec",
     )
 
@@ -159,11 +159,11 @@ def test_what_a_dead_driver_left_is_cleared_and_counted(
     holder = {"host": "here", "pid": 1, "started": 0.0, "token": token}
     (tmp_path / "digits/lock").write_text(json.dumps(holder))
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, TOKEN_VARIABLE: token})
-    (finding,) = clear_left_overs(tmp_path)
+    (finding,) = clean_up(tmp_path)
     assert finding.level == "ok"
-    assert finding.detail == "processes that were ended: 1; dead drivers that had left them: 1"
+    assert finding.detail == "ended 1 processes of 1 dead drivers"
     assert child.wait(5) is not None
-    (finding,) = clear_left_overs(tmp_path)
+    (finding,) = clean_up(tmp_path)
     assert finding.detail == "none of dead drivers"
 
 
@@ -173,9 +173,9 @@ def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_p
     spec = parse_spec("{name: quad, task: digits, metric: val/loss, mode: min, trials: 2}", "quad")
     write_spec(paths.spec, spec)
     ledger = Ledger.create(paths.ledger, mode="min", sweep_id="s")
-    assert sweeps_off(tmp_path) == []
+    assert check_sweeps(tmp_path) == []
     ledger.finish(ask(ledger, {}, RandomSampler()).number, "pruned")
-    [found] = sweeps_off(tmp_path)
+    [found] = check_sweeps(tmp_path)
     assert (found.level, found.what) == ("warn", "quad")
     assert found.detail == (
         "trial 0: tracking has no run of it; "
@@ -184,12 +184,12 @@ def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_p
     assert found.remedy.endswith(f"sweep resume quad --root {tmp_path}")
     lock = SweepLock(paths.lock)
     lock.acquire()
-    assert sweeps_off(tmp_path) == [], "a live driver is not second-guessed"
+    assert check_sweeps(tmp_path) == [], "a live driver is not second-guessed"
     lock.release()
     paths.spec.write_bytes(b"")
-    [found] = sweeps_off(tmp_path)
+    [found] = check_sweeps(tmp_path)
     assert found.level == "fail"
-    assert "holds no revision" in found.detail
+    assert "has no valid revision" in found.detail
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
         ("", ""),
         (
             "search: {warm_start: [earlier]}\ntracking: {uri: 'http://127.0.0.1:5000'}\n",
-            "  not looked at before a run: search.warm_start, tracking.uri\n",
+            "  not checked before a run: search.warm_start, tracking.uri\n",
         ),
     ],
 )

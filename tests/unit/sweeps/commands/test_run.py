@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.run import give_up
+from sweeps.commands.run import report_error
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine
 from sweeps.errors import LedgerBusy, LedgerError, LockLost
@@ -29,7 +29,7 @@ from tracking.outbox_file import OutboxError
 
 def _end(error: LedgerError | LockLost | OSError, paths: SweepPaths) -> tuple[int, list[str]]:
     said = io.StringIO()
-    code = give_up(error, paths, Console(file=said, width=20))
+    code = report_error(error, paths, Console(file=said, width=20))
     return code, said.getvalue().splitlines()
 
 

@@ -33,7 +33,7 @@ def test_a_trial_of_a_stopped_sweep_has_its_end(tmp_path: Path, values: tuple[fl
     assert (record.state, record.reason) == ("pruned", "stopped by the user")
     assert record.value == (min(values) if values else None)
     assert not Ledger.open(sweep.paths.ledger).trial(other).finished
-    assert read_outbox(sweep.paths.outbox).told[number] == STATUSES["pruned"]
+    assert read_outbox(sweep.paths.outbox).tracked_statuses[number] == STATUSES["pruned"]
     code, output = _stop(tmp_path, number)
     assert (code, "is pruned already" in output) == (2, True)
 

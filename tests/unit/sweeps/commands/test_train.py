@@ -82,20 +82,20 @@ def test_a_run_goes_on_only_with_what_it_began_with(tmp_path: Path) -> None:
     with pytest.raises(OtherRun) as refused:
         _train(kept, *others)
     assert re.fullmatch(
-        re.escape(f"{kept} holds a run of another configuration: ")
+        re.escape(f"{kept} holds a run with another configuration: ")
         + "metric: val/loss -> val/accuracy, mode: min -> max, train.optimizer.name: adamw -> "
-        "sgd, and [0-9]+ more; a run goes on only with what it began with; name another "
-        "directory with --dir",
+        "sgd, and [0-9]+ more; a run resumes only with the configuration it began with; choose "
+        "another directory with --dir",
         str(refused.value),
     )
-    with pytest.raises(OtherRun, match=r": task\.samples: 16 -> 20; a run goes on only"):
+    with pytest.raises(OtherRun, match=r": task\.samples: 16 -> 20; a run resumes only"):
         _train(kept, "task.samples=20")
     shown, said = _train(kept, "checkpoint.keep=3")
     assert shown == began[1:]
-    assert f"{kept}: this run is at its end; nothing was trained" in said
+    assert f"{kept}: this run is complete; nothing to train" in said
     shown, said = _train(kept, "budget.epochs=3")
     assert [line.partition(":")[0] for line in shown] == ["epoch 3 step 3"]
-    assert f"{kept}: goes on at step 2 of 3" in said
+    assert f"{kept}: resumes at step 2 of 3" in said
 
 
 def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(OtherRun) as refused:
         _train(tmp_path)
     assert str(refused.value) == (
-        f"{mine} is not the configuration of a run; a run keeps its own there under that name; "
-        "name another directory with --dir"
+        f"{mine} is not the configuration of a run; a run writes its own there under that name; "
+        "choose another directory with --dir"
     )
     assert mine.read_text() == SMALL
 

@@ -90,7 +90,7 @@ class Served:
     def link(self, page: str) -> str:
         return f"{page}/?login=secret"
 
-    def opening(self, directory: Path, page: str) -> Path:
+    def redirect_file(self, directory: Path, page: str) -> Path:
         return directory / f"{page[-4:]}.html"
 
 

@@ -54,7 +54,7 @@ def test_a_change_is_refused_with_the_difference_unless_accepted(
     with pytest.raises(OriginChanged) as refused:
         check_origin(BEFORE, now, spec, new, accepted=False)
     assert f": {difference}; trials before and after" in str(refused.value)
-    assert str(refused.value).endswith("go on nevertheless with --accept-changes")
+    assert str(refused.value).endswith("accept it with --accept-changes")
     check_origin(BEFORE, now, spec, new, accepted=True)
 
 

@@ -15,7 +15,7 @@ from sweeps.config.revisions import (
     read_spec,
     write_spec,
 )
-from sweeps.config.spec import SweepSpec, parse_placed, parse_spec
+from sweeps.config.spec import SweepSpec, parse_spec, parse_with_positions
 from sweeps.errors import RevisionError, SpecError
 from sweeps.paths import FORMAT
 from tests.specs import with_overrides
@@ -124,7 +124,9 @@ def test_truncations_give_a_revision_that_was_written_or_an_error(
     for cut in {*range(0, len(whole), 23), *range(one - 80, one + 8), len(whole) - 1}:
         path.write_bytes(whole[:cut])
         if cut < one:
-            with pytest.raises(RevisionError, match=f"{re.escape(str(path))} holds no revision"):
+            with pytest.raises(
+                RevisionError, match=f"{re.escape(str(path))} has no valid revision"
+            ):
                 read_spec(path)
         else:
             found = read_spec(path)
@@ -164,8 +166,8 @@ def test_a_revision_follows_a_damaged_one(path: Path, first: SweepSpec, second: 
     assert found[:4] == (third, 3, None, FORMAT)
     lines = path.read_text().splitlines()
     assert found.text.splitlines()[lines.index("trials: 6")] == "trials: 6"
-    _, document = parse_placed(found.text, "sweep.yaml")
-    assert document.place(("trials",)).where == f"sweep.yaml:{lines.index('trials: 6') + 1}:9"
+    _, document = parse_with_positions(found.text, "sweep.yaml")
+    assert document.position(("trials",)).where == f"sweep.yaml:{lines.index('trials: 6') + 1}:9"
 
 
 def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepSpec) -> None:
@@ -179,9 +181,9 @@ def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepS
     ("written", "told"),
     [
         ("  train.batch_size: {logint: [16, 256]}\ntrain: {accumulation: 4}\n", "batch_size"),
-        ("train: {optimizer: {betas: [0.9, 1.0]}}\n", r"betas\[1\]: 1.0 is no decay rate"),
-        ("resources: {cpu: 1.0e-5}\n", "resources.cpu: .* is less than Ray counts"),
-        ("resources: {gpu: 1.0e-5}\n", "resources.gpu: .* is less than Ray counts"),
+        ("train: {optimizer: {betas: [0.9, 1.0]}}\n", r"betas\[1\]: 1.0 is not a decay rate"),
+        ("resources: {cpu: 1.0e-5}\n", "resources.cpu: .* is too small; Ray counts"),
+        ("resources: {gpu: 1.0e-5}\n", "resources.gpu: .* is too small; Ray counts"),
     ],
 )
 def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(
@@ -193,7 +195,7 @@ def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(
     assert found.spec == then
     assert read_revisions(path) == [then]
     with pytest.raises(SpecError, match=told):
-        parse_placed(found.text, str(path), ["trials=8"], drawn=4)
+        parse_with_positions(found.text, str(path), ["trials=8"], drawn=4)
 
 
 def test_what_changed_is_told_in_one_line(first: SweepSpec) -> None:

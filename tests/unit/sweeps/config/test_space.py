@@ -108,7 +108,7 @@ def test_what_is_drawn_is_contained_and_is_its_own(
     value, optuna = distribution.at(share), distribution.to_optuna()
     assert distribution.contains(value)
     assert optuna._contains(optuna.to_internal_repr(value))
-    own = distribution.own(value)
+    own = distribution.normalize(value)
     assert (own, type(own)) == (value, type(value))
 
 
@@ -139,16 +139,16 @@ def test_what_a_distribution_cannot_draw_it_does_not_contain(
 
 
 def test_whole_numbers_and_numbers_stand_for_each_other() -> None:
-    assert repr(Uniform(0.0, 5.0).own(3)) == "3.0"
-    assert repr(Int(0, 5).own(3.0)) == "3"
-    assert repr(Choice((1.0, 2.0)).own(1)) == "1.0"
+    assert repr(Uniform(0.0, 5.0).normalize(3)) == "3.0"
+    assert repr(Int(0, 5).normalize(3.0)) == "3"
+    assert repr(Choice((1.0, 2.0)).normalize(1)) == "1.0"
 
 
 def test_a_rounding_error_beside_a_step_is_that_step() -> None:
     steps = QUniform(0.1, 0.3, 0.1)
     for value, own in ((0.1 + 2 * 0.1, 0.3), (0.1 - 1e-12, 0.1), (0.2 + 1e-12, 0.2)):
         assert steps.contains(value)
-        assert steps.own(value) == own
+        assert steps.normalize(value) == own
     assert not any(map(steps.contains, (0.0, 0.4, 0.25, 0.3001, math.nan, math.inf, -math.inf)))
 
 
@@ -156,7 +156,7 @@ def test_a_step_that_optuna_would_not_take_is_left_as_it_was_drawn() -> None:
     many, drawn = QUniform(1000.0, 100_000.0, 0.001), 80922.16500000001
     assert many.contains(drawn)
     assert not many.to_optuna()._contains(80922.165)
-    assert many.own(drawn) == drawn
+    assert many.normalize(drawn) == drawn
 
 
 def test_whole_numbers_are_probed_one_by_one_as_far_as_there_are_few() -> None:

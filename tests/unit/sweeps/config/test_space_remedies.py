@@ -63,7 +63,7 @@ def test_lists_and_mappings_are_options() -> None:
     assert found.to_data() == {"choice": options}
     assert found.options[0] == "[64, 32]"
     assert [found.configured(one) for one in found.options] == options
-    assert found.own([64, 32]) == "[64, 32]"
+    assert found.normalize([64, 32]) == "[64, 32]"
     assert all(map(found.contains, options))
     assert parse_distribution(_read(str(found))) == found
     found.to_optuna()  # which warns of anything but single values

@@ -203,7 +203,7 @@ def test_a_trial_has_its_parameters_and_a_seed_of_its_own() -> None:
         ),
         (
             {"seed": 3},
-            "trial 7: seed: is no parameter of a trial; they lie below train. and task.",
+            "trial 7: seed: is no parameter of a trial; they are below train. and task.",
         ),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_constraint_may_leave_out_what_does_not_fit(sizes: str) -> None:
         "search: {constraints: ['train.batch_size % train.accumulation == 0']}\n"
     )
     for seed in range(20):
-        point = spec.search_space().drawn(seed)
+        point = spec.search_space().draw(seed)
         assert point is not None
         spec.trial_config(seed, point)
 
@@ -245,7 +245,7 @@ def test_a_constraint_on_two_searched_numbers_decides_which_of_them_occur() -> N
         "space: {train.batch_size: {int: [16, 4096]}, task.views: {int: [1, 4]}}\n"
         "search: {constraints: ['train.batch_size % (4 * task.views) == 0']}\n"
     )
-    point = spec.search_space().drawn(0)
+    point = spec.search_space().draw(0)
     assert point is not None
     spec.trial_config(0, point)
 

@@ -30,16 +30,16 @@ CASES = [
     pytest.param(
         HEAD + "train: {optimizer: {betas: [-0.1, 1]}}\n",
         [
-            "s.yaml:6:29: train.optimizer.betas[0]: -0.1 is no decay rate; it must be at least 0 and below 1; write for example 0.9",
-            "s.yaml:6:35: train.optimizer.betas[1]: 1 is no decay rate; it must be at least 0 and below 1; write for example 0.9",
+            "s.yaml:6:29: train.optimizer.betas[0]: -0.1 is not a decay rate; it must be at least 0 and below 1; write for example 0.9",
+            "s.yaml:6:35: train.optimizer.betas[1]: 1 is not a decay rate; it must be at least 0 and below 1; write for example 0.9",
         ],
         id="decay rates that are none",
     ),
     pytest.param(
         HEAD + "resources: {cpu: 1.0e-5, gpu: 1.0e-5}\n",
         [
-            "s.yaml:6:18: resources.cpu: 1.0e-5 is less than Ray counts, which is in ten-thousandths; write 0.0001 or more",
-            "s.yaml:6:31: resources.gpu: 1.0e-5 is less than Ray counts, which is in ten-thousandths; write 0.0001 or more",
+            "s.yaml:6:18: resources.cpu: 1.0e-5 is too small; Ray counts in ten-thousandths; write 0.0001 or more",
+            "s.yaml:6:31: resources.gpu: 1.0e-5 is too small; Ray counts in ten-thousandths; write 0.0001 or more",
         ],
         id="shares that Ray does not count",
     ),
@@ -170,12 +170,12 @@ CASES = [
     pytest.param(
         "name: digits\ntask: digits\nmetric: [val/loss, val/loss, val/accuracy]\nmode: [min, max]\ntrials: 24\nsearch: {sampler: cmaes}\nearly_stopping: {reduction: 2}\nstop: {hours: 1, value: 0.1, plateau: {trials: 3}}\n",
         [
-            "s.yaml:3:20: metric[1]: 'val/loss' is named before; write each one once",
+            "s.yaml:3:20: metric[1]: 'val/loss' is listed twice; list each one once",
             "s.yaml:4:7: mode: 2 for 3 metrics; each metric has a mode of its own; write for example [min, max, min]",
-            "s.yaml:6:19: search.sampler: cmaes learns from one number, and metric names 3; write tpe or gp, or a single metric",
-            "s.yaml:7:17: early_stopping.scheduler: asha compares trials by one number, and metric names 3; write scheduler: none, or a single metric",
-            "s.yaml:8:25: stop.value: such a stop watches one number, and metric names 3; leave it out, or write a single metric",
-            "s.yaml:8:48: stop.plateau.trials: such a stop watches one number, and metric names 3; leave it out, or write a single metric",
+            "s.yaml:6:19: search.sampler: cmaes learns from one metric, and there are 3; write tpe or gp, or a single metric",
+            "s.yaml:7:17: early_stopping.scheduler: asha compares trials by one metric, and there are 3; write scheduler: none, or a single metric",
+            "s.yaml:8:25: stop.value: this criterion watches one metric, and there are 3; leave it out, or write a single metric",
+            "s.yaml:8:48: stop.plateau.trials: this criterion watches one metric, and there are 3; leave it out, or write a single metric",
         ],
         id="several metrics, and what takes one",
     ),
@@ -231,7 +231,7 @@ CASES = [
     pytest.param(
         "name: mlartifacts\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 24\n",
         [
-            "s.yaml:1:7: name: 'mlartifacts' is where the embedded tracking store lives; a name becomes a directory beside it; choose another name",
+            "s.yaml:1:7: name: 'mlartifacts' is the name of the embedded tracking store; a name becomes a directory beside it; choose another name",
         ],
         id="49 reserved",
     ),
@@ -252,14 +252,14 @@ CASES = [
     pytest.param(
         HEAD.replace("task: digits", "task: {name: a, data: " + "x" * 6001 + "}"),
         [
-            "s.yaml:2:23: task.data: the value has 6001 characters; tracking takes 6000; keep data in a file and name the file",
+            "s.yaml:2:23: task.data: the value has 6001 characters; tracking accepts at most 6000; keep data in a file and name the file",
         ],
         id="50 argument too long",
     ),
     pytest.param(
         HEAD.replace("task: digits", "task: {name: a, " + "k" * 246 + ": 1}"),
         [
-            f"s.yaml:2:17: task.{'k' * 246}: the key has 246 characters; tracking takes 245; choose a shorter one",
+            f"s.yaml:2:17: task.{'k' * 246}: the key has 246 characters; tracking accepts at most 245; choose a shorter one",
         ],
         id="50 key too long",
     ),
@@ -309,7 +309,7 @@ CASES = [
     pytest.param(
         HEAD + "early_stopping: {scheduler: pbt, interval_epochs: 10, quantile: 0.6}\n",
         [
-            "s.yaml:6:29: early_stopping.scheduler: pbt changes what lies below train.optimizer. and train.clip. while trials train, and the space has none of it; search for example train.optimizer.lr, or write scheduler: asha",
+            "s.yaml:6:29: early_stopping.scheduler: pbt changes parameters below train.optimizer. and train.clip. while trials train, and the space has none; search for example train.optimizer.lr, or write scheduler: asha",
             "s.yaml:6:51: early_stopping.interval_epochs: 10 is not below budget.epochs (10); pbt compares trials before their last epoch; write a smaller interval, or more epochs",
             "s.yaml:6:65: early_stopping.quantile: 0.6 is out of range; it must be above 0 and at most 0.5; write for example 0.25",
         ],
@@ -319,9 +319,9 @@ CASES = [
         HEAD.replace("trials: 24", "trials: 1")
         + "space:\n  train.batch_size: {choice: [32, 64]}\nearly_stopping: {scheduler: pb2}\n",
         [
-            "s.yaml:5:9: trials: 1 is no population; pb2 compares trials with each other; write 4 or more",
-            "s.yaml:7:3: space.train.batch_size: train.batch_size cannot be searched by pb2: trials go on from each other's weights, and a step of one would not be a step of the other; set it in the file itself",
-            "s.yaml:8:29: early_stopping.scheduler: pb2 changes what lies below train.optimizer. and train.clip. while trials train, and the space has none of it; search for example train.optimizer.lr, or write scheduler: asha",
+            "s.yaml:5:9: trials: 1 trials are not a population; pb2 compares trials with each other; write 4 or more",
+            "s.yaml:7:3: space.train.batch_size: train.batch_size cannot be searched by pb2: trials copy each other's weights, so a step must be the same in all of them; set it in the file itself",
+            "s.yaml:8:29: early_stopping.scheduler: pb2 changes parameters below train.optimizer. and train.clip. while trials train, and the space has none; search for example train.optimizer.lr, or write scheduler: asha",
         ],
         id="pb2: one member, and steps that differ",
     ),
@@ -376,42 +376,42 @@ CASES = [
     pytest.param(
         HEAD + "tracking: {uri: 'http://user:geheim@host'}\n",
         [
-            "s.yaml:6:17: tracking.uri: the address holds credentials; a spec is stored and tracked in clear; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+            "s.yaml:6:17: tracking.uri: the address holds credentials; a spec is stored and tracked unencrypted; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
         ],
         id="credentials in tracking.uri",
     ),
     pytest.param(
         HEAD + "storage: {ledger: 'postgresql://ada:geheim@host/sweeps'}\n",
         [
-            "s.yaml:6:19: storage.ledger: the address holds credentials; a spec is stored and tracked in clear; leave the password out and set PGPASSWORD or PGPASSFILE in the environment",
+            "s.yaml:6:19: storage.ledger: the address holds credentials; a spec is stored and tracked unencrypted; leave the password out and set PGPASSWORD or PGPASSFILE in the environment",
         ],
         id="a password in storage.ledger",
     ),
     pytest.param(
         HEAD + "storage: {ledger: 'mysql://ada@host/sweeps'}\n",
         [
-            "s.yaml:6:19: storage.ledger: 'mysql://[hidden]@host/sweeps' is no address of a PostgreSQL database; a ledger lies in one, or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null",
+            "s.yaml:6:19: storage.ledger: 'mysql://[hidden]@host/sweeps' is not the address of a PostgreSQL database; a ledger is in one, or in a file of the sweep's directory; write postgresql://HOST/DATABASE, or null",
         ],
         id="storage.ledger in another kind of database",
     ),
     pytest.param(
         HEAD + "storage: {checkpoints: 's3://ada:geheim@bucket/sweeps'}\n",
         [
-            "s.yaml:6:24: storage.checkpoints: the address holds credentials; a spec is stored and tracked in clear; leave them out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+            "s.yaml:6:24: storage.checkpoints: the address holds credentials; a spec is stored and tracked unencrypted; leave them out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
         ],
         id="credentials in storage.checkpoints",
     ),
     pytest.param(
         HEAD + "storage: {checkpoints: '/mnt/checkpoints'}\n",
         [
-            "s.yaml:6:24: storage.checkpoints: '/mnt/checkpoints' is no place in an object store; checkpoints lie below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
+            "s.yaml:6:24: storage.checkpoints: '/mnt/checkpoints' is not a prefix in an object store; checkpoints are below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
         ],
         id="storage.checkpoints in a directory",
     ),
     pytest.param(
         HEAD + "storage: {checkpoints: 's3://bucket/a/../b'}\n",
         [
-            "s.yaml:6:24: storage.checkpoints: 's3://bucket/a/../b' is no place in an object store; checkpoints lie below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
+            "s.yaml:6:24: storage.checkpoints: 's3://bucket/a/../b' is not a prefix in an object store; checkpoints are below s3://BUCKET/PREFIX, made of letters, digits, '.', '-', '_' and single '/', or in the sweep's directory; write for example s3://my-bucket/sweeps, or null",
         ],
         id="storage.checkpoints with a step upwards",
     ),
@@ -421,7 +421,7 @@ CASES = [
         + "early_stopping: {scheduler: pbt}\n"
         + "storage: {checkpoints: 's3://bucket/sweeps'}\n",
         [
-            "s.yaml:8:24: storage.checkpoints: pbt lets trials go on from each other's checkpoints, which are linked, and an object store has no links; leave it out, or write another scheduler",
+            "s.yaml:8:24: storage.checkpoints: pbt copies checkpoints between trials as hard links, and an object store has no links; leave it out, or write another scheduler",
         ],
         id="a population in an object store",
     ),
@@ -430,14 +430,14 @@ CASES = [
         + "tracking: {uri: 'postgresql+psycopg2://ada@host/all'}\n"
         + "storage: {ledger: 'postgresql://ada@host/all'}\n",
         [
-            "s.yaml:7:19: storage.ledger: tracking.uri names the same database; each needs one of its own, because both note the version of their tables in the same place; create another one and name it here",
+            "s.yaml:7:19: storage.ledger: tracking.uri names the same database; each needs one of its own, because both store their schema version in the same table; create another one and name it here",
         ],
         id="ledger and tracking store in one database",
     ),
     pytest.param(
         "name: digits\ntask: {name: x, data: 'pg://u:geheim@h', n: .nan}\nmetric: val/loss\nmode: min\ntrials: 24\n",
         [
-            "s.yaml:2:23: task.data: the address holds credentials; a spec is stored and tracked in clear; let the task read them from the environment",
+            "s.yaml:2:23: task.data: the address holds credentials; a spec is stored and tracked unencrypted; let the task read them from the environment",
             "s.yaml:2:45: task.n: .nan is not finite; numbers in a spec are finite; write a number, or null",
         ],
         id="credentials in an argument",
@@ -514,7 +514,7 @@ OVERRIDES = [
     pytest.param(
         ["trials=[1"],
         [
-            "-s trials=[1: '[' is opened here and not closed properly (expected ',' or ']', but got '<stream end>'); every bracket and quote has its partner; close it",
+            "-s trials=[1: '[' is opened here and not closed properly (expected ',' or ']', but got '<stream end>'); every bracket and quote must be closed; close it",
         ],
         id="59 not YAML",
     ),
@@ -543,14 +543,14 @@ OVERRIDES = [
     pytest.param(
         ["tracking.uri=http://user:geheim@host"],
         [
-            "-s tracking.uri=http://[hidden]@host: tracking.uri: the address holds credentials; a spec is stored and tracked in clear; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+            "-s tracking.uri=http://[hidden]@host: tracking.uri: the address holds credentials; a spec is stored and tracked unencrypted; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
         ],
         id="59 credentials",
     ),
     pytest.param(
         ["task.api_key=geheim"],
         [
-            "-s task.api_key=[hidden]: task.api_key: api_key looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name",
+            "-s task.api_key=[hidden]: task.api_key: api_key looks like a secret; a spec is stored and tracked unencrypted; let the task read it from the environment, or give it another name",
         ],
         id="59 secret",
     ),
@@ -576,5 +576,5 @@ def test_options_are_named_as_the_place(tmp_path: Path) -> None:
         load_spec(path, name="../x", tracking_uri="http://user:geheim@host")
     assert str(caught.value).split("\n") == [
         "--name ../x: name: '../x' holds a path separator; a name becomes a directory of that name below the root; use --root to choose another place",
-        "--tracking-uri http://[hidden]@host: tracking.uri: the address holds credentials; a spec is stored and tracked in clear; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+        "--tracking-uri http://[hidden]@host: tracking.uri: the address holds credentials; a spec is stored and tracked unencrypted; leave them out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
     ]

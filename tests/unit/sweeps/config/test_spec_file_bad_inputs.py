@@ -44,21 +44,21 @@ CASES = [
     pytest.param(
         "name: a\nbudget:\n\tepochs: 3\n",
         [
-            "s.yaml:3:1: a tab stands where YAML expects spaces; indentation is spaces only; replace the tab by two spaces",
+            "s.yaml:3:1: there is a tab where YAML expects spaces; indentation is spaces only; replace the tab by two spaces",
         ],
         id="03 tab indent",
     ),
     pytest.param(
         HEAD + "train: {batch_size: [3\nseed: 0\n",
         [
-            "s.yaml:6:21: '[' is opened here and not closed properly (expected ',' or ']', but got ':'); every bracket and quote has its partner; close it",
+            "s.yaml:6:21: '[' is opened here and not closed properly (expected ',' or ']', but got ':'); every bracket and quote must be closed; close it",
         ],
         id="04 unclosed bracket",
     ),
     pytest.param(
         HEAD + "tracking: 'val/loss\n",
         [
-            "s.yaml:6:11: a quote is opened here and not closed properly (found unexpected end of stream); every bracket and quote has its partner; close it",
+            "s.yaml:6:11: a quote is opened here and not closed properly (found unexpected end of stream); every bracket and quote must be closed; close it",
         ],
         id="04 unclosed quote",
     ),
@@ -149,14 +149,14 @@ CASES = [
     pytest.param(
         HEAD + "train:\n  precision: ${API_TOKEN}\n",
         [
-            "s.yaml:7:14: train.precision: ${API_TOKEN} looks like a secret; a spec is stored and tracked in clear; let the task read API_TOKEN from the environment",
+            "s.yaml:7:14: train.precision: ${API_TOKEN} looks like a secret; a spec is stored and tracked unencrypted; let the task read API_TOKEN from the environment",
         ],
         id="53 secret",
     ),
     pytest.param(
         "name: digits\ntask: {name: x, api_key: geheim, pad_token: 0, db: {password: geheim}, use_key: true, own_token: null}\nmetric: val/loss\nmode: min\ntrials: 24\n",
         [
-            f"s.yaml:2:{column}: task.{key}: {name} looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name"
+            f"s.yaml:2:{column}: task.{key}: {name} looks like a secret; a spec is stored and tracked unencrypted; let the task read it from the environment, or give it another name"
             for column, key, name in (
                 (17, "api_key", "api_key"),
                 (34, "pad_token", "pad_token"),
@@ -169,9 +169,9 @@ CASES = [
         HEAD
         + "space:\n  task.hub_token: {choice: [geheim, b]}\n  task.data: {choice: ['s3://u:geheim@b', c]}\nsearch: {sampler: 'm:S', arguments: {api_key: geheim}}\n",
         [
-            "s.yaml:7:3: space.task.hub_token: hub_token looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name",
-            "s.yaml:8:24: space.task.data.choice[0]: the address holds credentials; a spec is stored and tracked in clear; let the task read them from the environment",
-            "s.yaml:9:38: search.arguments.api_key: api_key looks like a secret; a spec is stored and tracked in clear; let the task read it from the environment, or give it another name",
+            "s.yaml:7:3: space.task.hub_token: hub_token looks like a secret; a spec is stored and tracked unencrypted; let the task read it from the environment, or give it another name",
+            "s.yaml:8:24: space.task.data.choice[0]: the address holds credentials; a spec is stored and tracked unencrypted; let the task read them from the environment",
+            "s.yaml:9:38: search.arguments.api_key: api_key looks like a secret; a spec is stored and tracked unencrypted; let the task read it from the environment, or give it another name",
         ],
         id="53 secrets elsewhere",
     ),
@@ -185,7 +185,7 @@ CASES = [
     pytest.param(
         HEAD + "seed: 99999999999999999999\n",
         [
-            "s.yaml:6:7: seed: 99999999999999999999 is too large; whole numbers hold 63 bits; write a smaller number",
+            "s.yaml:6:7: seed: 99999999999999999999 is too large; whole numbers have at most 63 bits; write a smaller number",
         ],
         id="huge number",
     ),
@@ -206,7 +206,7 @@ CASES = [
     pytest.param(
         HEAD + "seed: @x\n",
         [
-            "s.yaml:6:7: not YAML (found character '@' that cannot start any token); values with special characters stand in quotes; correct the line, or quote the text",
+            "s.yaml:6:7: not YAML (found character '@' that cannot start any token); values with special characters need quotes; correct the line, or quote the text",
         ],
         id="special character",
     ),
@@ -227,7 +227,7 @@ CASES = [
     pytest.param(
         'name: digits\ntask: digits\nmetric: "\\ud800"\nmode: min\ntrials: 24\n',
         [
-            "s.yaml:3:9: metric: '\\ud800' holds half a character; text is Unicode; write the character itself",
+            "s.yaml:3:9: metric: '\\ud800' has half a character (a lone surrogate); text is Unicode; write the character itself",
         ],
         id="half a character",
     ),
@@ -286,7 +286,7 @@ def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(path)
     assert str(caught.value) == (
-        f"{tmp_path}/t\\udce9st.yaml: a part of it is no UTF-8, which Ray needs of a command line; name a file whose path is"
+        f"{tmp_path}/t\\udce9st.yaml: a part of it is not UTF-8, which Ray requires of a command line; use a path that is UTF-8"
     )
 
 

@@ -67,7 +67,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {quniform: [0.1, 0.35, 0.1]}\n",
         [
-            "s.yaml:7:34: space.train.optimizer.lr.quniform: high - low = 0.25 is not a whole number of steps of 0.1; high lies on a step; write [0.1, 0.3, 0.1]",
+            "s.yaml:7:34: space.train.optimizer.lr.quniform: high - low = 0.25 is not a whole number of steps of 0.1; high must be on a step; write [0.1, 0.3, 0.1]",
         ],
         id="21 steps that do not fit",
     ),
@@ -130,7 +130,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  train.optimizer.lr: {uniform: [0.1, 1], int: [1, 2]}\n",
         [
-            "s.yaml:7:23: space.train.optimizer.lr: 2 distributions stand here; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, powers, choice",
+            "s.yaml:7:23: space.train.optimizer.lr: there are 2 distributions; a parameter has exactly one; write one of: uniform, loguniform, quniform, int, logint, powers, choice",
         ],
         id="23 two distributions",
     ),
@@ -207,7 +207,7 @@ CASES = [
     pytest.param(
         HEAD + "space:\n  budget.epochs: {int: [1, 2]}\n",
         [
-            "s.yaml:7:3: space.budget.epochs: 'budget.epochs' cannot be searched; a space varies what lies below train. and task.; set it in the file itself",
+            "s.yaml:7:3: space.budget.epochs: 'budget.epochs' cannot be searched; a space varies keys below train. and task.; set it in the file itself",
         ],
         id="31 not a trial's",
     ),

@@ -109,11 +109,10 @@ def test_what_was_told_is_not_trained_again_with_something_else(tmp_path: Path) 
     with pytest.raises(OriginChanged) as refused:
         _resume(made, "train.clip.max_norm=2.5")
     assert str(refused.value) == (
-        "trial 0 has reported epoch 3 and saved epoch 1: what lies between is trained again, and "
-        "ledger and tracking keep what they were told first; with another configuration "
-        "(train.clip.max_norm: 1.0 -> 2.5) that would be the curve of another training; resume as "
-        "it was until the trial has saved epoch 3 or ended, or go on nevertheless with "
-        "--accept-changes"
+        "trial 0 has reported epoch 3 and saved epoch 1, so it trains the epochs between again; "
+        "ledger and tracking keep the first reports, which would not fit the changed "
+        "configuration (train.clip.max_norm: 1.0 -> 2.5); resume without the change until the "
+        "trial has saved epoch 3 or ended, or resume with --accept-changes"
     )
     assert made.paths.spec.read_bytes() == before
     _resume(made, "train.clip.max_norm=2.5", accepted=True)
@@ -153,15 +152,15 @@ def test_what_is_not_trained_again_does_not_forbid_another_configuration(tmp_pat
     _resume(made, "train.clip.max_norm=2.5")
 
 
-NOTHING_LEFT = "nothing is left to train; what changed holds for new trials; "
+NOTHING_LEFT = "no trials remain; the changes affect only new trials; "
 ANOTHER = "start a new sweep with: sweep run FILE --name NAME"
 
 
 @pytest.mark.parametrize(
     ("more", "overrides", "remedy"),
     [
-        ("", ["budget.epochs=20"], "begin some with: {resume} -s trials=6 --root {root}"),
-        ("", ["train.batch_size=32"], "begin some with: {resume} -s trials=6 --root {root}"),
+        ("", ["budget.epochs=20"], "add trials with: {resume} -s trials=6 --root {root}"),
+        ("", ["train.batch_size=32"], "add trials with: {resume} -s trials=6 --root {root}"),
         ("search: {sampler: grid}", ["budget.epochs=20"], ANOTHER),
         ("", ["tracking.every=2"], None),
         ("", ["budget.epochs=20", "trials=4"], None),
@@ -192,7 +191,7 @@ def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
         made.spec
     )
     assert told is not None
-    assert told.startswith(f"{NOTHING_LEFT}begin some with: sweep resume small -s stop.value=null")
+    assert told.startswith(f"{NOTHING_LEFT}add trials with: sweep resume small -s stop.value=null")
 
 
 def test_a_resume_says_that_its_change_finds_nothing_to_train(

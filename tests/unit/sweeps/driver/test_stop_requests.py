@@ -95,8 +95,8 @@ def test_a_driver_that_does_not_answer_is_named(paths: SweepPaths, driver: Drive
     del driver
     stopped = stop_requests.stop_sweep(paths, now=False, seconds=0.1, say=_silent)
     assert not stopped.done
-    assert stopped.message.endswith("leave at once with: " + paths.command("stop", "--now"))
-    assert "has not left after 0.1 s" in stopped.message
+    assert stopped.message.endswith("stop immediately with: " + paths.command("stop", "--now"))
+    assert "has not exited after 0.1 s" in stopped.message
 
 
 def test_a_trial_that_ends_is_told_with_what_it_came_to(paths: SweepPaths, driver: Driver) -> None:
@@ -112,7 +112,7 @@ def test_a_trial_that_ends_is_told_with_what_it_came_to(paths: SweepPaths, drive
         "trial": 1,
         "done": True,
         "state": "pruned",
-        "message": "trial 1 is pruned after epoch 1 with its best value 0.25; the sweep goes on",
+        "message": "trial 1 is pruned after epoch 1 with its best value 0.25; the sweep continues",
     }
     assert driver.wishes.trials == {1}
     assert not driver.wishes.drain
@@ -128,7 +128,7 @@ def test_a_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driv
     stopped = stop_requests.stop_trial(paths, 1, seconds=10, say=_silent)
     assert not stopped.done
     assert stopped.message == (
-        f"the sweep ended before trial 1 did; it goes on with: {paths.command('resume')}"
+        f"the sweep ended before trial 1 did; resume it with: {paths.command('resume')}"
     )
 
 
@@ -154,7 +154,7 @@ def test_what_an_earlier_driver_was_asked_is_not_seen(
 
 def test_what_cannot_be_stopped_is_said(paths: SweepPaths) -> None:
     with pytest.raises(
-        stop_requests.NotRunningError, match="'small' is interrupted and nobody is running"
+        stop_requests.NotRunningError, match="'small' is interrupted and no driver runs"
     ):
         stop_requests.stop_sweep(paths, now=False, seconds=1, say=_silent)
     with pytest.raises(

@@ -18,7 +18,7 @@ import pytest
 
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LockLost, SpecError
-from sweeps.policies.failure_policy import MOST_LOST_STARTS
+from sweeps.policies.failure_policy import MAX_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import SweepLock
@@ -159,12 +159,12 @@ def test_a_trial_that_has_not_begun_has_lost_nothing(tmp_path: Path) -> None:
         fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     for _ in range(2):  # and what is lost before a start is forgotten with it
-        for _ in range(MOST_LOST_STARTS - 1):
+        for _ in range(MAX_LOST_STARTS - 1):
             keeper.on_trial_recover(0, [trial], trial)
         keeper.on_trial_start(0, [trial], trial)
         keeper.on_trial_recover(0, [trial], trial)
     assert (trial.max_failures, sweep.paths.stop(number).exists()) == (-1, False)
-    for _ in range(MOST_LOST_STARTS):
+    for _ in range(MAX_LOST_STARTS):
         keeper.on_trial_recover(0, [trial], trial)
     assert trial.max_failures == 0
     assert keeper.abort_reason is None

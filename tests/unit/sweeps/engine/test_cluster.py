@@ -1,11 +1,8 @@
-"""What is known of a cluster without one: addresses, what travels, what nodes answered, how it
-is lost.
-"""
+"""Cluster code that needs no cluster: addresses, code upload, node answers and loss."""
 
 from __future__ import annotations
 
 import io
-import logging
 import os
 import re
 import socket
@@ -32,13 +29,14 @@ from sweeps.engine.cluster_address import (
 )
 from sweeps.engine.code_upload import package_code
 from sweeps.engine.node_checks import (
-    _make_look,
-    _meeting_place,
+    _make_check,
+    _shared_directory,
     _unseen,
     check_nodes,
     fault_of,
     machine_of,
 )
+from sweeps.engine.ray_compat.ray_internals import visit_uploaded
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.paths import SweepPaths
 
@@ -86,7 +84,9 @@ def test_an_address_that_is_none_is_refused(wrong: str) -> None:
 
 
 def test_the_address_of_ray_client_is_refused_with_the_right_one() -> None:
-    with pytest.raises(ClusterRefused, match=r"Ray Client's.*HOST:PORT \(6379, not 10001\)"):
+    with pytest.raises(
+        ClusterRefused, match=r"Ray Client, .*HOST:PORT .*\(port 6379, not 10001\)"
+    ):
         find_address("ray://head:10001", {})
 
 
@@ -94,7 +94,7 @@ def test_a_head_that_nobody_listens_at_is_refused(monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setattr(cluster_address, "heads_of_local_nodes", lambda: {nobody})
-    with pytest.raises(ClusterRefused, match=f"nobody answers at {nobody} .*refused"):
+    with pytest.raises(ClusterRefused, match=f"no process answers at {nobody} .*refused"):
         locate(nobody)
 
 
@@ -151,27 +151,23 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _sent(luggage: code_upload.CodePackage) -> set[str]:
+def _sent(package: code_upload.CodePackage) -> set[str]:
     """What Ray itself puts into its package, of the same directory with the same excludes."""
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
     found: list[Path] = []
-    excludes = [_get_excludes(luggage.directory, list(luggage.excludes))]
-    log = logging.getLogger(__name__)
-    _dir_travel(luggage.directory, excludes, found.append, include_gitignore=True, logger=log)
-    return {str(path.relative_to(luggage.directory)) for path in found if path.is_file()}
+    visit_uploaded(package.directory, package.excludes, found.append)
+    return {str(path.relative_to(package.directory)) for path in found if path.is_file()}
 
 
-def test_code_travels_without_sweeps_environments_and_large_files(
+def test_upload_excludes_sweeps_environments_and_large_files(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_upload, "LARGE", 200)
-    luggage = package_code(project, project / "runs", ["task"])
-    assert luggage is not None
-    assert _sent(luggage) == {"task.py", "package/deep/module.py", "data/small.csv", ".gitignore"}
-    assert luggage.size == 10 + 20 + 30 + len("ignored/\n")
-    assert luggage.left == (("data/large [1].bin", 300),)
-    assert "200 B each: data/large [1].bin (300 B); tasks read" in str(luggage.told())
+    package = package_code(project, project / "runs", ["task"])
+    assert package is not None
+    assert _sent(package) == {"task.py", "package/deep/module.py", "data/small.csv", ".gitignore"}
+    assert package.size == 10 + 20 + 30 + len("ignored/\n")
+    assert package.left == (("data/large [1].bin", 300),)
+    assert "200 B each: data/large [1].bin (300 B); put such" in str(package.warning())
 
 
 @pytest.mark.parametrize("ignored", ["task.py", "deep/"])
@@ -180,30 +176,30 @@ def test_code_that_git_ignores_is_refused_where_a_task_is_made_of_it(
 ) -> None:
     (project / ".gitignore").write_text(f"{ignored}\n")
     with pytest.raises(
-        ClusterRefused, match=r"(task|deep/module)\.py does not travel to the clus"
+        ClusterRefused, match=r"(task|deep/module)\.py is not uploaded to the clus"
     ):
         package_code(project, project / "runs", ["json", "task", "package.deep.module"])
 
 
-def test_installed_tasks_need_no_luggage(project: Path) -> None:
+def test_installed_tasks_are_not_uploaded(project: Path) -> None:
     assert package_code(project, project / "runs", []) is None
     assert package_code(project, project / "runs", ["json", "elsewhere.task"]) is None
-    luggage = package_code(project, project.parent / "runs", ["json", "package.deep.module"])
-    assert luggage is not None
-    assert luggage.told() is None
-    assert "/runs" not in luggage.excludes
+    package = package_code(project, project.parent / "runs", ["json", "package.deep.module"])
+    assert package is not None
+    assert package.warning() is None
+    assert "/runs" not in package.excludes
 
 
-def test_too_much_luggage_is_refused_and_the_largest_named(
+def test_too_large_an_upload_is_refused_and_the_largest_named(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_upload, "LIMIT", 300)
     with pytest.raises(ClusterRefused) as refused:
         package_code(project, project / "runs", ["task"])
-    assert "369 B would travel" in str(refused.value)
+    assert "369 B would be uploaded" in str(refused.value)
     assert "the largest are data/ (330 B), package/ (20 B), task.py (10 B)" in str(refused.value)
     monkeypatch.setattr(code_upload, "MOST_FILES", 3)
-    with pytest.raises(ClusterRefused, match=r"more than 3 files .* the most are in "):
+    with pytest.raises(ClusterRefused, match=r"more than 3 files .* most are in "):
         package_code(project, project / "runs", ["task"])
 
 
@@ -213,7 +209,7 @@ def test_too_much_luggage_is_refused_and_the_largest_named(
         (FINE, None),
         (FINE | {"version": "1.1"}, "has gradsweep 1.1; this process has 1.2, .*==1.2"),
         (FINE | {"version": None}, "has no gradsweep; this process has 1.2"),
-        (FINE | {"fault": "what was written here is not there"}, "/r: what .* shared file system"),
+        (FINE | {"fault": "the driver's files are not there"}, "/r: the .* shared file system"),
         (FINE | {"store": "s3://b/p cannot"}, "storage.checkpoints: s3://b/p cannot$"),
         ("did not answer within 60 s", "did not answer within 60 s; every node must"),
     ],
@@ -252,12 +248,12 @@ class AuthenticationError(Exception):
 def test_why_ray_did_not_let_us_in_is_one_sentence() -> None:
     outer = ConnectionError("Failed to connect to Ray cluster at head:1")
     outer.__cause__ = AuthenticationError("401")
-    assert "its token is missing or another one" in refusal("head:1", outer)
+    assert "its token is missing or wrong" in refusal("head:1", outer)
     versions = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9\n")
     said = refusal("head:1", versions)
     assert "cannot be used: Version mismatch: The cluster was started with: Ray: 2.9;" in said
     outer.__cause__ = RuntimeError("no session\nname")
-    assert "cannot be used: no session name; look" in refusal("head:1", outer)
+    assert "cannot be used: no session name; run" in refusal("head:1", outer)
 
 
 def test_a_cluster_is_lost_with_its_head_and_with_the_node_here(
@@ -297,8 +293,8 @@ def test_the_command_that_continues_has_the_address(
 def test_a_node_says_whether_it_sees_what_was_written(tmp_path: Path) -> None:
     """What runs on a node, run here; a directory of its own does not have the driver's file."""
     ours = version("gradsweep")
-    look = partial(_make_look(), name="node", mark="mark", ours=ours, store=None)
-    assert look(str(tmp_path / "missing"))["fault"] == "what was written here is not there"
+    look = partial(_make_check(), name="node", mark="mark", ours=ours, store=None)
+    assert look(str(tmp_path / "missing"))["fault"] == "the driver's files are not there"
     (tmp_path / "driver").write_text("another mark")
     assert "other files" in look(str(tmp_path))["fault"]
     (tmp_path / "driver").write_text("mark")
@@ -314,7 +310,7 @@ def test_what_a_node_wrote_and_is_not_seen_here_is_said(
     (tmp_path / "node").write_text("mark")
     assert _unseen(tmp_path / "node", "mark", tmp_path) is None
     said = str(_unseen(tmp_path / "other", "mark", tmp_path))
-    assert said.startswith(f"{tmp_path}: what was written there is not here; every node must see")
+    assert said.startswith(f"{tmp_path}: the driver does not see the node's files; every node")
 
 
 def test_what_a_driver_left_that_was_killed_while_it_looked_is_removed(tmp_path: Path) -> None:
@@ -324,7 +320,7 @@ def test_what_a_driver_left_that_was_killed_while_it_looked_is_removed(tmp_path:
         (directory / "driver").touch()
     long_ago = time.time() - 3600
     os.utime(left, (long_ago, long_ago))
-    with _meeting_place(tmp_path) as place:
+    with _shared_directory(tmp_path) as place:
         assert not left.exists()
         assert place.is_dir()
     assert [*tmp_path.iterdir()] == [live], "somebody else's may be in use"

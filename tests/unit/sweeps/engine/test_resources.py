@@ -181,7 +181,7 @@ def test_a_plan_in_words() -> None:
     )
     failed = StepMemory(failed="ran out of memory")
     assert plan(_ask(), 4, None, _machine(8, gpus=1), failed).describe() == (
-        "1 trial at a time, each with 1 CPU, 1 GPU: one step of the largest trial that is known "
+        "1 trial at a time, each with 1 CPU, 1 GPU: one step of the largest known trial "
         "ran out of memory"
     )
 

@@ -27,7 +27,7 @@ from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import sweeps_off
+from sweeps.commands.doctor import check_sweeps
 from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import load_spec
 from sweeps.driver.session import open_ledger
@@ -437,7 +437,7 @@ def test_commands_that_look_and_those_that_run_know_a_driver_elsewhere(
     assert moved in _said(2, "resume", "commands", "-s", "storage.ledger=null")
     assert not Path("elsewhere").exists()
     assert not paths.ledger.exists()
-    (finding,) = sweeps_off(tmp_path / "runs")
+    (finding,) = check_sweeps(tmp_path / "runs")
     assert (finding.level, finding.what) == ("warn", "commands"), "tracking knows of no trial"
 
 

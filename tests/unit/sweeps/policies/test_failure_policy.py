@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sweeps.policies.failure_policy import (
-    UNCOUNTED_LOSSES,
+    UNCOUNTED_CRASHES,
     CrashCounter,
     Failure,
     RepeatedFailureDetector,
@@ -78,7 +78,7 @@ def test_losses_are_counted_in_a_row_and_without_progress(max_retries: int) -> N
     uncounted = [losses.lost(4, newest) for newest in (0, 0, 1, 1, 1)]
     assert uncounted == [True] * 5, "the machine's losses depend on no number of the user's"
     assert [losses.lost(4, 1) for _ in range(max_retries + 1)] == [True] * max_retries + [False]
-    assert losses.in_a_row(4) == UNCOUNTED_LOSSES + max_retries + 1
+    assert losses.in_a_row(4) == UNCOUNTED_CRASHES + max_retries + 1
 
 
 def test_a_trial_that_comes_further_each_time_is_never_given_up() -> None:

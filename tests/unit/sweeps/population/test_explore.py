@@ -84,7 +84,7 @@ def test_what_may_change_while_a_trial_trains() -> None:
 def test_changed_parameters_lie_in_the_space_and_near_or_anew(
     point: int, resample: float, seed: int
 ) -> None:
-    before = SPACE.drawn(point)
+    before = SPACE.draw(point)
     assert before is not None
     after = explore(before, SPACE, resample=resample, seed=seed)
     assert SPACE.project(after) == after

@@ -31,8 +31,8 @@ def sweep(tmp_path: Path) -> MadeSweep:
 @pytest.mark.parametrize(
     ("end", "error", "told"),
     [
-        ("kill -9 $$", StorageError, "its process was ended by SIGKILL, as a machine short of"),
-        ("exit 9", NoBest, "its process ended with 9"),
+        ("kill -9 $$", StorageError, "its process was ended by SIGKILL, probably because the"),
+        ("exit 9", NoBest, "its process ended with exit code 9"),
         ("echo cause >&2; exit 1", NoBest, "cause"),
         (r"printf 'no text: \377' >&2; exit 1", NoBest, "no text"),
     ],

@@ -22,7 +22,7 @@ from sweeps.publishing import report_figures
 from sweeps.publishing.report import write_report
 from sweeps.publishing.report_figures import thinned
 from sweeps.publishing.report_page import PageSection, page, table
-from sweeps.publishing.report_selection import basis
+from sweeps.publishing.report_selection import select_trials
 from sweeps.publishing.report_survival import rungs, survival
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -58,7 +58,7 @@ def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
     trials = [_trial(number, *end) for number, end in enumerate(ends)]
     counts = survival(_spec(EARLY), trials)
     assert counts == {
-        "went on": [3, 1, 1, 0],
+        "continued": [3, 1, 1, 0],
         "pruned": [1, 1, 0, 0],
         "failed": [0, 1, 0, 0],
         "complete": [0, 0, 0, 1],
@@ -73,7 +73,7 @@ def test_with_hyperband_a_trial_counts_at_the_rungs_of_its_bracket() -> None:
     shares = [brackets.count(bracket) for bracket in range(4)]
     assert all(shares)
     assert survival(spec, trials) == {
-        "went on": [shares[0], 0, 0, 0],
+        "continued": [shares[0], 0, 0, 0],
         "pruned": [0, shares[0] + shares[1], 0, shares[3]],
     }
 
@@ -94,7 +94,7 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
         sweep.add("complete", *(1 / epoch for epoch in range(1, reports + 1)))
         write_report(sweep.paths, tmp_path / f"{name}.html")
     long, short = ((tmp_path / f"{name}.html").read_text() for name in ("long", "short"))
-    cut, bracket = "a curve with more than 200 reports (1 here)", "rungs of its own bracket alone"
+    cut, bracket = "A curve with more than 200 reports (1 here)", "rungs of its own bracket alone"
     none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
     assert (cut in long, none in long, bracket in long) == (True, True, False)
     assert (cut in short, none in short, bracket in short) == (False, False, True)
@@ -139,7 +139,7 @@ def test_a_page_without_room_names_its_file_and_leaves_what_was_there(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
-        with pytest.raises(OSError, match=rf"^{target} cannot be written \(File too large\); a"):
+        with pytest.raises(OSError, match=rf"^{target} cannot be written \(File too large\); the"):
             write_report(sweep.paths, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -178,10 +178,10 @@ def test_what_grows_with_the_square_of_the_trials_takes_some_of_them(
     for value in values:
         sweep.add("complete", value)
     for most, expected in ((12, values), (5, [*values[::3], values[-1]])):
-        monkeypatch.setattr(report_figures, "_MOST_TRIALS", most)
+        monkeypatch.setattr(report_figures, "_MAX_TRIALS", most)
         write_report(sweep.paths, tmp_path / "many.html")
         assert used.pop() == expected
-        told = f"Of these no more than {most}, evenly spaced, are used."
+        told = f"At most {most} of these are used, evenly spaced."
         assert (told in (tmp_path / "many.html").read_text()) == (expected != values)
 
 
@@ -192,7 +192,7 @@ def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:
     curves[1][2] = math.nan
     states = {n: "complete" if end == 20 else "pruned" for n, end in enumerate(lengths)}
     states[14] = "failed"
-    found = basis(_spec(EARLY), states, curves)
+    found = select_trials(_spec(EARLY), states, curves)
     assert found.epoch == 2
     assert found.values == {n: n + (1.0 if n == 1 else 0.5) for n in range(14)}
     assert found.target == "val/loss by epoch 2"
@@ -203,21 +203,21 @@ def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:
 def test_few_trials_are_compared_where_the_first_of_them_ended() -> None:
     curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
     states = {0: "running", 1: "pruned", 2: "waiting"}
-    assert basis(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
-    assert basis(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
-    assert basis(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
+    assert select_trials(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
+    assert select_trials(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
+    assert select_trials(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
 
 
 def test_a_trial_without_a_value_up_to_the_epoch_is_left_out() -> None:
     curves = {0: {1: math.nan, 2: 0.3}, 1: {1: 0.4}}
-    found = basis(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
+    found = select_trials(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
     assert (found.epoch, found.values) == (1, {1: 0.4})
 
 
 def test_where_ten_trials_reached_the_end_their_values_are_those_of_the_ledger() -> None:
     curves = {n: dict.fromkeys(range(1, 21), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
     states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
-    found = basis(_spec(EARLY), states, curves)
+    found = select_trials(_spec(EARLY), states, curves)
     assert (found.epoch, found.target, sorted(found.values)) == (20, "val/loss", list(range(10)))
     assert "reached the last epoch" in found.sentence
 

@@ -16,7 +16,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
-from sweeps.commands.sync import tell_who_is_interrupted
+from sweeps.commands.sync import queue_interruptions
 from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import stopped_trials
 from sweeps.errors import LedgerError
@@ -449,7 +449,7 @@ def test_a_trial_whose_run_was_lost_while_it_went_on_is_told_again_once(sweep: S
         MissingRun(number, 0),
         StaleRunStatus(number, "FINISHED", tuple(rows)),
     ]
-    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    queue_interruptions(sweep.paths, sweep.spec)
     assert sweep.corrections() == []
     assert not read_outbox(sweep.paths.outbox).lacks(number, rows)
 
@@ -474,12 +474,16 @@ def test_who_only_delivers_puts_right_tracking_alone_and_once(sweep: Sweep) -> N
     outbox.close()
     sweep.ledger.finish(failed, "failed", reason="oom: the memory does not suffice")
     sweep.train(trained, [0.4, 0.3, 0.2, 0.1])  # and its driver died before it noted the end
-    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    queue_interruptions(sweep.paths, sweep.spec)
     known = read_outbox(sweep.paths.outbox)
-    assert known.told == {failed: "FAILED", trained: "INTERRUPTED", going_on: "INTERRUPTED"}
-    assert known.sweep_told == "INTERRUPTED"
+    assert known.tracked_statuses == {
+        failed: "FAILED",
+        trained: "INTERRUPTED",
+        going_on: "INTERRUPTED",
+    }
+    assert known.tracked_sweep_status == "INTERRUPTED"
     assert not known.lacks(trained, [Row(8, 0, {"val/loss": 0.1})])
-    tell_who_is_interrupted(sweep.paths, sweep.spec)
+    queue_interruptions(sweep.paths, sweep.spec)
     assert read_outbox(sweep.paths.outbox).pending == known.pending
     assert sweep.ledger.trial(trained).state == "running"
     sweep.apply()  # as a resume does, which finds the end

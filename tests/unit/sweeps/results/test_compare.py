@@ -166,8 +166,8 @@ def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> No
         sweep.add("complete", 0.5 - 0.1 * number)
         outbox = Outbox(sweep.paths.outbox)
         outbox.found(str(number + 1))
-        outbox.set_run_id(SWEEP, f"parent{number}", held=None)
-        outbox.set_run_id(0, f"run{number}", held=None)
+        outbox.set_run_id(SWEEP, f"parent{number}", recorded=None)
+        outbox.set_run_id(0, f"run{number}", recorded=None)
         outbox.close()
     found = compare([s.view for s in sweeps], top=5)
     for page, path in (("compare", "/compare-runs"), ("metric", "/metric")):
@@ -187,7 +187,7 @@ def test_the_charts_are_named_once_their_view_is_at_the_server(tmp_path: Path) -
         sweep.add("complete", 0.5)
         outbox = Outbox(sweep.paths.outbox)
         outbox.found(str(number + 1))
-        outbox.set_run_id(0, f"run{number}", held=None)
+        outbox.set_run_id(0, f"run{number}", recorded=None)
         assert compare([s.view for s in sweeps], top=5)["mlflow_charts_page"] is None
         view = leaders_view(sweep.spec)
         outbox.append(SWEEP, "experiment", {view.tag: view.state})

@@ -1,12 +1,12 @@
-"""Stopping a trial of a sweep that nobody runs: it has its end and never resumes.
+"""End a trial of a sweep that no driver runs; the trial never resumes.
 
-What must not live here: stopping what a driver runs (`driver.control`).
+What must not live here: stopping a running sweep or trial (`driver.stop_requests`).
 """
 
 from __future__ import annotations
 
 from sweeps.checkpoint_locations import trial_files
-from sweeps.commands.sync import tell_who_is_interrupted
+from sweeps.commands.sync import queue_interruptions
 from sweeps.driver.stop_requests import StopResult
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
@@ -21,38 +21,38 @@ from sweeps.sweep_lock import SweepLock
 from tracking.outbox_status import read_outbox
 
 
-def stop_waiting(view: SweepStatus, number: int) -> StopResult:
-    """End a trial on which nobody works, for good: in the ledger first, then in the outbox.
+def end_trial(view: SweepStatus, number: int) -> StopResult:
+    """End a trial that no worker trains: in the ledger first, then in the outbox.
 
-    What its last worker stored and could not report counts.
+    Reports that its last worker stored and could not deliver are added to the ledger.
 
     Raises:
-        StorageMoved: It is a copy of a sweep, or one that was renamed.
-        SweepHeld: A driver runs the sweep.
+        StorageMoved: The sweep is a copy, or was renamed.
+        SweepLockedError: A driver runs the sweep.
         LedgerError: The ledger cannot be used.
         CurveDamaged: The trial's curve cannot be read.
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
-    lock = SweepLock(paths.lock, ledger_lock(view.place))
+    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
     lock.acquire()
     try:
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        ledger = Ledger.open(view.place)
+        ledger = Ledger.open(view.ledger_location)
         record = ledger.trial(number)
-        facts = trial_state(paths, spec, record, read_outbox(paths.outbox))
-        for wrong in unreported(facts):
-            if isinstance(wrong, MissingReport):
-                ledger.report(number, **wrong.report._asdict())
+        state = trial_state(paths, spec, record, read_outbox(paths.outbox))
+        for repair in unreported(state):
+            if isinstance(repair, MissingReport):
+                ledger.report(number, **repair.report._asdict())
         lineage = without_unbegun(record, paths).lineage
         record = ledger.finish(number, "pruned", reason=BY_THE_USER, lineage=lineage)
-        tell_who_is_interrupted(paths, spec)
+        queue_interruptions(paths, spec)
         close_stores([trial_files(paths, spec, number)])
     finally:
         lock.release()
     message = (
-        f"trial {number} is {record.state} and does not resume; the sweep's other trials do with: "
-        f"{paths.command('resume')}"
+        f"trial {number} is {record.state} and does not resume; resume the sweep's other trials "
+        f"with: {paths.command('resume')}"
     )
     return StopResult(paths.name, number, record.finished, record.state, message)

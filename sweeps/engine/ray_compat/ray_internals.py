@@ -1,0 +1,220 @@
+"""Private parts of Ray itself: its start, its nodes, its log files and its errors.
+
+Ray is imported by the functions, because most commands never need it. What must not live here:
+Ray Tune (`tune_internals`), and when Ray starts or a cluster counts as lost (`local_ray`,
+`cluster`).
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import logging
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sweeps.engine.ray_compat import replaced
+from sweeps.engine.ray_compat.environment import obeys_gitignore
+
+_PID = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
+_DETAIL = re.compile(r"Worker exit detail: (.*?)(?:\. |\.?$)", re.MULTILINE)
+
+
+class LostWorker(NamedTuple):
+    """What Ray says about the process of a lost actor.
+
+    Attributes:
+        pid: The process id.
+        detail: How Ray explains the end; empty when it does not.
+    """
+
+    pid: int
+    detail: str
+
+
+def node_options(directory: Path) -> dict[str, Any]:
+    """Return the private arguments of `ray.init` for a local node.
+
+    Args:
+        directory: Receives the files of this driver's Ray, so that its processes can be found.
+    """
+    return {
+        "_temp_dir": str(directory),
+        "_node_ip_address": "127.0.0.1",  # see `environment`: the other half of the same setting
+    }
+
+
+def job_without_sys_path() -> Any:
+    """Return a Ray job that adds no directory of the driver to its workers' `sys.path`.
+
+    Ray puts these directories first, so a user's `queue.py` would shadow Python's.
+    """
+    from ray.job_config import JobConfig
+
+    kind: Any = JobConfig
+
+    class Job(kind):  # type: ignore[misc]
+        def _serialize(self) -> Any:
+            self._py_driver_sys_path.clear()  # `ray.init` fills it between the two
+            return super()._serialize()
+
+    return Job()
+
+
+@contextmanager
+def preserve_signal_handlers() -> Iterator[None]:
+    """Keep this process' SIGTERM handler and standard output while Ray starts.
+
+    Ray's Python handler raises SystemExit wherever the process is, also where Python can only
+    print and drop the exception. The handler of Ray's C++ library calls the driver's, and aborts
+    the process three seconds later.
+
+    SIGHUP is blocked, and Ray's processes inherit the mask: like Ctrl-C, a closed terminal must
+    not end workers before trials have saved. Ray's thread that prints the raylet's messages about
+    lost workers is disabled, because a trial's reason describes them.
+    """
+    from ray._private import utils, worker
+
+    alarm = signal.getitimer(signal.ITIMER_REAL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # children inherit it
+    with (
+        replaced(utils, "set_sigterm_handler", lambda _: None),  # the driver has its own
+        replaced(worker, "listen_error_messages", lambda *_: None),  # prints to standard output
+    ):
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            if not any(alarm):  # otherwise the alarm is not Ray's
+                signal.alarm(0)
+
+
+@contextmanager
+def patch_ray_node(setup_worker: Path) -> Iterator[None]:
+    """Skip processes of a Ray node that no sweep uses and that Ray has no option for.
+
+    These are the API server, for whose start Ray waits, the log monitor, the autoscaler's monitor,
+    and the agent's reports for a dashboard.
+
+    Args:
+        setup_worker: The program with which the raylet starts a worker.
+    """
+    from ray._private import parameter, services, utils
+
+    complete: Any = parameter.RayParams
+    node = functools.partial(
+        complete,
+        no_monitor=True,  # nothing scales here
+        include_log_monitor=False,  # no worker's output is printed
+        setup_worker_path=str(setup_worker),  # workers start by way of the fork server
+    )
+    with (
+        replaced(parameter, "RayParams", node),  # `ray.init` has no arguments for these three
+        replaced(services, "start_api_server", lambda *_, **__: ("", None)),  # `init` waits for it
+        # with an error, the node's agent reports to no dashboard
+        replaced(utils, "get_dashboard_dependency_error", lambda: ImportError("not asked for")),
+    ):
+        yield
+
+
+def query_head(address: str, seconds: float) -> None:
+    """Send one request to the head of a cluster.
+
+    `ray.init` repeats a request with a wrong token for 20 s; this one fails at once.
+    """
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    GcsClient(address=address).internal_kv_keys(b"", None, seconds)
+
+
+def raylet_socket() -> str:
+    """Return the socket of the node through which this process speaks to its cluster.
+
+    The node is gone when the socket refuses a connection; Ray has no call that says so.
+    """
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    return str(node.raylet_socket_name)
+
+
+def node_of_lost_actor(error: Exception | None) -> str | None:
+    """Return the id of the node on which an actor ran, by Ray's error; None if it is unknown.
+
+    The public state API needs the dashboard, which a cluster may lack.
+    """
+    import ray
+
+    actor = getattr(error, "actor_id", None)
+    if actor is None:
+        return None
+    node: str | None = ray._private.state.actors(actor).get("Address", {}).get("NodeID")
+    return node
+
+
+def refuses_token(error: BaseException) -> bool:
+    """Return whether an error says that a cluster refuses this process' token.
+
+    Ray raises errors of several types for it, and of its own and of gRPC's.
+    """
+    return "authenti" in f"{type(error).__name__} {error}".lower()
+
+
+def is_version_mismatch(message: str) -> bool:
+    """Return whether a message says that a cluster has another Ray or Python; it has no type."""
+    return "version mismatch" in message.lower()
+
+
+def lost_worker(error: BaseException | None) -> LostWorker | None:
+    """Return the process of a lost actor; None if the error does not name it.
+
+    Ray gives the process id nowhere but in the error's text.
+    """
+    text = str(error)
+    if (found := _PID.search(text)) is None:
+        return None
+    detail = _DETAIL.search(text)
+    return LostWorker(int(found[1]), detail[1] if detail else "")
+
+
+def error_logs(pid: int) -> list[Path]:
+    """Return the files with the standard error of a worker; empty without a local Ray.
+
+    Ray gives the directory and the names of its log files nowhere else.
+    """
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None:
+        return []
+    return [*map(Path, glob.glob(f"{glob.escape(node.get_logs_dir_path())}/worker-*-{pid}.err"))]
+
+
+def visit_uploaded(
+    directory: Path, excludes: Iterable[str], visit: Callable[[Path], None]
+) -> None:
+    """Call a function with each path that Ray would upload from a directory.
+
+    A second reading of `.gitignore` and `.rayignore` could differ from Ray's.
+
+    Args:
+        directory: The job's `working_dir`.
+        excludes: Its `excludes`, in the syntax of `.gitignore`.
+        visit: Receives files and directories.
+    """
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+
+    silent = logging.getLogger(f"{__name__}.silent")  # Ray logs what `visit` raises
+    silent.disabled = True
+    _dir_travel(
+        directory,
+        [_get_excludes(directory, [*excludes])],
+        visit,
+        include_gitignore=obeys_gitignore(),
+        logger=silent,
+    )

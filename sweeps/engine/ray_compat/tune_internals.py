@@ -1,0 +1,174 @@
+"""Private parts of Ray Tune: its controller, its trials, and the environment of its actors.
+
+What must not live here: what an event of a trial means (`driver.tune_callbacks`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sweeps.engine.ray_compat import replaced
+
+_RELEASED = (
+    "config",
+    "_Trial__unresolved_config",
+    "evaluated_params",
+    "experiment_tag",
+)
+"""Attributes of an ended trial that Tune reads no more, and that hold its configuration."""
+
+
+@contextmanager
+def patch_tune() -> Iterator[None]:
+    """Disable two costs of Tune, and correct four of its behaviours.
+
+    Disabled:
+    - Tune writes its state, which holds all trials, each time that one of them saves.
+    - Tune counts which callbacks are used, for statistics that are off, and imports MLflow for it.
+
+    Corrected:
+    - Tune takes an error of the driver in a callback for the loss of that trial's worker.
+    - Tune kills a worker that is starting when a warm one becomes free for its trial. If trials
+      are shorter than a worker's start, few workers ever come up. Here the next trial gets the
+      warm one.
+    - Tune takes the loss of a worker that it resets for the next trial for a failure of that
+      trial, which has not begun. Tune handles this loss twice, and restores the trial only once.
+    - Tune reads a trial's error from the path to which it copies the error later.
+    """
+    from ray.air._internal import usage
+    from ray.tune.execution import experiment_state
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial
+    from ray.tune.schedulers import FIFOScheduler  # every scheduler of ours is one
+
+    manager: Any = experiment_state._ExperimentCheckpointManager
+    count_failure: Any = TuneController._process_trial_failure
+    take_warm_worker: Any = TuneController._maybe_reuse_cached_actor
+
+    def process_failure(controller: Any, trial: Any, exception: Any) -> None:
+        if not _is_handled(controller, trial, exception):
+            count_failure(controller, trial, exception)
+
+    def reuse_worker(controller: Any, trial: Any) -> bool:
+        return _may_take_warm_worker(controller, trial) and bool(
+            take_warm_worker(controller, trial)
+        )
+
+    with (
+        # imports MLflow, for statistics that are off
+        replaced(usage, "tag_callbacks", lambda _: False),
+        # writes the state of all trials each time that one saves
+        replaced(manager, "on_trial_checkpoint", lambda *_: None),
+        # takes errors of callbacks for lost workers, and counts a loss in a reset twice
+        replaced(TuneController, "_process_trial_failure", process_failure),
+        # kills a worker that is starting when its trial could have a warm one
+        replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),
+        # lets a trial with a starting worker have the warm one before a trial without any
+        replaced(FIFOScheduler, "choose_trial_to_run", _choose_trial),
+        # reads a file that does not exist yet
+        replaced(Trial, "get_pickled_error", _read_error),
+    ):
+        yield
+
+
+def _is_handled(controller: Any, trial: Any, exception: Any) -> bool:
+    """Prepare Tune's own handling of a trial's failure; return whether there is nothing to handle.
+
+    Raises:
+        BaseException: The error of a callback, unchanged; it is no failure of the trial.
+    """
+    from ray.tune.error import _TuneStopTrialError
+    from ray.tune.experiment import Trial
+
+    if isinstance(exception, _TuneStopTrialError):
+        raise  # the error being handled; `exception` holds only its text
+    if trial in controller._resetting_trials:
+        controller._resetting_trials.discard(trial)
+        if trial.status == Trial.PENDING:  # its worker is alive, and its reset failed
+            controller._set_trial_status(trial, Trial.RUNNING)
+            controller._unstage_trial_with_resources(trial)
+        return False
+    # otherwise the second notice of the same loss
+    return trial.status == Trial.PENDING and trial not in controller._trial_to_actor
+
+
+def _has_worker(controller: Any, trial: Any) -> bool:
+    """Return whether a worker has started for a trial."""
+    worker = controller._trial_to_actor.get(trial)
+    return worker is not None and controller._actor_manager.is_actor_started(worker)
+
+
+def _may_take_warm_worker(controller: Any, trial: Any) -> bool:
+    """Return whether a trial may leave the worker that has started for it.
+
+    It may not while another trial has none.
+    """
+    waiting = controller._pending_trials
+    return not _has_worker(controller, trial) or all(_has_worker(controller, o) for o in waiting)
+
+
+def _choose_trial(_: Any, wrapped: Any) -> Any:
+    """Return the oldest waiting trial, as Tune does; trials without a worker come first."""
+    controller = wrapped._tune_controller
+    oldest = without = None
+    left = len(controller._pending_trials)
+    for trial in reversed(controller._trials):  # most have ended, and stand first
+        if not left:
+            break
+        if trial in controller._pending_trials:
+            left -= 1
+            oldest = trial
+            without = without if _has_worker(controller, trial) else trial
+    return without or oldest
+
+
+def _read_error(trial: Any) -> Any:
+    from ray import cloudpickle
+
+    path = trial.pickled_error_file
+    if path is None or not os.path.exists(path):
+        return None
+    with open(path, "rb") as file:
+        return cloudpickle.load(file)
+
+
+def withhold_env(is_secret: Callable[[str], bool]) -> None:
+    """Have Tune pass no secret variable of the driver to its actors.
+
+    Tune writes the values into Ray's logs and command lines. Workers inherit the variables from
+    their parent process anyway.
+
+    Args:
+        is_secret: Whether the variable of this name holds a secret.
+    """
+    from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
+
+    ENV_VARS_TO_PROPAGATE.difference_update([*filter(is_secret, ENV_VARS_TO_PROPAGATE)])
+
+
+def release_trial(trial: Any) -> None:
+    """Release the memory of a trial that has ended, except for its number.
+
+    Tune keeps the configuration, metrics and results of each trial for the whole sweep, and reads
+    them no more after the trial's end.
+    """
+    from ray.tune.experiment import Trial
+
+    empty = Trial(trial.trainable_name, config={"number": trial.config["number"]}, stub=True)
+    for attribute in _RELEASED:
+        setattr(trial, attribute, getattr(empty, attribute))
+    trial.run_metadata = empty.run_metadata  # its metrics
+    trial._default_result_or_future = None  # its last result
+
+
+def end_at_next_loss(trial: Any) -> None:
+    """Have Tune retry a trial no more; no callback can end a trial by a public way."""
+    trial.max_failures = 0
+
+
+def worker_error(trial: Any) -> Any:
+    """Return Ray's error about a trial's lost worker; None without one."""
+    return trial.get_pickled_error()
