@@ -94,7 +94,7 @@ newest: $(READY)  ## Run the contract tests with the newest Ray, Optuna and MLfl
 	exit $$failed
 
 picture: $(READY)  ## Take the README's picture of the MLflow UI again, from the demo's sweep
-	$(BIN)/python -m tests.integration.picture
+	$(BIN)/python -m tests.integration.ui_screenshot
 
 clean:  ## Remove the environment and all caches, but no sweep
 	rm -rf .venv .newest site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,5 +1,5 @@
-"""What may be shown of text: without secrets (`secrets`), without control characters (`escapes`).
+"""Make text safe to show: remove secrets (`secrets.py`) and control characters (`escapes.py`).
 
-Both other libraries use it, and so do the commands. What must not live here: files, and anything
-that is not in Python's own library.
+`sweeps`, `trainable` and `tracking` use it. What must not live here: access to files, and imports
+from outside the standard library.
 """

@@ -1,16 +1,15 @@
-"""Control characters as visible escapes, so that text can neither drive a terminal nor imitate
-another line.
+"""Escape control characters, so that text can neither control a terminal nor fake another line.
 
-What must not live here: secrets (`secrets`), and where the text goes.
+What must not live here: secrets (`secrets.py`), and where the text goes.
 """
 
 from __future__ import annotations
 
 _CONTROLS = (
     *range(0x20), *range(0x7F, 0xA0),  # C0, DEL and C1
-    0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A),  # ways of writing
-    0x2028, 0x2029, 0xFEFF,  # line separators, a mark
-    *range(0xD800, 0xE000),  # halves of characters
+    0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A),  # text direction
+    0x2028, 0x2029, 0xFEFF,  # line separators, byte order mark
+    *range(0xD800, 0xE000),  # surrogates
 )  # fmt: skip
 _VISIBLE = {code: chr(code).encode("unicode_escape").decode() for code in _CONTROLS} | {
     ord("\t"): "\t",
@@ -19,15 +18,15 @@ _VISIBLE = {code: chr(code).encode("unicode_escape").decode() for code in _CONTR
 
 
 def printable(text: str) -> str:
-    """Return a text as one line: line breaks and other invisible characters are escapes."""
+    """Return a text as one line, with line breaks and other invisible characters escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def visible(text: str) -> str:
-    """Return a text of several lines: tabs and newlines stay, a carriage return is a newline,
-    other control characters are escapes.
+    """Return a text of several lines with control characters escaped. Tabs and newlines stay; a
+    carriage return becomes a newline.
     """
     if text.isprintable():
         return text

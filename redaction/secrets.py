@@ -1,8 +1,8 @@
-"""The one redactor: which names mean a secret, and text without the secrets that it holds.
+"""Remove secrets from text, and decide which names mean a secret.
 
-It takes time linear in the text: no attempt of a pattern scans again what another has scanned, but
-for a bounded number of characters. What must not live here: where the text comes from or goes to,
-and what a specification may hold.
+The time is linear in the length of the text: patterns use possessive and bounded quantifiers, so
+that no attempt scans more than a bounded number of characters again. What must not live here:
+where the text comes from or goes to, and what a spec may contain.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ import urllib.parse
 HIDDEN = "[hidden]"
 
 SHORTEST = 6
-"""Characters of an environment variable's value that is looked for by itself: a shorter one would
-be found in words."""
+"""The fewest characters of an environment variable's value that is searched for: a shorter value
+would match parts of words."""
 
-# In lower case, as is the text in which they are looked for; each begins with a plain letter and
-# stands in no group, which makes that search fast. A name ends with one of them.
+# A secret's name ends with one of these words. The patterns and the searched text are in lower
+# case. Each alternative begins with a plain letter, which makes the search fast.
 _NAME = (
     r"(?P<name>passw(?:or)?ds?|passcodes?|passphrases?|pwd|secret(?!ar)[\w-]{0,40}+|credentials?"
     r"|authorization|cookies?|api_?keys|accesssignature|x-amz-signature|token|pat(?<=[_-]pat)"
     r"|sig(?<=[_?&-]sig)|signature(?<=[?&]signature)|code(?<=[?&]code)"
-    # neither a key alone nor the end of a word
+    # not the word `key` alone, and not the end of a common word
     r"|key(?:(?<=[\w?&-]key)|(?<=(?:api|ess|ret|ate).key))(?<!monkey)(?<!donkey)(?<!turkey)(?<!turnkey)(?<!hockey)(?<!jockey)"
     r"(?<!whiskey)(?<!hotkey)"
-    # neither a pass over data or of a filter, nor the end of a word; alone where it is assigned
+    # not a pass over data or a filter's pass, and not the end of a common word; the word `pass`
+    # alone only where a value is assigned to it
     r"|pass(?:(?<=[\w-]pass)|(?=[ \t]?=|\\?['\"]))(?<!bypass)(?<!compass)(?<!trespass)(?<!surpass)"
     r"(?<!overpass)(?<!underpass)(?<!ward.pass)(?<!low.pass)(?<!lowpass)(?<!high.pass)"
     r"(?<!highpass)(?<!band.pass)(?<!bandpass))"
 )
 _WORDY = ("authorization", "cookie", "passphrase")
-"""Their values have several words: all that follows on the line is hidden."""
-_PROBABLE = ("token", "key", "pass")
-"""Words of machine learning, too: a plain number, null or a truth value beside them is no secret.
-"""
+"""Names whose values have several words: the rest of the line is hidden."""
+_AMBIGUOUS = ("token", "key", "pass")
+"""Machine learning uses these words, too: a number, null or a truth value after them is shown."""
 _NOT_SECRET = re.compile(
     r"[\"']?(?:[-+]?(?:\d{1,5}|\d{0,5}\.\d+(?:e[-+]?\d+)?|nan|inf)(?:[mun]?s|%|[kmg]i?b?)?"
     r"|none|null|true|false)[\"']?[.,;:]?"
 )
 _CLOSED = "'\"[{("
-"""What a value begins with that says itself where it ends."""
+"""The first characters of values that have a closing character."""
 _DIRECTORIES = {"PWD", "OLDPWD"}
-"""What a shell calls so."""
+"""Variables of a shell that are no passwords."""
 
-# Nothing crosses a line, and what has begun to match never gives back: what is not closed ends
-# with the line.
+# No pattern crosses a line break, and quantifiers are possessive: an unclosed value ends with the
+# line.
 _BRACKETS = r"\[[^\]\n]*+\]?+ | \{[^}\n]*+\}?+ | \([^)\n]*+\)?+"
 _QUOTED = r"""
     [rbuf]{0,2}(?:
@@ -60,7 +60,7 @@ _QUOTED = r"""
     | \\++(?:\"[^\"\n]*+\"?+ | '[^'\n]*+'?+)    # JSON inside JSON
 """
 _PLAIN = r"[^\s&;,'\"()\[\]{}]++"
-# Punctuation within a word is the value's own, unless a name follows it: `a=X&b=Y`.
+# Punctuation inside a word belongs to the value, unless a name follows it: `a=X&b=Y`.
 _INSIDE = r"[&;,'\")\]}]++(?=\S)(?![\w.-]{1,60}+\\*+[\"']?[ \t]?[=:])"
 _ONE = (
     rf"(?=[^\s&;,)\]}}]|{_INSIDE})(?:(?:{_QUOTED})++ | {_BRACKETS})?+"
@@ -87,8 +87,8 @@ _WORDS = (
     "pass", "pwd", "secret", "credential", "authorization", "cookie", "signature", "token", "key",
     "pat", "sig", "code",
 )  # fmt: skip
-"""One of them is in every name. A text without them, or without what stands between a name and a
-value, is not looked at twice."""
+"""Each name contains one of these. A text without them, or without a separator between a name and
+a value, needs no further search."""
 _FIRST_LOOK = re.compile(r"[=:>\"'%]|(?<!\S)-")
 _NAME_ENDS = re.compile(rf"{_NAME}=")
 _REST = re.compile(r"(?:[^\n'\"]|['\"](?=\w))*+")
@@ -98,15 +98,15 @@ _BEARER = re.compile(
     r"[ \t:=]{0,9}+)(?P<value>[^\s\"',;]*+)"
 )
 _BASIC = re.compile(r"(?i:\b(basic[ \t]{1,9}))([A-Za-z0-9+/]{4,}+={0,2})")
-_PRIVATE_KEY = re.compile(  # the one secret of several lines; one that is cut goes to the end
+_PRIVATE_KEY = re.compile(  # the only secret of several lines; without its end, up to the text's
     r"(?s:(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))"
 )
 _TOKEN_STARTS = (
     "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "sk-",
     "AKIA", "eyJ",
 )  # fmt: skip
-"""How tokens of a known form begin. A text without them is not searched for these forms."""
-_KNOWN_TOKEN = re.compile(  # Hugging Face, GitHub, GitLab, Slack, OpenAI and its like, AWS, JWT
+"""Prefixes of tokens of known forms. Only a text with one of them is searched for these forms."""
+_KNOWN_TOKEN = re.compile(  # Hugging Face, GitHub, GitLab, Slack, OpenAI and similar, AWS, JWT
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}+|gh[pousr]_[A-Za-z0-9]{36,}+|github_pat_\w{50,}+"
     r"|glpat-[\w-]{20,}+|xox[abeprs]-[A-Za-z0-9-]{20,}+"
     r"|sk-(?:(?:proj|ant|or)-[A-Za-z0-9]{0,9}-?)?[A-Za-z0-9_]{32,}+|AKIA[0-9A-Z]{16}(?!\w)"
@@ -119,30 +119,33 @@ _PASSWORD = re.compile(r"://[^\s/?#:@]*+:(\S+)@")
 
 
 def is_secret(name: str, value: object = "?") -> bool:
-    """Return whether what has that name is a secret, such as `DB_PASSWORD` or `api-key`.
+    """Return whether a name, such as `DB_PASSWORD` or `api-key`, means a secret.
 
     Args:
-        name: Of a variable, an argument or an option, or a parameter's dotted path.
-        value: What it holds. A number, a truth value or None is no token and no key.
+        name: The name of a variable, an argument or an option, or a parameter's dotted path.
+        value: Its value. A number, a truth value or None is not a token or key.
     """
     found = _NAME_ENDS.search(f"{_lower(name[-100:])}=")
     return found is not None and not _is_plain(found["name"], _lower(str(value)))
 
 
 def redact_value(name: str, value: str) -> str:
-    """Return what may be shown of the value of a field called `name`."""
+    """Return the value of the field `name` without secrets."""
     return HIDDEN if value and is_secret(name, value) else redact(value)
 
 
 def redact(text: str) -> str:
     """Return `text` without secrets.
 
-    Hidden are the values of this process' environment variables with names of secrets, also as
-    addresses, JSON and Python write them; what stands beside such a name (`API_KEY=X`,
-    `"password": "X"`, `--token X`, `?sig=X`); what follows `Bearer` and `Basic`; private keys; the
-    userinfo of addresses; tokens that begin as those of Hugging Face, GitHub, GitLab, Slack,
-    OpenAI and AWS do, and JSON web tokens. A secret in none of these places is not known to be
-    one.
+    Hidden are:
+
+    - the values of this process' environment variables with names of secrets, also as URLs, JSON
+      and Python write them
+    - values after such a name (`API_KEY=X`, `"password": "X"`, `--token X`, `?sig=X`)
+    - what follows `Bearer` and `Basic`; private keys; the userinfo of URLs
+    - tokens in the forms of Hugging Face, GitHub, GitLab, Slack, OpenAI and AWS; JSON web tokens
+
+    A secret that appears in none of these forms is not found.
     """
     for value in _values_of_environment():
         text = text.replace(value, HIDDEN)
@@ -162,8 +165,10 @@ def redact(text: str) -> str:
 
 
 def redact_clipped(text: str, limit: int) -> str:
-    """Return the first `limit` characters of `text` without secrets, with an ellipsis where it was
-    cut; what follows takes no time. No beginning of an environment variable's secret stays there.
+    """Return the first `limit` characters of `text` without secrets, with an ellipsis if cut.
+
+    The time does not depend on the rest of the text. If the cut splits the value of a secret
+    environment variable, its beginning is removed, too.
     """
     if len(text) <= limit:
         return redact(text)
@@ -175,12 +180,12 @@ def redact_clipped(text: str, limit: int) -> str:
 
 
 def _lower(text: str) -> str:
-    # No other letter becomes two.
+    # The only letter that lower() turns into two characters.
     return text.replace("\u0130", "i").lower()
 
 
 def _is_plain(name: str, value: str) -> bool:
-    return name in _PROBABLE and _NOT_SECRET.fullmatch(value) is not None
+    return name in _AMBIGUOUS and _NOT_SECRET.fullmatch(value) is not None
 
 
 def _without_values(text: str, lowered: str, pattern: re.Pattern[str]) -> str:
@@ -211,7 +216,7 @@ def _without_userinfo(found: re.Match[str]) -> str:
     before = found["before"]
     if before is None:
         return found[0]
-    if login := _LOGIN.search(before):  # a password may hold whatever ends a host
+    if login := _LOGIN.search(before):  # a password may contain characters that end a host
         return f"://{before[: login.end()]}{HIDDEN}@"
     if user := _USER.search(before):
         return f"://{before[: user.end('start')]}{HIDDEN}{before[user.end() :]}@"
@@ -219,7 +224,7 @@ def _without_userinfo(found: re.Match[str]) -> str:
 
 
 def _values_of_environment() -> list[str]:
-    return _as_written(
+    return _all_forms(
         frozenset(
             (name, value)
             for name, value in os.environ.items()
@@ -234,9 +239,9 @@ def _is_named(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _as_written(variables: frozenset[tuple[str, str]]) -> list[str]:
-    """Return secret values in each form in which they may stand somewhere, the longest first, as
-    one may be the beginning of another.
+def _all_forms(variables: frozenset[tuple[str, str]]) -> list[str]:
+    """Return secret values in each form in which text may contain them. The longest come first,
+    because one may be the beginning of another.
     """
     values: set[str] = set()
     for name, value in variables:

@@ -113,12 +113,12 @@ def check(
     from sweeps.commands.run import check_tracking
     from sweeps.engine.resources import Machine, plan
     from sweeps.engine.task_check import TaskInspector
-    from sweeps.search.dry_run import rehearse
+    from sweeps.search.dry_run import dry_run
 
     with _loaded(file, settings) as spec:
         for module in spec.modules:  # warn before the import
             messages.sentence(out, f"imports {module}, whose code runs", style="")
-        rehearse(spec)
+        dry_run(spec)
         check_tracking(spec)
         machine = Machine.probe()
         resource_plan = plan(spec.resources, spec.trials, spec.concurrency, machine)
@@ -165,7 +165,7 @@ def run(
     from sweeps.ledger.warm_start import collect_warm_start
     from sweeps.path_checks import check_writable
     from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.search.dry_run import rehearse
+    from sweeps.search.dry_run import dry_run
     from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 
     with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
@@ -176,7 +176,7 @@ def run(
         if paths.exists():
             raise SweepExists(paths)
         ledger_location(paths, spec).check_available()
-        rehearse(spec, collect_warm_start(paths.root, spec))
+        dry_run(spec, collect_warm_start(paths.root, spec))
         seconds = parse_duration(grace, "--grace")
         code = attempt(
             paths,
@@ -216,7 +216,7 @@ def resume(
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
-    from sweeps.search.dry_run import rehearse
+    from sweeps.search.dry_run import dry_run
     from sweeps.store_access import check_sampler_state, remember_named
     from sweeps.sweep_lock import sweep_locked
 
@@ -237,7 +237,7 @@ def resume(
             messages.outcome(out, err, outcome, view.paths)
             raise typer.Exit(outcome.exit_code)
         with document.attach_locations():
-            rehearse(spec, WarmStart.from_data(view.ledger.warm_start()))
+            dry_run(spec, WarmStart.from_data(view.ledger.warm_start()))
             seconds = parse_duration(grace, "--grace")
             code = attempt(
                 view.paths,

@@ -1,6 +1,4 @@
-"""What every test shares: one Ray per session, a sweep's directory, and no environment left over
-from another test.
-"""
+"""Fixtures of all tests: one Ray per session, a clean environment, and limits that scale."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.chaos.fault_table import FaultTable
 from tests.seeds import SeedTable
+from tests.time_limits import scaled
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +40,20 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Know pytest-timeout's setting also where it is not installed: tests/gpu needs it not."""
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds for each test, where pytest-timeout is installed")
+
+
+def _given_timeout(config: pytest.Config) -> float:
+    return float(config.getoption("timeout") or config.getini("timeout"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Give each test more time on a loaded machine; pytest-timeout reads the limit after this."""
+    if item.config.pluginmanager.hasplugin("timeout"):
+        marker = item.get_closest_marker("timeout")
+        seconds = marker.args[0] if marker else _given_timeout(item.config)
+        item.add_marker(pytest.mark.timeout(scaled(seconds)), append=False)
+    return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""A run's curve on disk, for tests that need one and train nothing."""
+"""Write a metrics file for tests that train nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints made without training, for tests that are not about what is in them."""
+"""Make checkpoints without training, for tests that ignore their contents."""
 
 from __future__ import annotations
 

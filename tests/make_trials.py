@@ -1,4 +1,4 @@
-"""A trial with parameters of its own choosing, for tests that are not about the search."""
+"""Make a trial with given parameters, for tests that do not search."""
 
 from __future__ import annotations
 

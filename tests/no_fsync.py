@@ -1,4 +1,4 @@
-"""Databases that do not wait for the disk: for tests in which processes die and no power fails.
+"""Databases without fsync, for tests in which processes die and no power fails.
 
 What must not be tested with it: what is on the disk at which moment (`tests/chaos`).
 """
@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hasty_databases() -> Iterator[None]:
+def databases_without_fsync() -> Iterator[None]:
     """SQLite databases that this process opens are not synced."""
 
     def hasten(connection: Any, _: Any) -> None:

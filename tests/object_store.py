@@ -1,4 +1,4 @@
-"""An S3 server of a test's own, and the wire to it, which can be cut.
+"""An S3 server for one test, and a connection to it that can be cut.
 
 The server is moto's, a process on 127.0.0.1 with its objects in memory: a peer of the protocol
 over real HTTP, not S3. It forgets everything when it ends, so what fails is the wire. What must
@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from types import TracebackType
 
 import pytest
+
+from tests.time_limits import Deadline, scaled
 
 BUCKET = "sweeps-of-tests"
 _SECONDS = 60.0
@@ -114,20 +116,20 @@ class ObjectStore:
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
         )
-        deadline = time.monotonic() + _SECONDS
+        deadline = Deadline(_SECONDS)
         while True:
             try:
                 self.ask("PUT", f"/{BUCKET}")
                 break
             except ConnectionRefusedError:
                 assert self._process.poll() is None, "the server ended"
-                assert time.monotonic() < deadline, f"not up within {_SECONDS} s"
+                assert not deadline.passed, f"not up within {deadline}"
                 time.sleep(0.1)
         self.wire = Wire(self._port)
 
     def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Send a request past the wire, which must succeed; returns the answer's body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=scaled(_SECONDS))
         with contextlib.closing(connection):
             connection.request(method, path, body)
             answer = connection.getresponse()

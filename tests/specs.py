@@ -1,4 +1,4 @@
-"""Specs as a test changes them. What must not live here: whole sweeps."""
+"""Specs with overrides. What must not live here: whole sweeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLflow's own tracking server, as a team runs one, for tests to record into.
+"""MLflow's own tracking server, as a team runs it.
 
 It has no login, as the address of a tracking server in a spec has none: while such a test runs,
 another user of the machine can use it. CONTRIBUTING.md says where tests belong. What must not

@@ -1,7 +1,6 @@
-"""One training run: pure PyTorch, plus the one Ray adapter.
+"""One training run in PyTorch: tasks, the loop, checkpoints, and the adapter to Ray.
 
-Names are imported when they are first used, so that `import trainable` costs neither torch nor
-ray.
+A name is imported at its first use, so `import trainable` loads neither torch nor ray.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What every run has, whoever wrote its loop: reports, a best value, and files closed with it.
+"""The base of `Trainer` and `CustomLoop`: reports, the best value, and closing.
 
-What must not live here: how a run trains (`loop.py`, `own_loop.py`), or when it saves
+What must not live here: how a run trains (`loop.py`, `custom_loop.py`), or when it saves
 (`checkpoint.py`).
 """
 
@@ -23,25 +23,25 @@ from trainable.health import HealthMonitor
 from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
 
-MOST_METRICS = 5_000
-"""Names that a run reports or logs: several for each of a thousand classes. Each is a curve of the
-tracking store, and a report with all of them is a megabyte."""
-_LONGEST_NAME = 1_000
-"""Characters; a tracking store takes a quarter, and shortens what is longer."""
+MAX_METRICS = 5_000
+"""Most metric names of a run: several for each of a thousand classes. Each name is a curve on the
+tracking server, and a report with all of them is a megabyte."""
+_MAX_NAME_LENGTH = 1_000
+"""In characters. The tracking server accepts a quarter of it; longer names are shortened there."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What is known at the end of an epoch.
+    """The report at the end of an epoch.
 
     Attributes:
         step: Optimizer steps completed.
         epoch: Epochs completed.
-        metrics: The boundary's own metrics: the last row's.
-        rows: Everything logged since the previous report, the boundary's own row last.
-        checkpoint: The newest committed generation; the finished report's is this run's last.
-        finished: This was the last epoch, or the one until which the run was opened.
-        signals: What deserves a look, in sentences; see `health.py`.
+        metrics: The metrics of the last row.
+        rows: All rows since the previous report; the last one is that of this epoch's end.
+        checkpoint: The newest committed generation; in a finished report, the run's last one.
+        finished: This is the last epoch, or the one at which the run pauses.
+        signals: Health warnings, in sentences; see `health.py`.
     """
 
     step: int
@@ -54,13 +54,12 @@ class RunReport:
 
 
 class BaseRun(ABC):
-    """A run that can be interrupted and resumed; a context manager that closes it.
+    """A run that can be interrupted and resumed; as a context manager it closes itself.
 
     Args:
         store: Its checkpoints.
-        history: Its curve.
-        resumed_at: The step from which this process goes on; 0 when the run starts from the
-            beginning.
+        history: Writes its rows to disk.
+        resumed_at: The step from which this process resumes; 0 for a new run.
         earlier: Rows written before the run was interrupted.
     """
 
@@ -75,14 +74,14 @@ class BaseRun(ABC):
         self.store = store
         self.resumed_at = resumed_at
         self._history = history
-        self._watch = HealthMonitor()
-        self._watch.load_history(earlier)
+        self._health = HealthMonitor()
+        self._health.load_history(earlier)
 
     @property
     @abstractmethod
     def resolved(self) -> dict[str, str]:
-        """What this process decided where the configuration left it open: `device`, and where the
-        loop is ours `precision`.
+        """The `device` in use, and for a `Trainer` the `precision`, which may be `auto` in the
+        configuration.
         """
 
     @abstractmethod
@@ -90,11 +89,11 @@ class BaseRun(ABC):
         """Train, and yield a report at the end of each epoch."""
 
     def close(self) -> None:
-        """End what the loop holds and wait for what is being written. Safe to call twice."""
-        with ExitStack() as last_comes_first:
-            last_comes_first.callback(self._history.close)
-            last_comes_first.callback(self.store.close)
-            last_comes_first.callback(self._release)
+        """End the loop's processes and wait for pending writes. Safe to call twice."""
+        with ExitStack() as stack:  # runs in reverse order, each also after an error
+            stack.callback(self._history.close)
+            stack.callback(self.store.close)
+            stack.callback(self._release)
 
     def __enter__(self) -> Self:
         return self
@@ -109,88 +108,87 @@ class BaseRun(ABC):
     def _report(
         self, step: int, epoch: int, metrics: dict[str, float], rows: list[Row], *, finished: bool
     ) -> RunReport:
-        signals = self._watch.sentences() if rows else []
+        signals = self._health.sentences() if rows else []
         return RunReport(step, epoch, dict(metrics), rows, self.store.pointer, finished, signals)
 
 
 def one_number(value: object, given: str) -> float:
-    """Return the value of a metric that a user's code gave; a tensor or an array may hold it.
+    """Return a metric of the user's code as a float; it may be a tensor or an array of one number.
 
     Args:
-        value: What was given.
-        given: Who gave it and its name, such as `run() yielded 'loss'`.
+        value: The metric's value.
+        given: Its origin and name, for the message, such as `run() yielded 'loss'`.
 
     Raises:
-        TaskError: It is no number, or more than one.
+        TaskError: The value is not exactly one number.
     """
     single: Any = value
     try:
         if isinstance(value, numpy.generic | numpy.ndarray) or (
             isinstance(value, Tensor) and value.numel() == 1
         ):
-            single = value.item()  # float would drop the imaginary part of one
+            single = value.item()  # float() would drop the imaginary part of a complex number
         return float(single)
     except (TypeError, ValueError, OverflowError) as problem:
         raise TaskError(f"{given} as {describe(value)}; a metric is one number") from problem
 
 
 def check_names(names: Collection[object], given: str) -> None:
-    """Make sure that these are not too many names of metrics, and none far too long.
+    """Check the number of metric names and their lengths.
 
     Args:
-        names: All that the run has, with those that are new.
-        given: Who gives them, such as `run() yields`.
+        names: All names of the run, old and new.
+        given: Their origin, for the message, such as `run() yields`.
 
     Raises:
-        TaskError: They are.
+        TaskError: There are too many names, or one is too long.
     """
-    if len(names) > MOST_METRICS:
+    if len(names) > MAX_METRICS:
         raise TaskError(
-            f"{given} {len(names)} metrics under names of their own; a run has at most "
-            f"{MOST_METRICS} names; put what varies (a sample, a step) into a file, and keep that "
-            "with log_file, or report its mean"
+            f"{given} {len(names)} metrics of different names; a run has at most "
+            f"{MAX_METRICS} names; write values per sample or per step to a file and keep it "
+            "with log_file, or report their mean"
         )
     longest = max((len(name) for name in names if isinstance(name, str)), default=0)
-    if longest > _LONGEST_NAME:
+    if longest > _MAX_NAME_LENGTH:
         raise TaskError(
             f"{given} a metric whose name has {longest} characters; a name has at most "
-            f"{_LONGEST_NAME}; choose a short one, such as 'val/loss'"
+            f"{_MAX_NAME_LENGTH}; choose a short one, such as 'val/loss'"
         )
 
 
 def describe(value: object) -> str:
-    """Return plain data as they are written, and of anything else its type."""
+    """Return the repr of plain data, and the type of any other object."""
     if isinstance(value, (str, int, float, bool, type(None))):
         return repr(value)
     return f"an object of type {type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_better(value: float, best: float | None, mode: Mode) -> bool:
-    """Whether a value is the best so far: NaN and infinity never, and of equals the earlier."""
+    """Return whether a value is the best so far; NaN, infinity and an equal value are not."""
     if not math.isfinite(value):
         return False
     return best is None or (value < best if mode == "min" else value > best)
 
 
 def metrics_at_best(
-    also: Sequence[str],
+    secondary_metrics: Sequence[str],
     now: Mapping[str, float],
     before: Mapping[str, float],
     *,
     is_best: bool,
 ) -> dict[str, float]:
-    """Return `best/<metric>` of the metrics that count beside the deciding one.
+    """Return `best/<metric>` of each secondary metric: its value at the best report.
 
-    It is their value at the deciding one's best report, not their own best: one checkpoint has
-    all of these values.
+    That is not its own best value: one checkpoint has all of these values.
 
     Args:
-        also: The metrics' names.
+        secondary_metrics: The metrics' names.
         now: The metrics of this report.
-        before: The metrics of the report before, with what this returned for it.
-        is_best: The deciding metric is the best so far.
+        before: The metrics of the previous report, with its `best/<metric>`.
+        is_best: The first metric is the best so far.
     """
-    names = {metric: f"best/{metric}" for metric in also}
+    names = {metric: f"best/{metric}" for metric in secondary_metrics}
     if is_best:
         return {name: now[metric] for metric, name in names.items()}
     return {name: before[name] for name in names.values() if name in before}

@@ -1,9 +1,9 @@
-"""What a batch holds, moved to a device or pinned, in the types that user code gave it.
+"""Move a batch to a device or pin its memory, whatever its types.
 
-An object with a `to` of its own is moved by it; mappings, sequences, sets, dataclasses and attrs
-objects are copied with what they hold moved. Any other object that holds a tensor is refused,
-because nothing says what a copy of it must keep; one without tensors stays as it is. What must not
-live here: where batches come from (`data.py`).
+An object with a method `to` moves itself. Mappings, sequences, sets, dataclasses and attrs objects
+are copied, with their parts moved. Any other object that holds a tensor is refused: nothing says
+how to copy it. Objects without tensors stay as they are. What must not live here: where batches
+come from (`data.py`).
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _NOT_ENTERED = (
     types.CodeType,
     types.FrameType,
 )
-"""What an object refers to without holding it: all of a program is reached through these."""
-_MOST_OBJECTS = 10_000
-"""Looked at in search of a tensor. Where none was found among so many, the object stays: a tensor
-on the wrong device is then refused by torch, as soon as it meets one on the right one.
+"""Types that the search for tensors does not enter: through them it would reach all objects."""
+_MAX_OBJECTS_SEARCHED = 10_000
+"""The search for a tensor ends here, and the object is not moved. If it does hold a tensor, torch
+raises when that tensor meets one on the device.
 """
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch with every tensor on the device; the types of its parts stay.
+    """Return the batch with every tensor on the device; the types of its parts are kept.
 
     Raises:
-        TaskError: A part of it holds tensors that nothing says how to move.
+        TaskError: A part holds tensors and does not say how to move them.
     """
 
-    def by_itself(part: Any) -> Any:
+    def move_part(part: Any) -> Any:
         if isinstance(part, Tensor):
             return part.to(device, non_blocking=True)
         kind: type = type(part)
@@ -63,36 +63,38 @@ def move(batch: Batch, device: torch.device) -> Batch:
             )
         return moved
 
-    return _converted(batch, by_itself, _refuse_hidden_tensors)
+    return _converted(batch, move_part, _refuse_hidden_tensors)
 
 
 def pin(batch: Batch) -> Batch:
-    """Return the batch with its tensors in pinned memory, from which a GPU copies by itself.
+    """Return the batch with its tensors in pinned memory, for asynchronous copies to a GPU.
 
-    An object that can `pin_memory` is pinned by it; one that only has a `to` stays as it is.
+    An object with a method `pin_memory` pins itself; one with only `to` stays as it is.
     """
 
-    def by_itself(part: Any) -> Any:
+    def pin_part(part: Any) -> Any:
         if isinstance(part, Tensor):
-            can = part.device.type == "cpu" and part.layout == torch.strided
-            return part.pin_memory() if can else part
+            can_pin = part.device.type == "cpu" and part.layout == torch.strided
+            return part.pin_memory() if can_pin else part
         if callable(getattr(type(part), "pin_memory", None)):
             return part.pin_memory()
         return part if callable(getattr(type(part), "to", None)) else NotImplemented
 
-    return _converted(batch, by_itself, lambda _: None)
+    return _converted(batch, pin_part, lambda _: None)
 
 
-def _converted(batch: Any, by_itself: Callable[[Any], Any], unknown: Callable[[Any], None]) -> Any:
-    """Return a copy of a batch, its parts converted by themselves where they can be.
+def _converted(
+    batch: Any, convert_part: Callable[[Any], Any], unknown: Callable[[Any], None]
+) -> Any:
+    """Return a copy of a batch with its parts converted.
 
     Args:
         batch: The batch, or a part of it.
-        by_itself: Converts a part as a whole, or returns NotImplemented.
+        convert_part: Converts a part as a whole, or returns NotImplemented.
         unknown: Called with each object that is neither converted nor a known container.
     """
-    seen: dict[int, Any] = {}  # a tensor held twice stays one, an object that holds itself ends
-    kept: list[Any] = []  # what was seen, also where a mapping makes it anew: no other gets its id
+    seen: dict[int, Any] = {}  # keeps shared tensors shared, and ends at cycles
+    kept: list[Any] = []  # keeps all parts alive, so that no id is used again
 
     def convert(part: Any) -> Any:
         kind: type = type(part)
@@ -100,7 +102,7 @@ def _converted(batch: Any, by_itself: Callable[[Any], Any], unknown: Callable[[A
             return part
         if id(part) not in seen:
             kept.append(part)
-            found = by_itself(part)
+            found = convert_part(part)
             seen[id(part)] = inside(part, kind) if found is NotImplemented else found
         return seen[id(part)]
 
@@ -136,7 +138,7 @@ def _converted(batch: Any, by_itself: Callable[[Any], Any], unknown: Callable[[A
         return clone
 
     def attributes(part: Any, clone: Any) -> Any:
-        """Convert what a container holds beside its items, and all that a dataclass does."""
+        """Convert the attributes of a container, a dataclass or an attrs object."""
         seen[id(part)] = clone
         fields = _field_names(part.__class__) or ()
         names = dict.fromkeys((*fields, *getattr(part, "__dict__", ())))
@@ -156,7 +158,7 @@ def _held(part: Any, name: str, *default: Any) -> Any:
 
 
 def _tuple_of(kind: type, values: list[Any]) -> Any:
-    """Build a tuple of that kind, whatever its constructor takes."""
+    """Build a tuple of that type without calling its constructor."""
     try:
         return tuple.__new__(kind, values)
     except TypeError:  # a type written in C, such as torch.return_types.max
@@ -189,15 +191,15 @@ def _refuse_hidden_tensors(part: Any) -> None:
         raise TaskError(
             f"the batch holds an object of type {_name(type(part))}, and that holds tensors; only "
             "tensors, mappings, sequences, dataclasses and objects with a method "
-            "to(device) are moved to the device; write `def to(self, device, non_blocking=False)` "
-            "in it, which returns the moved object, or make it a dataclass"
+            "to(device) are moved to the device; give it a method `def to(self, device, "
+            "non_blocking=False)` that returns the moved object, or make it a dataclass"
         )
 
 
 def _reached(part: Any) -> Iterator[Any]:
-    """Yield what an object holds, directly or through others."""
+    """Yield the objects that an object holds, directly or indirectly."""
     waiting, seen = [part], {id(part)}
-    while waiting and len(seen) < _MOST_OBJECTS:
+    while waiting and len(seen) < _MAX_OBJECTS_SEARCHED:
         current = waiting.pop()
         if isinstance(current, numpy.ndarray) and current.dtype == object:
             held = current.ravel().tolist()

@@ -1,4 +1,4 @@
-"""From a configuration to a trainer: where configuration meets the objects it describes."""
+"""Build a trainer from a configuration: the task, its data, the model, the optimizer, the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import prepare_model
 from trainable.opened_files import opened_files
-from trainable.optim import Clipper, build_optimizer, check_form, check_groups
+from trainable.optim import Clipper, build_optimizer, check_groups, normalize_groups
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
@@ -48,45 +48,46 @@ def open_trainer(
     task: Task | None = None,
     restore: Path | None = None,
     until: int | None = None,
-    interrupted: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Trainer | CustomLoop:
-    """Build a run, and resume it from the newest valid checkpoint of its directory when there is
-    one.
+    """Build a run; resume it when its directory has a valid checkpoint.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
 
-    A task is trained by our loop (`Trainer`); a generator function brings its own (`CustomLoop`).
+    `Trainer` trains a task; `CustomLoop` runs a generator function, which has a loop of its own.
     Both have `events()`, `close()`, `store` and `resumed_at`.
 
     Args:
         config: The run, fully resolved.
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
-        checkpoints: Where its checkpoints lie instead, `s3://BUCKET/...`.
-        searched: The keys whose values a search gave; a loop of one's own must read them.
+        checkpoints: Address of the checkpoints, `s3://BUCKET/...`; None: `checkpoints/` in
+            `directory`.
+        searched: The keys whose values the search suggests; a custom loop must read them.
         device: Such as `cpu` or `cuda:0`; None takes the first CUDA device, or else the CPU.
-        threads: Threads of torch's CPU operations; None leaves them as they are.
-        memory_share: Share of a GPU's memory that this process may take; one whose tensors ask
-            for more runs out of memory instead of its neighbours on that GPU.
+        threads: Threads of torch's CPU operations; None leaves the number unchanged.
+        memory_share: Share of the GPU's memory that this process may use. A process that asks for
+            more runs out of memory itself; its neighbours on that GPU do not.
         task: Trained instead of the one that the configuration names.
-        restore: Start from this generation (possibly another run's) instead of the directory's
-            newest.
-        until: The epoch at which this process saves and ends the run, to be continued; None: the
-            budget's last. The schedule is that of the whole budget.
-        interrupted: Asked after every step; once true, the run saves and `events()` ends there.
+        restore: Start from this generation, possibly another run's, instead of the newest one of
+            `directory`.
+        until: The epoch after which the run saves and ends, to be resumed later; None:
+            the last epoch of the budget. The schedule spans the whole budget in either case.
+        should_stop: Called after every step; once it returns true, the run saves and `events()`
+            ends.
 
     Raises:
-        ConfigError: The configuration cannot be trained as it is.
+        ConfigError: The configuration cannot be trained.
         TaskError: The task broke its contract.
-        OutOfMemory: The model or the data does not fit.
-        CheckpointError: There are checkpoints, but none that can be used.
+        OutOfMemory: The model or the data do not fit into memory.
+        CheckpointError: There are checkpoints, but none can be used.
     """
-    place = find_device(device)
+    target = find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    if place.type == "cuda":
-        total = torch.cuda.get_device_properties(place).total_memory
-        torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), place)
-        torch.cuda.reset_peak_memory_stats(place)  # of this process' trial before
+    if target.type == "cuda":
+        total = torch.cuda.get_device_properties(target).total_memory
+        torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), target)
+        torch.cuda.reset_peak_memory_stats(target)  # an earlier trial of this process set it
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         return CustomLoop(
@@ -95,13 +96,13 @@ def open_trainer(
             directory,
             checkpoints=checkpoints,
             searched=searched,
-            device=place,
+            device=target,
             restore=restore,
             until=until,
-            interrupted=interrupted,
+            should_stop=should_stop,
         )
-    with translate_torch_errors(place):
-        parts = build_parts(config, device=place, task=task, compare=restore is None)
+    with translate_torch_errors(target):
+        parts = build_parts(config, device=target, task=task, compare=restore is None)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
     train, schedule = config.train, parts.schedule
@@ -132,8 +133,8 @@ def open_trainer(
         interrupted_before = (
             saved is not None and restore is None and progress.epoch < config.budget.epochs
         )
-        before_commit = -1 if saved is None else progress.step
-        history = History(directory, files, step=before_commit, interrupted=interrupted_before)
+        saved_step = -1 if saved is None else progress.step
+        history = History(directory, files, step=saved_step, interrupted=interrupted_before)
 
     return Trainer(
         step=step,
@@ -145,31 +146,32 @@ def open_trainer(
         epochs=until or config.budget.epochs,
         metric=config.metrics[0],
         mode=config.modes[0],
-        also=config.metrics[1:],
+        secondary_metrics=config.metrics[1:],
         layer_norms_every=train.layer_norms_every,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
         val_seed=val_seed(config),
-        interrupted=interrupted,
+        should_stop=should_stop,
     )
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of before there is an optimizer.
+    """The parts of a run, without its optimizer.
 
     Attributes:
-        task: What is trained.
+        task: The task to train.
         data: Its samples.
         model: On its device, with its initial weights.
         groups: The optimizer's parameter groups.
         train: Windows to train on.
         val: Windows to evaluate on.
         schedule: The learning rate at every step.
-        precision: How forward and backward passes compute.
-        cautions: What can be trained as it is, but is probably not meant, in sentences.
-        opened: Files that the task opened and did not name; see `opened_files.py`.
-        summary: Of what the task built, where a run is to compare it; see `built.py`.
+        precision: The precision of forward and backward passes.
+        cautions: Warnings, in sentences: what can be trained but is probably a mistake.
+        opened: Files that the task opened and did not declare; see `opened_files.py`.
+        summary: Summary of what the task built, for comparison when the run resumes; see
+            `built.py`. None where nothing is compared.
     """
 
     task: Task
@@ -193,13 +195,13 @@ def build_parts(
     task: Task | None = None,
     compare: bool = False,
 ) -> Parts:
-    """Build what a run is made of, up to the optimizer, and seed every generator.
+    """Build the parts of a run, without its optimizer, and seed every generator.
 
-    The optimizer is left out because the first one of a process imports `torch._dynamo` (3 s),
-    which whoever only wants to know what a run would be need not wait for.
+    The first optimizer of a process imports `torch._dynamo`, which takes 3 s. Callers that only
+    inspect a run do not need one.
 
     Raises:
-        ConfigError: The configuration cannot be trained as it is.
+        ConfigError: The configuration cannot be trained.
         TaskError: The task broke its contract.
     """
     train = config.train
@@ -211,11 +213,9 @@ def build_parts(
         if task is None:
             task = load_task(config.task.name, config.task.arguments)
 
-        set_seed(data_seed)  # again, so that samples do not depend on what the constructor drew
+        set_seed(data_seed)  # again: samples must not depend on what the constructor drew
         data = check_data(task.build_data(), task)
-        set_seed(
-            config.seed
-        )  # again, so that initial weights do not depend on what build_data drew
+        set_seed(config.seed)  # again: weights must not depend on what build_data drew
         built = _build_model(task)
     cautions = list(_cautions(built, data, train))
     compared = rules_of(config.training_rules).compares_built and compare
@@ -231,7 +231,7 @@ def build_parts(
         data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
     )
     with under_rules(config.training_rules):
-        groups = check_form(task.param_groups(model))
+        groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
     schedule = Schedule(
@@ -264,25 +264,25 @@ def data_seed_of(config: TrialConfig) -> int:
 
 
 def val_seed(config: TrialConfig) -> int | None:
-    """Return the seed under which validation draws, which depends on no trial; None where it goes
-    on from what training drew, as runs of the earliest rules do.
+    """Return the seed of validation, the same for all trials.
+
+    None under the first training rules: validation then draws from training's generators.
     """
     return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
 def check_steps(config: TrialConfig, samples: int) -> None:
-    """Refuse a configuration that has no steps for so many training samples, or fewer than its
-    warmup.
+    """Refuse a configuration with no steps for this many samples, or fewer than its warmup.
 
     Raises:
-        ConfigError: That is so.
+        ConfigError: There are too few steps.
     """
     windows = _train_plan(config.train, samples, config.seed).windows
     warmup_steps(config.train.schedule.warmup, config.budget.epochs * windows)
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
-    """Build the optimizer and what takes its steps; the learning rate is that of the first one."""
+    """Build the optimizer and its `Step`; the learning rate is that of the first step."""
     optimizer = build_optimizer(config.optimizer, parts.groups)
     parts.schedule.set_lr(optimizer, 0)
     return Step(
@@ -299,7 +299,7 @@ def find_device(name: str | None) -> torch.device:
     """Return the device of that name; None: the first CUDA device, or else the CPU.
 
     Raises:
-        ConfigError: There is no such device here.
+        ConfigError: This machine has no such device.
     """
     if name is None:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -329,9 +329,9 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
     if (part := _in_evaluation_mode(model)) is not None:
         yield (
             f"build_model() returned {f'`{part}`' if part else 'the model'} in evaluation mode, "
-            "and it is trained as it is: without dropout, and with BatchNorm's statistics as they "
-            "are; return model.train(), with single modules in evaluation mode where they are "
-            "meant to be"
+            "and it is trained in that mode: without dropout, and with fixed BatchNorm "
+            "statistics; return model.train(), and call eval() only on modules that must stay in "
+            "evaluation mode"
         )
     for name, collate, split, samples in (
         ("collate", data.collate, "train", data.train),
@@ -339,9 +339,9 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
     ):
         if collate is not None and isinstance(samples, tuple):
             yield (
-                f"{name} is never called for {split}, which is a tuple of tensors and is indexed "
-                "as it is; give torch.utils.data.TensorDataset(*tensors) if samples are to be "
-                "collated"
+                f"{name} is never called for {split}: {split} is a tuple of tensors, and tensors "
+                "are indexed directly; to have samples collated, give "
+                "torch.utils.data.TensorDataset(*tensors)"
             )
     batch_norms = [
         name
@@ -351,15 +351,17 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
     if batch_norms and config.accumulation > 1:
         yield (
             f"accumulation is {config.accumulation} and the model has BatchNorm "
-            f"({batch_norms[0]}): its statistics see micro-batches of {config.micro_batch_size} "
-            f"samples, not the batch of {config.batch_size}, so the result is not that of the "
-            "large batch; use GroupNorm or LayerNorm, or accumulation 1"
+            f"({batch_norms[0]}), which normalizes over micro-batches of "
+            f"{config.micro_batch_size} samples, not over the batch of {config.batch_size}: the "
+            "result differs from that of the whole batch; use GroupNorm or LayerNorm, or "
+            "accumulation 1"
         )
 
 
 def _in_evaluation_mode(model: nn.Module) -> str | None:
-    """Return the outermost part that is trained and in evaluation mode, as ready-made models
-    come, "" for the whole; None where there is none. Single modules are meant to be.
+    """Return the name of the outermost trained part in evaluation mode, "" for the whole model.
+
+    Pretrained models are often returned so. A leaf module in evaluation mode is taken as intended.
     """
     for name, module in model.named_modules():
         is_single = name and next(module.children(), None) is None
@@ -385,7 +387,7 @@ def _open_sources(
 ) -> tuple[Source, Source]:
     micro = config.micro_batch_size
     train_plan = _train_plan(config, sample_count(data.train), seed)
-    # Evaluation takes batches of a size that is known to fit, in the data's own order.
+    # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
     val_plan = WindowPlan(
         samples=sample_count(data.val),
         batch_size=micro,

@@ -1,9 +1,9 @@
-"""What a run's task built, as a summary that the run keeps and compares at each start.
+"""Summarise the model and data that a task built, and compare the summary when the run resumes.
 
-A run that is resumed builds its model and data again. Where that gives something else than when it
-was begun (hash order, a clock, a file that was replaced), its curve would go on as another run's:
-it is refused, with what differs. Numbers are compared with a tolerance, as another processor may
-round otherwise. What must not live here: what a sweep was run from (`fingerprint`).
+A resumed run builds its model and data again. If they differ from those it started with (by hash
+order, a clock, a replaced file), the run is refused, and the message says what differs. Numbers
+are compared with a tolerance, because another processor may round differently.
+What must not live here: digests of the task's source files (`fingerprint.py`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from trainable.data import end_with_parent
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
 from trainable.rules import BUILT
-from trainable.seeding import derive_seed, isolated_host_randomness, seed_host
+from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.task import Data, Samples, Task
 
 _ITEMS = 8
-"""Looked at of each split: the first, the last, and some between."""
+"""Items compared of each split: the first, the last, and some between."""
 _ENTRIES = 64
-"""Looked at of a list or a mapping in an item."""
+"""Entries compared of a list or a mapping in an item."""
 _VALUES = 1 << 16
-"""Looked at of a tensor, evenly spread; more would be felt with large models."""
+"""Values compared of a tensor, evenly spread; more would slow down large models."""
 _BOUND = 2000
-"""Characters that a sweep keeps of an item or a batch; less is looked at of larger ones."""
+"""The most characters that a sweep keeps of an item or batch; of larger ones it compares less."""
 _SHOWN = 3
 
 Summary = dict[str, Any]
@@ -54,20 +54,19 @@ def summarise(
     arguments: Mapping[str, Any],
     apart: bool,
 ) -> Summary:
-    """Summarise what a task built; generators are put back as they were.
+    """Summarise what a task built. Random generators are restored afterwards.
 
     Args:
-        task: With the files that it named.
-        model: With its initial weights.
-        data: Its samples.
-        arguments: Those of the task's constructor.
-        apart: Fetch items in a process of their own, as loader processes do: what a data set
-            opens when its first item is fetched, such as an HDF5 file, must not be open before
-            they are forked.
+        task: The task, with the files that it named.
+        model: The model with its initial weights.
+        data: The task's samples.
+        arguments: The arguments of the task's constructor.
+        apart: Fetch items in a child process, as loader processes do. A file that a data set opens
+            for its first item, such as an HDF5 file, must not be open when these are forked.
     """
     kinds = [[name, type(module).__name__] for name, module in model.named_modules()]
     weights = (*model.named_parameters(), *model.named_buffers())
-    with isolated_host_randomness():
+    with preserved_host_rng():
         found: Summary = {f"file {path}": digest for path, digest in task.files_read.items()}
         found[ARGUMENTS] = _digest(arguments)
         found["model: its modules"] = _digest(kinds)
@@ -77,28 +76,29 @@ def summarise(
 
 
 def summarise_data(data: Data, *, arguments: Mapping[str, Any]) -> Summary:
-    """Summarise the data alone, small enough for a sweep to keep; generators are put back.
+    """Summarise the data alone, in a form that a sweep can store. Generators are restored.
 
-    Items are fetched always: call it where no loader process is forked afterwards.
+    It fetches items in this process: call it only if no loader process is forked afterwards.
     """
     found: Summary = {ARGUMENTS: _digest(arguments)}
-    with isolated_host_randomness():
+    with preserved_host_rng():
         for split in ("train", "val"):
             found |= _split(split, data, _bounded)
     return _as_read_back(found)
 
 
 def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
-    """Refuse to resume a run whose task builds something else than when it was begun; note what a
-    new one builds. A run that has not said what it began with is noted from now on, and so is one
-    whose task has other arguments than before.
+    """Refuse to resume a run whose task builds something else than when the run started.
+
+    The summary is written for a new run, for one without a summary, and for one whose task has
+    other arguments than before.
 
     Raises:
-        ConfigError: It does; the message says what differs.
+        ConfigError: The summaries differ; the message says in what.
     """
     file = directory / BUILT
     before = _read(file) if resumed else None
-    if before is None or before.get(ARGUMENTS) != now[ARGUMENTS]:  # as populations change them
+    if before is None or before.get(ARGUMENTS) != now[ARGUMENTS]:  # PBT changes arguments
         replace_regular(file, json.dumps(now).encode())
         return
     differing = differences(before, now)
@@ -107,10 +107,10 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     more = len(differing) - _SHOWN
     shown = ", ".join([*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
     raise ConfigError(
-        f"builds something else than when this run was begun ({shown}); a run is resumed with the "
+        f"builds something else than when this run started ({shown}); a run resumes with the "
         "model and the data that it had; draw only from the generators of Python, NumPy and "
         "torch, let nothing depend on the order of a set or a directory, on time or process, and "
-        f"restore files that were changed; to go on nevertheless remove {file}",
+        f"restore files that were changed; to resume nevertheless, remove {file}",
         key="task",
     )
 
@@ -118,14 +118,14 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
 def _read(file: Path) -> Summary | None:
     try:
         found = json.loads(read_regular(file, LARGEST_TEXT))
-    # of an earlier release; cut short with the power
+    # a run of an earlier release, or a file cut short by a power loss
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
 def _as_read_back(found: Summary) -> Summary:
-    summary: Summary = json.loads(json.dumps(found))  # the lists of JSON are no tuples
+    summary: Summary = json.loads(json.dumps(found))  # tuples become lists
     return summary
 
 
@@ -134,10 +134,10 @@ def _splits(data: Data) -> Summary:
 
 
 def _splits_apart(data: Data) -> Summary:
-    """Summarise the data in a child process, made as a DataLoader makes its own.
+    """Summarise the data in a child process, started as a DataLoader starts its own.
 
     Raises:
-        TaskError: The process did not live to the end.
+        TaskError: The process ended before it was done.
     """
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.Process(target=_send_splits, args=(data, sender), daemon=True)
@@ -152,36 +152,36 @@ def _splits_apart(data: Data) -> Summary:
     if found is None:
         raise TaskError(
             "a process that fetched items of the data sets, as loader processes do, ended with "
-            f"exit status {child.exitcode}; an item must not end its process; look for the reason "
+            f"exit status {child.exitcode}; an item must not end its process; find the reason "
             "with train.loader.num_workers: 0"
         )
     return found
 
 
 def _send_splits(data: Data, sender: Connection) -> None:
-    torch.set_num_threads(1)  # the parent's threads are not there after a fork; a loader does so
+    torch.set_num_threads(1)  # a fork has none of the parent's threads; DataLoader does the same
     end_with_parent()
     with sender:
         sender.send(_splits(data))
 
 
-def _split(split: str, data: Data, told: Callable[[object], Any]) -> Summary:
+def _split(split: str, data: Data, describe: Callable[[object], Any]) -> Summary:
     samples: Samples = data.train if split == "train" else data.val
     if isinstance(samples, tuple):
-        return {f"{split}: tensor {place}": told(one) for place, one in enumerate(samples)}
+        return {f"{split}: tensor {index}": describe(one) for index, one in enumerate(samples)}
     size = len(samples)  # type: ignore[arg-type]
     found: Summary = {f"{split}: its length": size}
-    # Of a reader that a data set opens at its first item, the run opens its own.
-    with contextlib.suppress(TypeError, ValueError, AttributeError):  # a class may refuse
+    # A copy, so that the run opens its own reader if the data set opens one for its first item.
+    with contextlib.suppress(TypeError, ValueError, AttributeError):  # may not be copyable
         samples = copy.copy(samples)
     fetched: list[Any] = []
     count = min(_ITEMS, size)
-    for index in sorted({place * (size - 1) // max(1, count - 1) for place in range(count)}):
+    for index in sorted({part * (size - 1) // max(1, count - 1) for part in range(count)}):
         seed_host(derive_seed("built", split, index))
         try:
             fetched.append(samples[index])
-            item = told(fetched[-1])
-        # What a user's data set raises is told by the step that needs the item.
+            item = describe(fetched[-1])
+        # The training step that needs the item raises its error.
         except Exception as error:
             item = f"raises {type(error).__name__}"
         found[f"{split}[{index}]"] = item
@@ -190,8 +190,8 @@ def _split(split: str, data: Data, told: Callable[[object], Any]) -> Summary:
     if collate is not None:
         seed_host(derive_seed("built", split, "collate"))
         try:
-            batch = told(collate(fetched))
-        # As above; it may also need as many samples as a batch has.
+            batch = describe(collate(fetched))
+        # As above; it may also fail because it needs a full batch.
         except Exception as error:
             batch = f"raises {type(error).__name__}"
     found[f"{split}: {COLLATED}"] = batch
@@ -207,7 +207,7 @@ def _bounded(value: object) -> Any:
 
 
 def _summary(value: object, depth: int = 0, entries: int = _ENTRIES) -> Any:
-    """Return what identifies a value as plain data: floats stand for what may be rounded."""
+    """Return plain data that identifies a value. Floats in it are compared with a tolerance."""
     if isinstance(value, Tensor):
         if is_lazy(value) or value.is_meta or value.layout is not torch.strided:
             return [type(value).__name__, str(value.dtype)]
@@ -247,17 +247,17 @@ def _numbers(flat: Tensor, shape: list[int]) -> list[Any]:
     kind = str(flat.dtype)
     if flat.numel() == 0:
         return [kind, shape]
-    looked_at = flat[:: max(1, flat.numel() // _VALUES)].cpu().contiguous()
+    chosen = flat[:: max(1, flat.numel() // _VALUES)].cpu().contiguous()
     if not (flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.uint8):
-        return [kind, shape, hashlib.sha256(looked_at.numpy().tobytes()).hexdigest()[:16]]
-    values = torch.view_as_real(looked_at) if flat.is_complex() else looked_at
+        return [kind, shape, hashlib.sha256(chosen.numpy().tobytes()).hexdigest()[:16]]
+    values = torch.view_as_real(chosen) if flat.is_complex() else chosen
     values = torch.nan_to_num(values.flatten().to(torch.float64))
-    places = torch.linspace(0, len(values) - 1, min(8, len(values))).long()
+    indices = torch.linspace(0, len(values) - 1, min(8, len(values))).long()
+    # The root mean square, and relative to it some values and a sum that depends on their order.
     size = float(values.square().mean().sqrt())
-    # Against which differences count, then values, and a sum that knows their order.
     order = torch.cos(torch.arange(len(values), dtype=torch.float64))
-    told = [*values[places].tolist(), float((values * order).sum() / len(values) ** 0.5)]
-    return [kind, shape, size, [one / size if size else 0.0 for one in told]]
+    found = [*values[indices].tolist(), float((values * order).sum() / len(values) ** 0.5)]
+    return [kind, shape, size, [one / size if size else 0.0 for one in found]]
 
 
 def _digest(value: object) -> str:

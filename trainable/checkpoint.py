@@ -1,14 +1,13 @@
-"""CheckpointStore: generations on disk that are either whole or not there.
+"""CheckpointStore: saves, finds and removes a run's checkpoints; each is complete or not visible.
 
-A generation is a directory `checkpoints/step-00000120/` with `state.pt` and `manifest.json`. It is
-written aside, synced, described by the manifest (length and sha256 of each file), synced, and
-renamed into place; only then does anyone see it. Readers trust nothing but a manifest that
-verifies, and the newest one that does wins. "Newest" is a counter in the manifest, never a time.
-All of that happens in a thread beside the training, which waits only while its state is copied;
-what only the optimizer's next step changes is copied beside it, too.
-What must not live here: what a state consists of (see `state.py`), how it is copied and turned
-into bytes (`snapshot.py`), which calls make it durable and keep a stale writer out (`storage`),
-or Ray.
+A checkpoint, here called a generation, is a directory `checkpoints/step-00000120/` with `state.pt`
+and `manifest.json`. The writer writes it under a temporary name, syncs it, and renames it into
+place. The manifest has the length and the sha256 of the state. Readers use the newest generation
+whose manifest and state verify; a counter in the manifest says which is newest, never a time.
+A background thread writes. Training waits only while its state is copied; what only the next
+optimizer step changes (`async_copy_keys`) is copied in the background as well.
+What must not live here: what a state consists of (`train_state.py`), how it is copied and
+serialized (`snapshot.py`), which calls make it durable and block a stale writer (`storage`), Ray.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageErro
 from trainable.manifest import (
     Generation,
     Pointer,
+    best_first,
     describe_damage,
     format_manifest,
-    rank,
     read_manifest,
     read_state,
 )
@@ -41,23 +40,23 @@ from trainable.storage.locate import files_of
 if TYPE_CHECKING:
     from trainable.snapshot import Snapshots
 
-__all__ = ["CheckpointStore", "Generation", "Pointer", "rank"]
+__all__ = ["CheckpointStore", "Generation", "Pointer"]
 
 
 class CheckpointStore:
     """The generations of one run.
 
-    Without `config` it only reads, and never changes anything: any process may look at a run. With
-    one it is the run's only writer, and whoever was it before is shut out. At most one generation
-    is being written at any time: it takes the memory of one copy of the state, kept for the next.
+    Without `config` the store only reads, which any process may do. With one it is the run's only
+    writer, and blocks the writer before it. It writes at most one generation at a time. The copy
+    of the state takes host memory, which is kept for the next copy.
 
     Args:
         directory: The run's directory; generations lie in `checkpoints/` below it.
         config: When to save and what to keep.
         metric: The metric whose best generation is kept.
         mode: Whether a lower (`min`) or a higher (`max`) value is better.
-        files: Where the generations lie, when not in that directory.
-        clock: Seconds that only go forward, for intervals in seconds.
+        files: Where the generations lie; None: in that directory.
+        clock: A monotonic clock in seconds, for intervals in seconds.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class CheckpointStore:
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
         self.set_aside: list[str] = []
-        """What `resume` found damaged, why, and what is used instead: a sentence each."""
+        """A sentence for each generation that `resume` found damaged: why, what replaces it."""
         if config is not None:
             try:
                 self._files.open()
@@ -100,8 +99,8 @@ class CheckpointStore:
         return sorted((g for g in found if isinstance(g, Generation)), key=lambda g: g.number)
 
     def saved_epoch(self) -> int:
-        """Return how many epochs the newest generation has; whoever goes on with it trains, and
-        reports, what lies beyond again.
+        """Return the epochs completed in the newest generation. A resumed run repeats, and reports
+        again, the epochs after it.
         """
         saved = self.generations()
         return saved[-1].epoch if saved else 0
@@ -118,7 +117,7 @@ class CheckpointStore:
     def best(self) -> Generation | None:
         """Return the best generation whose digest verifies; of equals the earlier one."""
         rated = [g for g in self.generations() if g.value is not None]
-        for generation in sorted(rated, key=rank):
+        for generation in sorted(rated, key=best_first):
             if read_state(self._files, generation) is not None:
                 return generation
         return None
@@ -127,11 +126,11 @@ class CheckpointStore:
         """Return a generation's state, with every tensor on the CPU.
 
         Raises:
-            CheckpointError: It is not there, or its digest does not verify.
+            CheckpointError: It does not exist, or its digest does not verify.
         """
         address = generation if isinstance(generation, (Path, str)) else generation.address
-        place, _, name = str(address).rpartition("/")
-        files = self._files.at(place)
+        parent, _, name = str(address).rpartition("/")
+        files = self._files.at(parent)
         found = read_manifest(files, name)
         content = read_state(files, found) if isinstance(found, Generation) else None
         if content is None:
@@ -150,13 +149,13 @@ class CheckpointStore:
     def resume(self) -> dict[str, Any] | None:
         """Return the newest state that verifies; None when the run has never saved one.
 
-        Damaged generations newer than it are moved to `quarantine/`, where they can be looked at
+        Newer generations are damaged. They are moved to `quarantine/`, where they can be inspected
         and are never read again.
 
         Raises:
             AllCheckpointsDamaged: There are or were generations, and not one verifies. They stay
                 where they are.
-            StorageError: The storage cannot be read, which says nothing of what lies there.
+            StorageError: The storage cannot be read. The generations may be sound.
         """
         newest = self._newest_with_content()
         if newest is None:
@@ -189,14 +188,13 @@ class CheckpointStore:
         new_best: bool = False,
         final: bool = False,
         before_commit: Callable[[], None] = lambda: None,
-        steady: Collection[str] = (),
+        async_copy_keys: Collection[str] = (),
     ) -> bool:
-        """Save if the interval, a new best or the end asks for it.
+        """Save if a checkpoint is due: by the interval, for a new best, or at the end of the run.
 
-        Called after every step, whether or not it saves. Returns as soon as the state is copied;
-        it is written beside the training. A save that is due while another one is being written
-        waits for it; only an interval in seconds lets it end first, so that no disk is slow
-        enough to hold up the training.
+        The loop calls this after every step. It returns as soon as the state is copied. A
+        background thread writes it. A save that is due waits for the write before it. With an
+        interval in seconds no save is due during a write, so a slow disk does not delay training.
 
         Args:
             state: Makes the state; called only when it is saved. It may change afterwards.
@@ -205,18 +203,18 @@ class CheckpointStore:
             end_of_epoch: An epoch has just been completed.
             value: The metric, when this state was evaluated.
             new_best: The value is the best so far.
-            final: The run ends here: returns only when everything is committed.
-            before_commit: Makes durable what the state refers to; returns before the generation is
-                committed. Called in the thread that writes.
-            steady: Entries of the state whose tensors nobody changes without calling `settle`
-                first: they are copied in the thread that writes, too.
+            final: The run ends here: return only when everything is committed.
+            before_commit: Makes durable what the state refers to. The writing thread calls it
+                before it commits the generation.
+            async_copy_keys: Entries of the state that the writing thread copies. Nobody may change
+                their tensors before `wait_for_copy` has returned.
 
         Returns:
             Whether it saves.
 
         Raises:
             StorageError: This generation, or the one before it, could not be written.
-            Fenced: Another process has taken the run over.
+            WriterReplaced: Another process has opened the run for writing.
             CheckpointError: The state cannot be saved.
         """
         if self._writing is not None and self._writing.done():
@@ -229,9 +227,9 @@ class CheckpointStore:
             from trainable.snapshot import Snapshots  # imports torch, which readers do not need
 
             self._snapshots = Snapshots()
-        copied = self._snapshots.take(state(), steady)
+        copied = self._snapshots.take(state(), async_copy_keys)
         self._last_step, self._last_time = step, self._clock()
-        # A thread for each: none is left behind when a run is dropped, or where a loader forks.
+        # A thread for each save: none remains when a run is dropped or a data loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._copying = thread.submit(self._snapshots.finish)
         self._writing = thread.submit(
@@ -243,15 +241,15 @@ class CheckpointStore:
         return True
 
     def wait_for_copy(self) -> None:
-        """Return once everything offered is copied. Costs nothing while nothing is being saved."""
+        """Wait until the state of the last save is copied. Free when no save is in progress."""
         copying, self._copying = self._copying, None
         if copying is not None:
             # Device synchronisation, at the first step after a save: the optimizer must not change
-            # what is still being copied. An error is raised where the writing's would be.
+            # tensors that are still being copied. `wait` raises a copy's error, not this method.
             wait_for([copying])
 
     def wait(self) -> None:
-        """Return once everything offered is committed.
+        """Wait until the last save is committed.
 
         Raises:
             CheckpointError: It could not be written. Raised once, here or by the next
@@ -267,7 +265,7 @@ class CheckpointStore:
         return self._kept[-1].pointer if self._kept else None
 
     def close(self) -> None:
-        """Wait as `wait` does, and leave the run to whoever opens it next."""
+        """Wait as `wait` does, and remove this writer's temporary directory."""
         try:
             self.wait()
         finally:
@@ -275,10 +273,10 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """Leave nothing behind when the rest of the run cannot be opened."""
+        """Close the store when the rest of the run cannot be opened."""
         try:
             yield
-        except BaseException:  # an interruption too; raised again
+        except BaseException:  # KeyboardInterrupt too; raised again
             self.close()
             raise
 
@@ -289,7 +287,7 @@ class CheckpointStore:
                 content = read_state(self._files, generation)
                 if content is not None:
                     return generation, content
-            if names == self._files.names():  # else a writer has replaced what was looked at
+            if names == self._files.names():  # else a writer has replaced generations meanwhile
                 break
         self._raise_if_all_damaged()
         return None
@@ -312,7 +310,7 @@ class CheckpointStore:
         epoch: int,
         value: float | None,
     ) -> None:
-        """Commit a generation and remove what is no longer kept, beside the training."""
+        """Commit a generation and remove those no longer kept; runs in the background thread."""
         from trainable.snapshot import num_bytes
 
         name = self._files.unused(step)
@@ -329,7 +327,7 @@ class CheckpointStore:
                 f"to {self._files.address(name)}: {redact(str(problem))}; earlier checkpoints are "
                 f"untouched; {remedy(problem, self._files.remedy)}, then resume"
             ) from problem
-        except Exception as problem:  # what cannot be pickled decides itself what it raises
+        except Exception as problem:  # an object that cannot be pickled may raise anything
             raise CheckpointError(
                 f"saving the checkpoint of step {step} failed ({type(problem).__name__}: "
                 f"{problem}); earlier checkpoints are untouched; correct this, then resume"
@@ -362,12 +360,12 @@ class CheckpointStore:
         return committed[0]
 
     def _retain(self) -> None:
-        """Remove what is neither among the newest nor the best."""
+        """Remove generations that are neither among the newest nor the best."""
         assert self._config is not None
         keep = self._kept[-self._config.keep :]
         rated = [g for g in self._kept if g.value is not None]
         if rated:
-            keep.append(min(rated, key=rank))
+            keep.append(min(rated, key=best_first))
         for generation in self._kept:
             if generation not in keep:
                 self._files.remove(generation.name)
@@ -380,12 +378,12 @@ class CheckpointStore:
             raise AllCheckpointsDamaged(
                 f"every checkpoint below {self._files.address('')} is damaged: {listed}; the run "
                 "does not start again at step 0; restore one from a backup, or remove the "
-                "directory to begin anew"
+                "directory to start from scratch"
             )
 
 
 def _parse(content: bytes) -> dict[str, Any]:
-    # Imports torch: only who reads or writes a state pays for it; looking at manifests needs none.
+    # Imports torch: reading manifests alone does not need it.
     from trainable.snapshot import parse_state
 
     return parse_state(content)

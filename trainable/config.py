@@ -1,8 +1,8 @@
-"""The configuration of one training run: frozen, validated, and nothing else.
+"""The configuration of one training run: frozen, validated sections.
 
-Each section stands with a docstring under each field and its checks beside it. Spelling is the
-same in YAML, on the command line, in Python and as a tracked parameter. What must not live here:
-anything about sweeps, and any import of torch (the command line validates specs without it).
+Each field has its docstring below it, and its checks are in its section. A key has the same name
+in YAML, on the command line, in Python and as a tracked parameter. What must not live here:
+anything about sweeps, or an import of torch (the command line validates specs without it).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainable.rules import NEWEST
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, strict about types, strict about unknown keys."""
+    """Base class of all sections: frozen, with strict types; unknown keys are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -40,11 +40,11 @@ def _plain_number(value: float) -> int | float:
 
 
 Number = Annotated[float, PlainSerializer(_plain_number)]
-"""A number that is written without '.0' when it is whole."""
+"""A float that is serialised without '.0' when it is whole."""
 
 
 class Interval(BaseModel):
-    """How often something happens: `1 epoch`, `100 steps` or `30 seconds`."""
+    """An interval such as `1 epoch`, `100 steps` or `30 seconds`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,7 +74,7 @@ Every = Annotated[Interval, BeforeValidator(_parse_interval), PlainSerializer(st
 
 
 class TaskConfig(BaseModel):
-    """Which task to train, and the arguments of its constructor (every further key)."""
+    """The task to train; every further key is an argument of its constructor."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
@@ -87,47 +87,47 @@ class TaskConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
-class _Own(NamedTuple):
-    """What one optimizer is run with unless something else is said."""
+class _OptimizerDefaults(NamedTuple):
+    """The default hyperparameters of one optimizer."""
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
 
 
-OWN_DEFAULTS = {
-    "sgd": _Own(lr=0.1, momentum=0.9),
-    "adam": _Own(lr=3e-4),
-    "adamw": _Own(lr=3e-4, weight_decay=0.01),
-    "adafactor": _Own(lr=1e-3),
-    "lamb": _Own(lr=1e-3),
-    "lion": _Own(lr=3e-4),
+OPTIMIZER_DEFAULTS = {
+    "sgd": _OptimizerDefaults(lr=0.1, momentum=0.9),
+    "adam": _OptimizerDefaults(lr=3e-4),
+    "adamw": _OptimizerDefaults(lr=3e-4, weight_decay=0.01),
+    "adafactor": _OptimizerDefaults(lr=1e-3),
+    "lamb": _OptimizerDefaults(lr=1e-3),
+    "lion": _OptimizerDefaults(lr=3e-4),
 }
 
 
-def _own(option: str) -> Callable[[dict[str, Any]], float]:
-    """Return what finds the default of an option by the name of the chosen optimizer."""
-    return lambda given: float(getattr(OWN_DEFAULTS[given["name"]], option))
+def _default_of(option: str) -> Callable[[dict[str, Any]], float]:
+    """Return a default factory that looks up an option of the chosen optimizer."""
+    return lambda given: float(getattr(OPTIMIZER_DEFAULTS[given["name"]], option))
 
 
 class OptimizerConfig(Section):
-    """The optimizer. What is left out, or `None`, is the chosen optimizer's own default."""
+    """The optimizer. An option that is left out or `null` has the chosen optimizer's default."""
 
     name: Literal["sgd", "adam", "adamw", "adafactor", "lamb", "lion"] = "adamw"
-    """Which algorithm. `lamb` and `lion` need the extra `gradsweep[optimizers]`."""
-    lr: float = Field(default_factory=_own("lr"), gt=0, examples=[0.001])
+    """The algorithm. `lamb` and `lion` need the extra `gradsweep[optimizers]`."""
+    lr: float = Field(default_factory=_default_of("lr"), gt=0, examples=[0.001])
     """The peak learning rate."""
-    weight_decay: float = Field(default_factory=_own("weight_decay"), ge=0, examples=[0.01])
-    """Decay of weights; tensors with fewer than two dimensions (biases, norms, layer scales) never
+    weight_decay: float = Field(default_factory=_default_of("weight_decay"), ge=0, examples=[0.01])
+    """Weight decay. Tensors with fewer than two dimensions (biases, norms, layer scales) never
     decay."""
     betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
     """Decay rates of the moment estimates (Adam family, LAMB, Lion)."""
-    momentum: float = Field(default_factory=_own("momentum"), ge=0, lt=1, examples=[0.9])
+    momentum: float = Field(default_factory=_default_of("momentum"), ge=0, lt=1, examples=[0.9])
     """Momentum of `sgd`."""
     nesterov: bool = False
     """Nesterov momentum for `sgd`; needs `momentum` above 0."""
     eps: float | None = Field(default=None, gt=0)
-    """The denominator's guard."""
+    """The constant added to the denominator, against division by zero."""
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> OptimizerConfig:
@@ -137,7 +137,7 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """How the learning rate moves from step to step."""
+    """The learning rate as a function of the step."""
 
     name: Literal["cosine", "linear", "onecycle", "step", "constant", "plateau"] = "cosine"
     """The decay that follows the warmup."""
@@ -173,12 +173,12 @@ class ClipConfig(Section):
 
 
 class LoaderConfig(Section):
-    """How batches reach the device."""
+    """The options of the data loader."""
 
     num_workers: int = Field(default=0, ge=0)
     """Loader processes; tensors in memory are indexed directly and need none."""
     pin_memory: bool | None = None
-    """Page-locked host memory for asynchronous transfers; null: where there is a GPU."""
+    """Page-locked host memory for asynchronous transfers; null: only with a GPU."""
     persistent_workers: bool = True
     """Keep loader processes from one epoch to the next."""
     prefetch_factor: int = Field(default=2, ge=1)
@@ -188,18 +188,18 @@ class LoaderConfig(Section):
 
 
 class TrainConfig(Section):
-    """One training run's loop."""
+    """The training loop."""
 
     batch_size: int = Field(default=64, ge=1)
     """Samples per optimizer step."""
     accumulation: int = Field(default=1, ge=1)
-    """Micro-batches per optimizer step; each holds batch_size / accumulation samples. The step is
-    that of the whole batch, except for BatchNorm, whose statistics see micro-batches alone: use
-    GroupNorm or LayerNorm there."""
+    """Micro-batches per optimizer step; each holds batch_size / accumulation samples. The step
+    equals that of the whole batch, except with BatchNorm, which normalizes over micro-batches: use
+    GroupNorm or LayerNorm then."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Autocast precision. `auto` is bf16 on a GPU that computes in it, fp16 on an older one, and
-    fp32 on every CPU: also where a CPU computes in bf16, small models (up to an MLP of about
-    1,000 units) were measured to be slower in it. Larger ones may ask for bf16."""
+    """Autocast precision. `auto` is bf16 on a GPU that supports it, fp16 on an older one, and fp32
+    on every CPU: even on CPUs with bf16, small models (up to an MLP of about 1,000 units) were
+    measured to be slower in it. Try bf16 for larger ones."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     clip: ClipConfig = ClipConfig()
@@ -207,18 +207,18 @@ class TrainConfig(Section):
     deterministic: bool = True
     """The same seed gives the same bits on the same hardware and versions."""
     layer_norms_every: int = Field(default=50, ge=0)
-    """Log `grad_norm/<layer>` every this many steps; 0 switches it off. The step has computed
-    them already: what they cost is a point for each layer."""
+    """Log `grad_norm/<layer>` every this many steps; 0 switches it off. The step computes the
+    norms in any case; the cost is one logged value per layer."""
     measure_device_time: bool = False
-    """Report `train/device_seconds` beside `train/seconds`, and say so when the device mostly
-    waits for data; waits for the device at each step, which is why it is off by default."""
+    """Report `train/device_seconds` beside `train/seconds`, and warn when the device mostly waits
+    for data. Off by default, because it waits for the device at each step."""
     compile: bool = False
-    """Compile the model's forward pass with torch.compile, once for each shape of its inputs (up
-    to torch's limit of 8); the first steps are slow."""
+    """Compile the model's forward pass with torch.compile, once for each input shape (up to
+    torch's limit of 8); the first steps are slow."""
     channels_last: bool = False
-    """Lay out images as (N, H, W, C) in memory, which convolutions on GPUs prefer."""
+    """Lay out images as (N, H, W, C) in memory; convolutions on GPUs are often faster with it."""
     activation_checkpointing: bool = False
-    """Compute each block's activations again in the backward pass instead of keeping them."""
+    """Recompute each block's activations in the backward pass: less memory, more time."""
 
     @model_validator(mode="after")
     def _micro_batches_are_whole(self) -> TrainConfig:
@@ -238,32 +238,32 @@ class TrainConfig(Section):
 
 
 class BudgetConfig(Section):
-    """How long a full training run is."""
+    """The length of a full training run."""
 
     epochs: int = Field(default=10, ge=1)
-    """Passes over the training data; the model is evaluated and reported after each."""
+    """Passes over the training data; each ends with an evaluation and a report."""
 
 
 class CheckpointConfig(Section):
-    """When to checkpoint and what to keep."""
+    """When to save checkpoints, and how many to keep."""
 
     every: Every = Interval(count=1, unit="epoch")
     """Interval between two checkpoints. The last step and each new best are saved in any case."""
     keep: int = Field(default=2, ge=2)
-    """Newest generations kept, beside the best; at least 2: a damaged one needs a predecessor."""
+    """Newest checkpoints to keep besides the best; at least 2, in case the newest is damaged."""
 
 
 Mode = Literal["min", "max"]
-"""Whether less or more of a metric is better."""
+"""Whether a lower (`min`) or a higher (`max`) value of a metric is better."""
 
 
 class TrialConfig(Section):
-    """Everything one training run needs, resolved: no search space, no defaults left open."""
+    """The full configuration of one training run, without a search space."""
 
     task: TaskConfig
     metric: str | Annotated[tuple[str, ...], Field(strict=False)]
-    """The metric that decides which checkpoint is the best, such as `val/loss`; of several, the
-    first decides, and the others count beside it."""
+    """The metric that decides which checkpoint is the best, such as `val/loss`. Of several, the
+    first decides, and the others are reported with it."""
     mode: Mode | Annotated[tuple[Mode, ...], Field(strict=False)]
     budget: BudgetConfig = BudgetConfig()
     train: TrainConfig = TrainConfig()
@@ -271,10 +271,10 @@ class TrialConfig(Section):
     seed: int = 0
     """Seed of this run: model initialisation, data order, dropout, augmentation."""
     data_seed: int | None = None
-    """Seed under which the task and its data are built, the same for all trials of a sweep; None:
-    the run's own."""
+    """Seed for building the task and its data, the same for all trials of a sweep; None: the
+    run's seed."""
     training_rules: Literal[1, 2] = NEWEST
-    """The version of the training rules; a run is resumed under those it was begun with."""
+    """The version of the training rules; a run keeps the version with which it started."""
 
     @property
     def metrics(self) -> tuple[str, ...]:

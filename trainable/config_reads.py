@@ -1,9 +1,9 @@
-"""Which keys of its configuration a loop of one's own reads.
+"""Record which keys of its configuration a custom loop reads.
 
-`recorded(config)` returns a `TrialConfig` that behaves as the given one and notes each key that is
-read from it: attributes, items, iteration, and whatever takes a section as a whole (`model_dump`,
-`vars`, `**config.task.arguments`, copies, pickles). Printing reads nothing: no training follows
-from a text. What must not live here: what follows from a key that was never read (`own_loop`).
+`record_reads(config)` returns a `TrialConfig` that behaves as the given one and records each key
+that is read: attributes, items, iteration, and what reads a whole section (`model_dump`, `vars`,
+`**config.task.arguments`, copies, pickles). Printing does not count as reading.
+What must not live here: what follows from a key that was never read (`custom_loop.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Reads:
     """The dotted keys that were read.
 
     Attributes:
-        keys: Those read. A section that was read as a whole stands for everything below it.
-        missing: Arguments of the task that were asked for and are not there.
+        keys: The keys that were read. A section read as a whole stands for all keys below it.
+        missing: Arguments of the task that were read but do not exist.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Reads:
         )
 
 
-def recorded(config: TrialConfig) -> tuple[TrialConfig, Reads]:
-    """Return a configuration that notes what is read from it, and the notes."""
+def record_reads(config: TrialConfig) -> tuple[TrialConfig, Reads]:
+    """Return a configuration that records what is read from it, and the record."""
     reads = Reads()
     return cast("TrialConfig", _section(config, "", reads)), reads
 
 
 class _Source:
-    """What stands behind a section that notes its reads."""
+    """The plain section behind a section that records its reads."""
 
     __slots__ = ("plain", "prefix", "reads", "sections")
 
@@ -61,7 +61,7 @@ class _Source:
             self.sections["arguments"] = _Arguments(plain.arguments, prefix, reads)
 
     def whole(self) -> BaseModel:
-        """Note that everything below was read."""
+        """Record that all keys of the section were read, and return the plain section."""
         self.reads.keys.update(f"{self.prefix}{name}" for name in type(self.plain).model_fields)
         self.reads.keys.update(f"{self.prefix}{name}" for name in self.plain.model_extra or ())
         return self.plain
@@ -72,7 +72,7 @@ def _source(section: object) -> _Source:
 
 
 def _section(plain: BaseModel, prefix: str, reads: Reads) -> BaseModel:
-    kind = _noting(type(plain))
+    kind = _recording_class(type(plain))
     made = kind.__new__(kind)
     private = {"source": _Source(plain, prefix, reads)}
     object.__setattr__(made, "__pydantic_private__", private)
@@ -81,10 +81,11 @@ def _section(plain: BaseModel, prefix: str, reads: Reads) -> BaseModel:
 
 
 @cache
-def _noting(kind: type[BaseModel]) -> type[BaseModel]:
-    """Return a subclass of a section's class whose objects note what is read from them.
+def _recording_class(kind: type[BaseModel]) -> type[BaseModel]:
+    """Return a subclass of a section's class whose objects record what is read from them.
 
-    Whatever is not a field or a property is asked of the plain section and reads all of it.
+    An attribute that is not a field or a property comes from the plain section, and counts as a
+    read of the whole section.
     """
 
     def __getattribute__(self: Any, name: str) -> Any:
@@ -99,13 +100,13 @@ def _noting(kind: type[BaseModel]) -> type[BaseModel]:
             return getattr(plain, name)
         found = getattr(kind, name, None)
         if isinstance(found, property) and not hasattr(BaseModel, name):
-            return object.__getattribute__(self, name)  # it reads for itself
+            return object.__getattribute__(self, name)  # the property reads fields of `self`
         if name in namespace:
             return object.__getattribute__(self, name)
         if hasattr(plain, name):
             return getattr(source.whole(), name)
         source.reads.missing.add(f"{source.prefix}{name}")
-        return getattr(plain, name)  # raises what the plain one raises
+        return getattr(plain, name)  # raises as the plain section does
 
     def whole(self: Any) -> BaseModel:
         return _source(self).whole()
@@ -128,7 +129,7 @@ def _noting(kind: type[BaseModel]) -> type[BaseModel]:
         "__repr__": lambda self: repr(_source(self).plain),
         "__str__": lambda self: str(_source(self).plain),
     }
-    # A mere subclass in Python: no schema is built, and isinstance holds.
+    # A plain Python subclass: pydantic builds no schema, and isinstance holds.
     return type.__new__(type(kind), kind.__name__, (kind,), namespace)
 
 
@@ -137,13 +138,13 @@ def _plain(section: BaseModel) -> BaseModel:
 
 
 class _Arguments(dict[str, Any]):
-    """The task's arguments as a dict that notes what is read from it."""
+    """The task's arguments as a dict that records what is read from it."""
 
     def __init__(self, arguments: dict[str, Any], prefix: str, reads: Reads) -> None:
         super().__init__(arguments)
         self._prefix, self._reads = prefix, reads
 
-    def _note(self, key: object) -> None:
+    def _record(self, key: object) -> None:
         known = dict.__contains__(self, key)
         (self._reads.keys if known else self._reads.missing).add(f"{self._prefix}{key}")
 
@@ -153,23 +154,23 @@ class _Arguments(dict[str, Any]):
         return plain
 
     def __getitem__(self, key: str) -> Any:
-        self._note(key)
+        self._record(key)
         return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
-        self._note(key)
+        self._record(key)
         return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._note(key)
+        self._record(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        self._note(key)
+        self._record(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        self._note(key)
+        self._record(key)
         return super().setdefault(key, default)
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The second door: a loop that someone else wrote, as a generator, run like a task.
+"""Run a training loop that the user wrote, as a generator function, like a task.
 
     def run(config, context):
         ...
@@ -6,8 +6,8 @@
             ...
             yield {"val/loss": loss}, {"model": model.state_dict()}
 
-Each yield is one report, one row of the curve and one chance to save; it counts as one step and
-one epoch. What must not live here: any opinion about how the loop trains.
+Each yield is one report and one row of the curve, and it may save a checkpoint; it counts as one
+step and one epoch. What must not live here: how the loop trains.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from trainable.base_run import (
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.config_reads import recorded
+from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
-from trainable.logged import Log, close_run, closed_on_error, joined, means, run_log
+from trainable.logged import Log, close_run, closed_on_error, means, merge_logged, run_log
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -53,26 +53,26 @@ Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
 FORMAT = 1
 _KEYS = {"format", "loop", "progress"}
 _READ_HERE = frozenset({"train.deterministic"})
-"""What can be searched and is put into effect for any loop."""
-_OVER = object()
-"""What stands for the end of a loop; a loop may yield None by mistake."""
+"""Searchable keys that are applied here: the loop need not read them."""
+_EXHAUSTED = object()
+"""Marks the end of the generator; not None, which a loop may yield by mistake."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the platform tells a loop.
+    """What a custom loop needs besides its configuration.
 
     Attributes:
         directory: The run's directory; files the loop writes there stay with the run.
         seed: The run's seed, for weights and the order of training. Python, NumPy and torch are
             seeded with it before the loop starts.
-        epochs: How many reports are asked for; later ones are not waited for.
+        epochs: Number of reports of the whole run; the loop is not called for more.
         device: Where to train.
-        restored: The state that was yielded with the report from which the run goes on, every
-            tensor on the CPU; None when it starts from the beginning.
-        epoch: Reports made before; 0 when the run starts from the beginning.
-        data_seed: The same for all trials of a sweep: split samples and draw validation from a
-            generator of your own with this seed, so that trials are compared on the same data.
+        restored: The state from which the run resumes, as the loop yielded it, with every tensor
+            on the CPU; None when the run starts from the beginning.
+        epoch: Number of earlier reports; 0 when the run starts from the beginning.
+        data_seed: Seed shared by all trials of a sweep. Split the samples and draw validation
+            from your own generator with this seed: all trials then use the same data.
     """
 
     directory: Path
@@ -85,11 +85,11 @@ class Context:
     _log: Log = field(default_factory=Log, repr=False, compare=False)
 
     def log(self, name: str, value: float | torch.Tensor) -> None:
-        """Log a number beside the metrics of the next report: the mean of its values until then.
+        """Log a number with the next report; several values before it become their mean.
 
         Args:
-            name: Such as `train/aux_loss`; not one that the run reports itself.
-            value: One number; one on a device stays there until the report.
+            name: Such as `train/aux_loss`; not a name that the run itself reports.
+            value: One number; a tensor stays on its device until the report.
 
         Raises:
             TaskError: The name or the value cannot be recorded.
@@ -97,29 +97,28 @@ class Context:
         self._log.add(name, value)
 
     def log_file(self, path: str | Path, name: str | None = None) -> None:
-        """Keep a copy of a file with the run; delivered when the run ends.
+        """Keep a copy of a file with the run; the tracking server receives it when the run ends.
 
         Args:
             path: The file.
-            name: Its path below the run; default its own name.
+            name: Its path among the run's artifacts; default its own name.
         """
         self._log.add_file(path, name)
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Keep a figure of Matplotlib's with the run, as `log_file` does.
+        """Keep a Matplotlib figure with the run, as `log_file` does.
 
         Args:
-            name: Its path below the run; `.png` where it has no suffix.
-            figure: Whatever has `savefig`.
+            name: Its path among the run's artifacts; `.png` is appended where it has no suffix.
+            figure: An object with a method `savefig`.
         """
         self._log.add_figure(name, figure)
 
     def remaining_epochs(self) -> Iterator[int]:
         """Yield the epochs still to be trained, counted from 0.
 
-        At the start of each, Python, NumPy and torch are seeded with a function of the run's seed
-        and the epoch: a loop that draws from them shuffles and drops alike whether or not it was
-        interrupted before.
+        Before each epoch, Python, NumPy and torch are seeded from the run's seed and the epoch.
+        A resumed loop therefore shuffles and drops out as one that was never interrupted.
         """
         for epoch in range(self.epoch, self.epochs):
             set_seed(derive_seed(self.seed, "epoch", epoch))
@@ -128,38 +127,39 @@ class Context:
 
 @dataclass
 class _Progress:
-    """Where a run stands. Plain numbers, saved and restored as they are."""
+    """The counters of a run; plain data, saved in each checkpoint."""
 
     epoch: int = 0
     best: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
-    """Arguments of the task that were not read before the first report."""
+    """Arguments of the task that the loop had not read at its first report."""
 
 
 class CustomLoop(BaseRun):
-    """Runs a generator function.
+    """Run a generator function: report, save and resume what it yields.
 
     Args:
         function: Takes the run's `TrialConfig` and a `Context`; yields a dict of metrics, or a
             pair of metrics and state.
-        config: Given to the function so that keys are spelt as in the spec:
-            `config.train.optimizer.lr`, and `config.task.width` for an argument of the task. What
-            is read from it is noted.
+        config: Passed to the function. Keys are spelt as in the spec:
+            `config.train.optimizer.lr`, and `config.task.width` for an argument of the task.
+            Each key that the function reads is recorded.
         directory: The run's directory; holds `checkpoints/` and `metrics.jsonl`.
-        checkpoints: Where its checkpoints lie instead, `s3://BUCKET/...`.
-        searched: The keys whose values a search gave. A run that starts from the beginning fails
-            at its first report where the loop has not read one of them.
-        device: Where the loop shall train.
-        restore: Start from this generation (possibly another run's) instead of the directory's
-            newest.
-        until: The report after which this process saves and ends the run, to be continued; None:
-            the budget's last.
-        interrupted: Asked after every report; once true, the run saves and ends there.
-        wall_clock: Seconds since the Unix epoch, for the time of rows.
+        checkpoints: Address of the checkpoints, `s3://BUCKET/...`; None: `checkpoints/` in
+            `directory`.
+        searched: The keys whose values the search suggests. A new run fails at its first report
+            if the function has not read each of them.
+        device: Where the function is to train.
+        restore: Start from this generation, possibly another run's, instead of the newest one of
+            `directory`.
+        until: The report after which the run saves and ends, to be resumed later; None:
+            the last one of the budget.
+        should_stop: Called after every report; once it returns true, the run saves and ends.
+        wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
 
     Raises:
-        CheckpointError: There are checkpoints, but none that can be used.
+        CheckpointError: There are checkpoints, but none can be used.
     """
 
     def __init__(
@@ -173,16 +173,16 @@ class CustomLoop(BaseRun):
         device: torch.device,
         restore: Path | None = None,
         until: int | None = None,
-        interrupted: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
-        self._read_config, self._reads = recorded(config)
+        self._read_config, self._reads = record_reads(config)
         self._searched = searched
         self._name = config.task.name
         self._device = device
         self._last = until or config.budget.epochs
-        self._interrupted = interrupted
+        self._should_stop = should_stop
         self._wall_clock = wall_clock
         files = files_of(directory, checkpoints)
         store = CheckpointStore(
@@ -219,43 +219,43 @@ class CustomLoop(BaseRun):
             interrupted_before = (
                 saved is not None and restore is None and resumed_at < config.budget.epochs
             )
-            before_commit = -1 if saved is None else resumed_at
-            history = History(directory, files, step=before_commit, interrupted=interrupted_before)
+            saved_step = -1 if saved is None else resumed_at
+            history = History(directory, files, step=saved_step, interrupted=interrupted_before)
         earlier = read_rows(directory)
         self._yielded: set[str] = set()  # names of metrics
-        self._missed: set[str] = set()
+        self._warned: set[str] = set()  # metrics found missing
         self._unreported = _without_metric(earlier, config.metrics)
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
 
     @property
     def resolved(self) -> dict[str, str]:
-        """The device that the loop was told."""
+        """The device that the loop received."""
         return {"device": device_name(self._device)}
 
     def events(self) -> Iterator[RunReport]:
-        """Run the loop, and yield a report for each of its yields that has the metric.
+        """Run the loop; yield a report each time it yields the metric.
 
-        The rows of those without it come with the next report.
+        The rows of a yield without the metric come with the next report.
 
-        Ends when the budget's epochs are reported, when the loop ends by itself (the last report
-        is then repeated as the finished one), or without a further report once it is interrupted.
+        Ends after the last epoch of the budget, or when the loop ends; the last report is then
+        repeated with `finished` set. Ends without a further report once `should_stop` returns
+        true.
 
         Raises:
-            TaskError: The loop yielded something else than metrics, or nothing at all.
-            ConfigError: The metric is in none of the reports, or a run that is to be continued
-                yielded no state.
+            TaskError: The loop yielded something other than metrics, or nothing at all.
+            ConfigError: No report has the metric, or a run that pauses yielded no state.
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
         """
         progress, epochs = self._progress, self._last
-        interrupted = False
+        stopping = False
         if progress.epoch >= epochs:
             yield self._make_report([], finished=True)
-        while progress.epoch < epochs and not interrupted:
+        while progress.epoch < epochs and not stopping:
             heartbeat.beat("report")
             with translate_torch_errors(self._device), task_code():
-                yielded = next(self._generator, _OVER)
-            if yielded is _OVER:
+                yielded = next(self._generator, _EXHAUSTED)
+            if yielded is _EXHAUSTED:
                 if not progress.metrics:
                     raise TaskError(
                         f"{self._name} ended without a report; it must yield a dict of metrics, "
@@ -268,8 +268,8 @@ class CustomLoop(BaseRun):
             if self._is_new:
                 self._is_new = False
                 self._check_reads()
-            value, new_best = self._note(metrics)
-            interrupted = self._interrupted()
+            value, new_best = self._record(metrics)
+            stopping = self._should_stop()
             if state is not None:
                 self.store.maybe_save(
                     lambda state=state: self._snapshot(state),  # type: ignore[misc]
@@ -278,24 +278,24 @@ class CustomLoop(BaseRun):
                     end_of_epoch=True,
                     value=value,
                     new_best=new_best,
-                    final=interrupted or progress.epoch >= epochs,
+                    final=stopping or progress.epoch >= epochs,
                     before_commit=self._history.sync,
                 )
             elif progress.epoch >= epochs and epochs < self._config.budget.epochs:
                 raise ConfigError(
-                    f"trials pause after epoch {epochs} to be continued later, and {self._name} "
-                    "yielded no state to continue from; a loop that pauses yields a pair of "
+                    f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
+                    "yielded no state to resume from; a loop that pauses yields a pair of "
                     "metrics and state; yield one, or write asha, median or none",
                     key="early_stopping.scheduler",
                 )
-            elif interrupted:
+            elif stopping:
                 self.store.wait()
             if value is not None or progress.epoch >= epochs:
                 yield self._make_report(self._take_rows(), finished=progress.epoch >= epochs)
 
     def _release(self) -> None:
         close_run(self._history.directory)
-        self._generator.close()  # its `finally` blocks run
+        self._generator.close()  # runs its `finally` blocks
 
     def _start(self, function: Function, context: Context) -> Generator[Any, None, None]:
         started = function(self._read_config, context)
@@ -307,16 +307,16 @@ class CustomLoop(BaseRun):
         return started
 
     def _check_reads(self) -> None:
-        """Refuse a search of what the loop does not read, once it has made its first report."""
+        """Refuse a searched key that the loop has not read before its first report."""
         unread = [key for key in self._searched if not self._is_read(key)]
         if unread:
             key = unread[0]
             one = key if len(unread) == 1 else f"{', '.join(unread)} each"
             raise ConfigError(
                 f"{one} was searched, and {self._name} made its first report without reading "
-                "it; whatever is found as its best value would mean nothing; read "
-                f"config.{key} before the first yield{self._needs(key)}, or remove it from space; "
-                "where it counts for some values of another key only, say so with `when`",
+                "it; its best value would mean nothing; read "
+                f"config.{key} before the first yield{self._hint(key)}, or remove it from space; "
+                "if only some values of another key need it, add a `when` condition",
                 key=key,
             )
         arguments = (f"task.{name}" for name in self._config.task.arguments)
@@ -325,14 +325,14 @@ class CustomLoop(BaseRun):
     def _is_read(self, key: str) -> bool:
         return key in _READ_HERE or self._reads.has(key)
 
-    def _needs(self, key: str) -> str:
-        """What the loop asked for instead, where it looks like a mistake in writing."""
+    def _hint(self, key: str) -> str:
+        """Return a hint that names the similar key which the loop tried to read, or ""."""
         return nearest(key, self._reads.missing)
 
     def _unread_arguments(self) -> list[str]:
         return [
-            f"{key} is given, and {self._name} does not read it{self._needs(key)}; an argument "
-            f"that nobody reads changes nothing; read config.{key}, or remove it"
+            f"{key} is given, and {self._name} does not read it{self._hint(key)}; an argument "
+            f"that the loop does not read has no effect; read config.{key}, or remove it"
             for key in self._progress.unread
             if not self._reads.has(key)
         ]
@@ -360,22 +360,22 @@ class CustomLoop(BaseRun):
         check_names(metrics.keys() | self._yielded, f"{self._name} yields")
         numbers = {key: self._number(key, value) for key, value in metrics.items()}
         (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
-        return joined(numbers, logged, self._name), state
+        return merge_logged(numbers, logged, self._name), state
 
     def _number(self, key: object, value: object) -> float:
         if not isinstance(key, str):
             raise TaskError(f"{self._name} yielded a metric named {key!r}; a name is a string")
-        # device synchronisation where it is a tensor on one: the loop chose to yield that
+        # device synchronisation where the loop yields a tensor on a device
         return one_number(value, f"{self._name} yielded {key!r}")
 
-    def _note(self, metrics: dict[str, float]) -> tuple[float | None, bool]:
-        """Count the report and write its row; return the metric, and if it is best.
+    def _record(self, metrics: dict[str, float]) -> tuple[float | None, bool]:
+        """Count the report and write its row; return the metric, and whether it is the best.
 
-        Of a report without the metric, or one of several, there is neither: nobody decides by it.
+        Return (None, False) for a report that lacks a metric.
         """
         progress, config = self._progress, self._config
         progress.epoch += 1
-        metric, *also = config.metrics
+        metric, *secondary = config.metrics
         self._yielded.update(metrics)
         lacking = [name for name in config.metrics if name not in metrics]
         value = None if lacking else metrics[metric]
@@ -386,9 +386,9 @@ class CustomLoop(BaseRun):
         )
         if is_best:
             progress.best = value
-        self._watch.sample(memory_in_use(self._device))
+        self._health.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
-        best = metrics_at_best(also, metrics, progress.metrics, is_best=is_best)
+        best = metrics_at_best(secondary, metrics, progress.metrics, is_best=is_best)
         of_row = memory | metrics | {"epoch": float(progress.epoch)}
         if progress.best is not None:
             of_row |= {f"best/{metric}": progress.best, **best}
@@ -399,19 +399,20 @@ class CustomLoop(BaseRun):
         self._logged += logged
         self._history.append([row])
         self._unreported.append(row)
-        self._watch.see(row)
+        self._health.observe(row)
         if broken:
             raise NonFiniteMetric(broken[0], progress.epoch, metrics[broken[0]])
-        # The last report of a run is one in any case; it then says what the metric was last.
+        # The last report is made even without the metric; it repeats the metric's last value.
         kept = metrics if not lacking else progress.metrics
         progress.metrics = of_row | {n: kept[n] for n in config.metrics if n in kept}
         if lacking and progress.epoch >= self._last:
             self._check_metric()
-        elif lacking and lacking[0] not in self._missed:
-            self._missed.add(lacking[0])
+        elif lacking and lacking[0] not in self._warned:
+            self._warned.add(lacking[0])
             print(
                 f"epoch {progress.epoch}: {lacking[0]!r} is not among what {self._name} yields; "
-                "nothing is decided until it is, and a run that never yields it fails at its end"
+                "early stopping and the search receive no value before it is, and a run that "
+                "never yields it fails at its end"
             )
         return value, is_best
 
@@ -432,7 +433,7 @@ class CustomLoop(BaseRun):
         return rows
 
     def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Make the state to be saved."""
+        """Return the state to be saved."""
         check_state(state)
         return {"format": FORMAT, "loop": state, "progress": asdict(self._progress)}
 
@@ -449,7 +450,7 @@ class CustomLoop(BaseRun):
 
 
 def _without_metric(rows: list[Row], metrics: tuple[str, ...]) -> list[Row]:
-    """Return the rows after the last one that was a report."""
+    """Return the rows after the last report."""
     reported = [at for at, row in enumerate(rows, start=1) if row.metrics.keys() >= {*metrics}]
     return rows[reported[-1] if reported else 0 :]
 
@@ -459,7 +460,7 @@ def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | No
         return _Progress(), None
     if set(saved) != _KEYS or saved["format"] != FORMAT:
         raise CheckpointError(
-            f"the checkpoint holds the keys {sorted(saved)} and is not one of a loop of one's own "
-            f"in format {FORMAT}; continue with the task and the version that wrote it"
+            f"the checkpoint holds the keys {sorted(saved)} and is not one of a custom loop in "
+            f"format {FORMAT}; continue with the task and the version that wrote it"
         )
     return _Progress(**saved["progress"]), saved["loop"]

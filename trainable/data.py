@@ -1,13 +1,13 @@
 """Windows of micro-batches that can resume in the middle of an epoch.
 
-The order of samples is a pure function of the seed and the epoch; whatever is random inside a
-sample (augmentation) is a pure function of the seed, the epoch and the sample's index, and
-whatever is random in `collate` (masking, mixing) one of the seed, the epoch and the window's
-number. None depends on worker processes or where a run was interrupted, but for what a data set
-takes from torch's `get_worker_info()`; what it takes from `torch.initial_seed()` is the run's seed
-without loader processes, and with any number of them one of the epoch and the window. Samples that
-are tensors in memory are indexed directly; everything else goes through torch's DataLoader. What
-must not live here: models, losses, or what a batch means.
+Randomness is a pure function: sample order of seed and epoch; augmentation of seed, epoch and the
+sample's index; `collate` (masking, mixing) of seed, epoch and the window's number. It depends
+neither on loader processes nor on interruptions, except for what a data set reads from torch's
+`get_worker_info()`. `torch.initial_seed()` is the run's seed without loader processes; with any
+number of them it is a seed of the epoch and the window.
+
+Tensors in memory are indexed directly; everything else goes through torch's DataLoader. What must
+not live here: models, losses, or what a batch means.
 """
 
 from __future__ import annotations
@@ -33,26 +33,25 @@ from trainable.batches import move as move
 from trainable.batches import pin
 from trainable.config import LoaderConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.seeding import HostRandomness, derive_seed, seed_host
+from trainable.seeding import HostRngState, derive_seed, seed_host
 from trainable.task import Batch, Samples
 from trainable.task_code import task_code
 
-# Data in memory moves to the accelerator when it takes no more than this share of what is free
-# there for this process.
+# Tensors move to the accelerator if they fit into this share of the memory free for this process.
 _RESIDENT_SHARE = 0.25
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """Which samples make up which window: pure arithmetic.
+    """The assignment of samples to windows: pure arithmetic.
 
     Attributes:
         samples: Samples in the data set.
-        batch_size: Samples of a window, which is one optimizer step.
+        batch_size: Samples of a window, for one optimizer step.
         micro_batch_size: Samples of one forward pass.
         seed: The run's seed.
-        drop_last: Leave out a last window that is short.
+        drop_last: Leave out the last window of an epoch if it is short.
         shuffle: False keeps the samples in their order (evaluation).
     """
 
@@ -67,7 +66,7 @@ class WindowPlan:
         if self.windows == 0:
             raise ConfigError(
                 f"{self.batch_size} and there are {self.samples} samples; with drop_last no step "
-                "is left; lower it or set train.loader.drop_last: false",
+                "remains; lower it or set train.loader.drop_last: false",
                 key="train.batch_size",
             )
 
@@ -103,7 +102,7 @@ class Source(Protocol):
         """Yield the windows of an epoch from `start` on, each an iterable to be used once."""
 
     def close(self) -> None:
-        """Free what the source holds; worker processes have ended when this returns."""
+        """Free memory and end the loader processes before returning."""
 
 
 def open_source(
@@ -120,10 +119,10 @@ def open_source(
     Args:
         samples: A map-style data set, or a tuple of equally long tensors.
         plan: Which samples make up which window.
-        split: `train` or `val`; keeps the randomness of the two apart.
-        device: Where batches are needed.
-        loader: How a DataLoader is set up, where one is needed.
-        collate: Turns a list of samples into a batch; torch's default when None.
+        split: `train` or `val`; the two draw different random numbers.
+        device: The device of the batches.
+        loader: Options of the DataLoader, if one is needed.
+        collate: Makes a batch of a list of samples; None: torch's default.
     """
     if type(samples) is TensorDataset and collate is None:
         samples = samples.tensors
@@ -160,7 +159,7 @@ class TensorSource:
                 )
 
     def close(self) -> None:
-        """Let go of the tensors."""
+        """Free the tensors."""
         self._tensors = ()
 
     def _gather(self, tensor: Tensor, index: Tensor) -> Tensor:
@@ -171,11 +170,10 @@ class TensorSource:
 
 
 class LoaderSource:
-    """Windows of samples that a DataLoader fetches, with or without worker processes.
+    """Windows of samples that a DataLoader fetches, with or without loader processes.
 
-    What the loader calls a batch is a window, a list of micro-batches: what fetching costs beside
-    the samples themselves is paid once for each optimizer step, whatever the accumulation. The
-    host holds whole windows in exchange, as it does for tensors.
+    The loader's batch is a whole window, a list of micro-batches: each optimizer step pays the
+    loader's overhead once, whatever the accumulation. In exchange the host holds whole windows.
     """
 
     def __init__(
@@ -202,9 +200,8 @@ class LoaderSource:
             prefetch_factor=loader.prefetch_factor if workers else None,
             pin_memory=pin and device.type == "cuda",
             collate_fn=_as_window,
-            # The loader draws a seed for its workers at each epoch; from a generator of its own,
-            # so that it never moves the global one. The seed itself does not matter: each window
-            # is seeded anew, and so are samples that draw.
+            # The loader draws a seed for its processes at each epoch; its own generator keeps the
+            # global one unchanged. The seed's value does not matter: each window is seeded again.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
             worker_init_fn=end_with_parent,
         )
@@ -214,22 +211,22 @@ class LoaderSource:
         """Yield the windows of an epoch from `start` on."""
         self._requests.epoch, self._requests.start = epoch, start
         self._windows = iter(self._loader)
-        came = start
+        count = start
         for window in self._windows:
-            came += 1
-            # no `map`, which StopIteration out of a batch's own `to` would end in silence
+            count += 1
+            # Not `map`: a StopIteration raised by a batch's own `to` would end it silently.
             yield (self._move(batch) for batch in window)
-        if came < self.plan.windows:
+        if count < self.plan.windows:
             raise TaskError(
-                f"{self._split}: {came} of {self.plan.windows} windows of epoch {epoch + 1} came "
-                "and the data ended; an epoch has as many windows as the length of its data set "
-                "promises; give every sample below len(dataset)"
+                f"{self._split}: {count} of {self.plan.windows} windows of epoch {epoch + 1} came "
+                "and the data ended; an epoch has as many windows as len(dataset) promises; "
+                "return a sample for every index below len(dataset)"
             )
 
     def close(self) -> None:
-        """End the worker processes."""
-        # The loader offers no public way; without this they end whenever the garbage collector
-        # comes by, and until then hold memory, on a killed trial for ever.
+        """End the loader processes."""
+        # There is no public way. Otherwise they end only with garbage collection, and keep their
+        # memory until then: for ever where the trial was killed.
         for holder in (self._windows, getattr(self._loader, "_iterator", None)):
             shut_down = getattr(holder, "_shutdown_workers", None)
             if shut_down is not None:
@@ -256,17 +253,17 @@ class _Requests:
 
 
 def end_with_parent(_: int = 0) -> None:
-    """On Linux, have the kernel end this loader process with the thread that started it.
+    """On Linux, make the kernel kill this loader process when its parent thread ends.
 
-    torch's own watch looks every five seconds, between two samples: a process that waits for a
-    file that never comes would outlive a killed trial, and what the trial holds with it.
+    torch checks every five seconds, between two samples. A process that waits for a missing file
+    would outlive a killed trial and keep the trial's memory.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class _Window(list[Batch]):
-    """The micro-batches of a window; the loader pins them by this method, which keeps types."""
+    """The micro-batches of a window. The loader calls `pin_memory`, which keeps their types."""
 
     def pin_memory(self) -> _Window:
         """Return the window with its tensors in pinned memory."""
@@ -274,17 +271,16 @@ class _Window(list[Batch]):
 
 
 def _as_window(window: list[Batch]) -> _Window:
-    """What the loader would collate has been."""
+    """Return the window, which `_SeededWindows` has already collated."""
     return _Window(window)
 
 
 class _SeededWindows(Dataset[Any]):
-    """Fetches each sample, and collates each window, under a seed of its own: augmentation and
-    masking are the same in any process.
+    """Fetch each sample and collate each window under its own seed.
 
-    Seeding costs about ten microseconds a sample, so it starts with the first window that is seen
-    to draw random numbers; that window is fetched again, seeded. What a window is never depends
-    on when that happened.
+    Augmentation and masking are therefore the same in any process. Seeding costs about ten
+    microseconds a sample. It starts with the first window that draws random numbers, which is then
+    fetched again, seeded; so a window's content does not depend on when seeding started.
     """
 
     def __init__(
@@ -308,12 +304,12 @@ class _SeededWindows(Dataset[Any]):
             return self._fetch(epoch, window, indices)
 
     def _fetch(self, epoch: int, window: int, indices: list[int]) -> list[Batch]:
-        if get_worker_info() is not None:  # a data set may seed a generator of its own from this
+        if get_worker_info() is not None:  # a data set may seed its own generator from torch's
             self._seed_host(epoch, "window", window)
-        before = HostRandomness()
+        before = HostRngState()
         if not self._draws:
             batches = self._collated([self._dataset[index] for index in indices])
-            if not before.moved():
+            if not before.has_changed():
                 return batches
             self._draws = True
             before.restore()
@@ -322,14 +318,13 @@ class _SeededWindows(Dataset[Any]):
             self._seed_host(epoch, "collate", window)
             return self._collated(samples)
         finally:
-            # In the main process the same generators feed dropout; they go on as if nothing had
-            # been fetched.
+            # In the main process, dropout draws from the same generators: restore them.
             before.restore()
 
-    def _samples(self, epoch: int, indices: list[int], before: HostRandomness) -> list[Any]:
-        if not self._samples_draw:  # perhaps only the collate function does
+    def _samples(self, epoch: int, indices: list[int], before: HostRngState) -> list[Any]:
+        if not self._samples_draw:  # perhaps only the collate function draws
             samples = [self._dataset[index] for index in indices]
-            self._samples_draw = before.moved()
+            self._samples_draw = before.has_changed()
             if not self._samples_draw:
                 return samples
         samples = []

@@ -1,4 +1,4 @@
-"""What a run tells about itself: gradient norms by layer, throughput, memory, time on the device.
+"""Measure a run: gradient norms by layer, throughput, memory, time on the device.
 
 What must not live here: anything that changes the training.
 """
@@ -23,19 +23,19 @@ MEASURED = frozenset(
         "memory/gpu_mb",
     }
 )
-"""Metrics that a clock or the operating system measured: no two runs have them alike, so they are
-left out wherever runs are compared bit for bit."""
+"""Metrics that a clock or the operating system measures. They differ between any two runs and are
+left out where runs are compared bit for bit."""
 
 _STATM = Path("/proc/self/statm")  # in pages: size, resident, shared, ...
 
 
 class LayerNorms:
-    """Turns the norms of single gradients into one norm for each layer.
+    """Compute one gradient norm per layer from the norms of single gradients.
 
-    A layer is the module that owns a parameter, so a weight and its bias count together.
+    A layer is the module that owns a parameter: a weight and its bias are in one layer.
 
     Args:
-        model: Gives the names.
+        model: Its module names are the layers' names.
         parameters: The parameters in the order in which their gradients are measured.
     """
 
@@ -59,7 +59,7 @@ class LayerNorms:
         Args:
             layers: The layer of each gradient.
             norms: L2 norm of each gradient of the summed loss.
-            weight: What the gradients are divided by.
+            weight: The divisor of the gradients.
         """
         squares: dict[str, float] = {}
         for layer, norm in zip(layers, norms, strict=True):
@@ -68,11 +68,10 @@ class LayerNorms:
 
 
 class Throughput:
-    """Samples per second of training time since the last reading; evaluation and saving do not
-    count.
+    """Samples per second of training time, without evaluation and saving.
 
     Args:
-        clock: Seconds that only go forward.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -81,14 +80,14 @@ class Throughput:
         self._seconds = 0.0
         self._started: float | None = None
         self.seconds = 0.0
-        """Training time between the two last readings."""
+        """Training time between the last two readings."""
 
     def start(self) -> None:
-        """Training goes on."""
+        """Start the clock."""
         self._started = self._clock()
 
     def count(self, samples: int) -> None:
-        """Samples were trained on."""
+        """Add to the number of trained samples."""
         self._samples += samples
 
     def read(self) -> float:
@@ -103,11 +102,11 @@ class Throughput:
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:
-    """Return what this run holds now, in MiB; costs some microseconds and waits for no device.
+    """Return the run's memory in MiB; takes microseconds, without a device synchronisation.
 
-    `memory/process_mb` is the resident memory of this process, without its loader's processes,
-    where the system tells it as Linux does; `memory/gpu_mb` what its tensors take of `device`,
-    where that is a GPU. Both are this run's own, whatever else the machine does.
+    `memory/process_mb` is the resident memory of this process on Linux, without its loader
+    processes. `memory/gpu_mb` is the memory of its tensors on `device`, if that is a GPU. Both
+    exclude other processes.
     """
     found = {}
     if _STATM.exists():
@@ -119,8 +118,9 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
 
 
 def memory_since_report(device: torch.device) -> dict[str, float]:
-    """Return `memory_in_use`, with the most that this run's tensors took since the last call as
-    `memory/gpu_mb`: between two steps a device holds less than what decides whether a trial fits.
+    """Return `memory_in_use`, with the peak since the last call as `memory/gpu_mb`.
+
+    The peak decides whether a trial fits on a GPU; between two steps, less memory is in use.
     """
     found = memory_in_use(device)
     if device.type == "cuda":
@@ -130,14 +130,14 @@ def memory_since_report(device: torch.device) -> dict[str, float]:
 
 
 class DeviceTime:
-    """Seconds spent computing steps, the rest being data loading and bookkeeping.
+    """Measure the seconds in which the device computes steps.
 
-    A step is measured from an idle device to an idle device. That is why it is done on request
-    only: a device that is waited for after each step cannot be handed the next one meanwhile.
+    Each measurement waits for the device before and after a step, so the host cannot queue the
+    next step meanwhile. It is therefore off by default.
 
     Args:
-        device: Where the steps are computed; on a CPU, computing is never asynchronous.
-        clock: Seconds that only go forward.
+        device: The device of the steps; a CPU needs no waiting.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
@@ -147,7 +147,7 @@ class DeviceTime:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Count the time that the device takes for what is computed inside."""
+        """Add the time that the device computes inside the context."""
         started = self._wait()
         try:
             yield
@@ -167,6 +167,6 @@ class DeviceTime:
 
 def _layer(name: str | None) -> str:
     if name is None:
-        return "(outside the model)"  # a task may train parameters of its own, such as a loss's
+        return "(outside the model)"  # a task may train other parameters, such as those of a loss
     module, dot, _ = name.rpartition(".")
     return module if dot else "(model)"

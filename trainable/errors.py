@@ -1,18 +1,18 @@
-"""The tree of errors a training run can end with.
+"""The tree of errors that can end a training run.
 
     TrainingError                 a run ended, and the reason is known
     ├── ConfigError (ValueError)  the configuration cannot be trained; nothing was started
     ├── TaskError                 the user's task broke its contract
     ├── NonFiniteLoss             the loss became NaN or infinite at a known step
     ├── NonFiniteGradient         the loss was finite, its gradient was not
-    ├── NonFiniteMetric           a loop of one's own reported NaN or infinity as its metric
-    ├── OutOfMemory               the device's memory did not suffice
+    ├── NonFiniteMetric           a custom loop reported NaN or infinity as its metric
+    ├── OutOfMemory               the device ran out of memory
     └── CheckpointError           a checkpoint could not be written or read
         ├── AllCheckpointsDamaged every generation failed its digest
-        ├── StorageError          the storage is full, read-only, broken or away
-        └── Fenced                another process continues this run; this one must not
+        ├── StorageError          the storage is full, read-only, broken or unreachable
+        └── WriterReplaced        another process has opened this run; this one must stop
 
-Every class carries a `kind`: the short word by which ledgers, tags and messages name the reason.
+Each class has a `kind`: the short word by which the ledger, tags and messages name the reason.
 What must not live here: errors about sweeps, specs or tracking.
 """
 
@@ -29,9 +29,9 @@ class ConfigError(TrainingError, ValueError):
     """The configuration cannot be trained as it is.
 
     Args:
-        message: What is wrong (the value); the rule; what to write instead.
-        key: The dotted path of what it is about, such as `train.precision`, with which the error
-            then begins; empty where it is about no single key.
+        message: The value that is wrong; the rule; the remedy.
+        key: The dotted path of the setting, such as `train.precision`, put before the message;
+            empty if the error concerns no single setting.
     """
 
     kind = "config"
@@ -53,7 +53,7 @@ class NonFiniteLoss(TrainingError):
 
     Args:
         step: The optimizer step (counted from 1) that was not taken.
-        value: The loss as it was.
+        value: The loss.
     """
 
     kind = "non_finite"
@@ -73,7 +73,7 @@ class NonFiniteGradient(TrainingError):
 
     Args:
         step: The optimizer step (counted from 1) that was not taken.
-        norm: The global gradient norm as it was.
+        norm: The global gradient norm.
     """
 
     kind = "non_finite"
@@ -94,8 +94,8 @@ class NonFiniteMetric(TrainingError):
 
     Args:
         metric: Its name.
-        epoch: The report (counted from 1) that carried it.
-        value: The metric as it was.
+        epoch: The report (counted from 1) that contained it.
+        value: The metric's value.
     """
 
     kind = "non_finite"
@@ -110,7 +110,7 @@ class NonFiniteMetric(TrainingError):
 
 
 class OutOfMemory(TrainingError):
-    """The device's memory did not suffice for a step."""
+    """A training step needed more memory than the device has."""
 
     kind = "oom"
 
@@ -126,12 +126,12 @@ class AllCheckpointsDamaged(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The storage refused a checkpoint: it is full, read-only, broken or away."""
+    """The storage could not write or read a checkpoint: full, read-only, broken or unreachable."""
 
     kind = "storage"
 
 
 class WriterReplaced(CheckpointError):
-    """Another process continues this run; this one has changed nothing since, and ends."""
+    """Another process has opened this run for writing; this one can no longer change it."""
 
     kind = "fenced"

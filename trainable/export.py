@@ -1,9 +1,9 @@
-"""Weights for others: the model of one checkpoint as a safetensors file.
+"""Export the model of one checkpoint as a safetensors file.
 
     python -m trainable.export CHECKPOINT FILE
 
-Runs as a program of its own where torch is not wanted in the caller's memory. What must not live
-here: training state other than the model's.
+runs in a process of its own, so that the caller need not load torch. What must not live here:
+training state other than the model's.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     from trainable.config import TrialConfig
 
-AWAY = 3
-"""The exit code when the storage cannot be read now; 1: there are no weights to be had."""
+STORAGE_UNAVAILABLE = 3
+"""The exit code when the storage cannot be read now; 1: the checkpoint has no usable weights."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def export_weights(generation: Path | str, target: Path) -> list[str]:
-    """Write a generation's model as safetensors, after its digest has been verified.
+    """Verify a generation's digest and write its model as safetensors.
 
-    A tensor that the model holds under several names is written once; the file's metadata maps
-    each other name to it, as `safetensors.torch.save_model` does, so that
-    `safetensors.torch.load_model` reads the file.
+    A tensor with several names in the model is written once. The file's metadata maps the other
+    names to it, as `safetensors.torch.save_model` does, so that `safetensors.torch.load_model`
+    reads the file.
 
     Args:
         generation: A checkpoint's directory, such as `checkpoints/step-00000120`, or its prefix
@@ -43,12 +43,12 @@ def export_weights(generation: Path | str, target: Path) -> list[str]:
         target: The file to write.
 
     Returns:
-        What the task holds beside the model whose tensors training has changed, such as an
-        average of its weights, by name: it is not in the file.
+        The names of the task's own tensors that training has changed, such as an average of the
+        weights: they are not in the file.
 
     Raises:
-        CheckpointError: The checkpoint is missing or damaged, or a loop of one's own put no
-            model into it.
+        CheckpointError: The checkpoint is missing or damaged, or a custom loop saved no model in
+            it.
     """
     import torch
     from safetensors.torch import save_file
@@ -61,7 +61,7 @@ def export_weights(generation: Path | str, target: Path) -> list[str]:
     storages: set[int] = set()
     for name, value in model.items():
         if not isinstance(value, torch.Tensor):
-            continue  # a module's extra state is no weight
+            continue  # a module's extra state, not a weight
         view = (value.data_ptr(), value.shape, value.stride(), value.dtype)
         if value.numel() and view in names:
             metadata[name] = names[view]
@@ -74,26 +74,26 @@ def export_weights(generation: Path | str, target: Path) -> list[str]:
     save_file(tensors, target, metadata=metadata)
     mask = os.umask(0)
     os.umask(mask)
-    target.chmod(0o666 & ~mask)  # safetensors lets its owner alone read it
-    return _held_beside(state.get("task", {}))
+    target.chmod(0o666 & ~mask)  # safetensors makes it readable for its owner alone
+    return _task_tensors(state.get("task", {}))
 
 
 def load_model(
     config: TrialConfig, generation: Path | str, *, pickled: bool = False
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a checkpoint's model, ready to predict on the CPU, and what it was evaluated on.
+    """Return a checkpoint's model, ready for prediction on the CPU, with example inputs.
 
     Args:
         config: The run's configuration; its task builds the model.
         generation: A checkpoint's directory, or its prefix in an object store.
-        pickled: It is to be a pickle, which may be called in any way, and not a graph.
+        pickled: The model will be saved as a pickle, which takes any arguments; else as a graph.
 
     Returns:
         The model in evaluation mode, and the inputs of its `forward` for one batch.
 
     Raises:
-        TrainingError: The checkpoint or the task cannot be used, the task is a loop of one's own,
-            or the model does not take tensors.
+        TrainingError: The checkpoint or the task cannot be used, the task is a custom loop, or the
+            model does not take tensors.
     """
     import torch
 
@@ -104,8 +104,8 @@ def load_model(
 
     if load_loop(config.task.name) is not None:
         raise CheckpointError(
-            f"{config.task.name} is a loop of its own, which keeps to itself how its model is "
-            "built; write the model as a Task, or export the weights and build it around them"
+            f"{config.task.name} is a custom loop, and only the loop can build its model; write "
+            "the model as a Task, or export the weights and load them into a model of your own"
         )
     state = _load_state(str(generation))
     weights = _model_of(state, str(generation))
@@ -126,21 +126,21 @@ def load_model(
     parts.train.close()
     parts.val.close()
     inputs, given_by_name = given[0] if given else ((), {})
-    named = [] if pickled else _beside_defaults(parts.model, given_by_name)
+    named = [] if pickled else _not_default(parts.model, given_by_name)
     if not inputs or named or not all(isinstance(one, torch.Tensor) for one in inputs):
         kinds = ", ".join((*(type(one).__name__ for one in inputs), *named)) or "nothing"
         raise CheckpointError(
-            f"the model's forward is given {kinds}; a model that others can load takes tensors, "
-            "by position; wrap it in one that does"
+            f"the model's forward is given {kinds}; a registered model must take tensors by "
+            "position; wrap it in a module that does"
         )
     if all(one.ndim and len(one) == 1 for one in inputs):
-        # a graph that is traced with a single sample takes no other number of them
+        # a graph traced with one sample would accept only one sample
         inputs = tuple(torch.cat([one, one]) for one in inputs)
     return parts.model, tuple(one.clone() for one in inputs)
 
 
-def _beside_defaults(model: nn.Module, given: Mapping[str, Any]) -> list[str]:
-    """The names of what a graph would lack: what is a default is in it."""
+def _not_default(model: nn.Module, given: Mapping[str, Any]) -> list[str]:
+    """Return the keyword arguments that differ from their defaults: a graph would drop them."""
     if not given:
         return []
     known = inspect.signature(model.forward).parameters
@@ -158,8 +158,8 @@ def _load_state(generation: str) -> dict[str, Any]:
     return CheckpointStore(Path(), files=files_at(generation)).load(generation)
 
 
-def _held_beside(task: Mapping[str, Any]) -> list[str]:
-    """Name what a task's state has of tensors: by attribute, or as the task named it."""
+def _task_tensors(task: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tensors in a task's state: attributes, or keys that it chose."""
     held = task.get("held", [])
     found = [str(path[0][1]) for path, _, payload in held if path and _has_tensors(payload)]
     found += [key for key, value in task.items() if key != "held" and _has_tensors(value)]
@@ -196,4 +196,4 @@ if __name__ == "__main__":
                 print(name)
         except CheckpointError as error:
             print(error, file=sys.stderr)
-            sys.exit(AWAY if isinstance(error, StorageError) else 1)
+            sys.exit(STORAGE_UNAVAILABLE if isinstance(error, StorageError) else 1)

@@ -1,14 +1,14 @@
-"""Draw the figures of one run into files: norms, learning rate, curves, a decision boundary.
+"""Draw the figures of one run: gradient norms, learning rate, metrics, a decision boundary.
 
     python -m trainable.figures
 
-draws the figures of several runs in a program of its own, which keeps Matplotlib out of the
-caller's memory. Each line of its input is a request in JSON, `{"config": {...}, "directory":
-"trials/0007", "target": "figures", "changed": false}`, and each line of its output the answer to
+draws figures from the rows of runs in a process of its own, so that the caller need not load
+Matplotlib. Each line of its input is a request in JSON, `{"config": {...}, "directory":
+"trials/0007", "target": "figures", "changed": false}`. Each line of its output is the answer to
 one: `{"written": ["figures/grad_norm.png", ...]}`, or `{"refused": "why"}`.
 
-Matplotlib is imported when the first figure is drawn, without a display and without its global
-state. What must not live here: numbers that are not read from a run's rows or its model.
+Matplotlib is imported for the first figure, without a display and without its global state.
+What must not live here: numbers that are not read from a run's rows or its model.
 """
 
 from __future__ import annotations
@@ -37,34 +37,31 @@ if TYPE_CHECKING:
 
 _BLUE, _ORANGE, _GREY = "#1f6feb", "#d9730d", "#6e7781"
 _CLASSES = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700")
-# Left, bottom, width and height of the axes: room for tick labels of nine characters. To look for
-# places by what is drawn there takes longer than to draw it: a third of a picture's time for the
-# axes, a third for the title and a fifth for the labels.
-_PLACE = (0.105, 0.12, 0.85, 0.78)
-_TITLE, _X_LABEL = (
-    1.045,
-    -0.085,
-)  # in heights of the axes: above an axis' power of ten, below ticks
+# Left, bottom, width and height of the axes, with space for tick labels of nine characters.
+# Matplotlib's automatic layout would take a third of a figure's time for the axes, a third for the
+# title and a fifth for the labels.
+_AXES_BOX = (0.105, 0.12, 0.85, 0.78)
+# In heights of the axes: above the axis' power of ten, and below its ticks.
+_TITLE, _X_LABEL = 1.045, -0.085
 _Y_LABEL = 0.03  # in widths of the figure
-# Below this many steps a per-step line is drawn as it is; above, its running median stands out.
-_SMOOTH_FROM = 100
+_SMOOTH_FROM = 100  # steps: from so many on, a per-step line gets a running median
 _CLIPPED = "train/clip_fraction"
 _DPI = 120
-_used: list[Figure] = []
-"""Wiped, to be drawn on again."""
+_reusable: list[Figure] = []
+"""Cleared figures; drawing on one again is faster than making a new one."""
 _LONGEST_NAME = 60  # characters, each of four bytes at most; a file's name has 255
 
 
 def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = None) -> Path:
-    """Draw how often each gradient norm occurred, with the clipping norm marked.
+    """Draw a histogram of the gradient norms, with the clipping norm marked.
 
-    The warmup's norms are large by nature, so the share of clipped steps is also given for the
-    second half of the run, its steady state.
+    Norms are larger during the warmup, so the share of clipped steps is also shown for the second
+    half of the run.
 
     Args:
-        rows: A run's rows; those with `train/grad_norm` count.
+        rows: A run's rows; those with `train/grad_norm` are drawn.
         path: The file to write; its suffix decides the format.
-        max_norm: Where gradients were clipped; None when they were not.
+        max_norm: The clipping norm; None without clipping.
 
     Raises:
         ValueError: No row has a gradient norm.
@@ -75,41 +72,41 @@ def norm_histogram(rows: Sequence[Row], path: Path, *, max_norm: float | None = 
     norms = [value for _, value in _series(rows, "train/grad_norm")]
     figure, axes = _axes("Gradient norm before clipping")
     low = max(min(norms), 1e-12)
-    drawn = [max(norm, low) for norm in norms]  # no gradient at all has no place on such an axis
+    drawn = [max(norm, low) for norm in norms]  # a logarithmic axis cannot show 0
     high = 1.01 * max(drawn)
     edges = 1 + min(40, max(8, 2 * round(len(norms) ** 0.5)))
     marked = (low, high) if max_norm is None else (low, high, max_norm)
     span = max(marked) / min(marked)
-    if span > 20:  # else a logarithmic axis has hardly a tick to show
+    if span > 20:  # below, a logarithmic axis would have almost no ticks
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span < 1e3 else (1,)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        high = max(high, low * span**0.1)  # norms that are all alike are seen nevertheless
+        high = max(high, low * span**0.1)  # keeps the bars visible if all norms are alike
         bins = numpy.geomspace(low, high, edges)
     else:
         bins = numpy.linspace(low, high, edges)
     counts, _ = numpy.histogram(drawn, bins)
-    axes.stairs(counts, bins, fill=True, color=_BLUE, alpha=0.85)  # one shape, not forty
+    axes.stairs(counts, bins, fill=True, color=_BLUE, alpha=0.85)  # one artist instead of forty
     axes.set_xlabel("global L2 norm of one step")
     axes.set_ylabel("steps")
     axes.yaxis.set_major_locator(_whole_numbers())
     if max_norm is not None:
         later = norms[len(norms) // 2 :]
-        share, steady = (sum(n > max_norm for n in part) / len(part) for part in (norms, later))
+        share, second = (sum(n > max_norm for n in part) / len(part) for part in (norms, later))
         axes.axvline(max_norm, color=_ORANGE, linewidth=2, label=f"max_norm = {max_norm:g}")
         axes.plot([], [], " ", label=f"clipped: {share:.1%} of {len(norms):,} steps")
-        axes.plot([], [], " ", label=f"clipped: {steady:.1%} in the second half")
+        axes.plot([], [], " ", label=f"clipped: {second:.1%} in the second half")
         axes.legend(framealpha=0.8, edgecolor="none")
     return _save(figure, path)
 
 
 def learning_rate(rows: Sequence[Row], scheduled: Sequence[float], path: Path) -> Path:
-    """Draw the learning rate as scheduled against as applied.
+    """Draw the scheduled and the applied learning rate.
 
     Args:
-        rows: A run's rows; those with `train/lr` count.
-        scheduled: What the schedule asks for at step 1, 2, and so on; empty when unknown.
+        rows: A run's rows; those with `train/lr` are drawn.
+        scheduled: The schedule's learning rate at step 1, 2, and so on; empty if unknown.
         path: The file to write.
 
     Raises:
@@ -138,20 +135,20 @@ def learning_rate(rows: Sequence[Row], scheduled: Sequence[float], path: Path) -
 
 
 def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[int] = ()) -> Path:
-    """Draw a metric over the steps as one line, across every interruption.
+    """Draw a metric over the steps as one line, across interruptions.
 
     Args:
-        rows: A run's rows, as `read_rows` gives them.
+        rows: A run's rows, as `read_rows` returns them.
         path: The file to write.
         metric: Such as `train/loss` or `val/accuracy`.
-        resumed_at: Steps from which the run went on after it had been interrupted.
+        resumed_at: Steps from which the run resumed after an interruption.
 
     Raises:
         ValueError: No row has the metric.
     """
     steps, values = zip(*_series(rows, metric), strict=True)
     figure, axes = _axes(metric)
-    # Evaluations are too far apart, and too few, to be smoothed.
+    # Metrics of evaluations are too sparse to smooth.
     many = len(steps) >= _SMOOTH_FROM and 2 * len(steps) > steps[-1] - steps[0]
     axes.plot(
         steps,
@@ -165,8 +162,8 @@ def curve(rows: Sequence[Row], path: Path, *, metric: str, resumed_at: Iterable[
     )
     if many:
         label = "running median"
-        places, medians = _running_median(values)
-        at = [steps[place] for place in places]
+        indices, medians = _running_median(values)
+        at = [steps[index] for index in indices]
         axes.plot(at, medians, color=_BLUE, linewidth=1.8, label=label)
     marks = [step for step in resumed_at if step > 0]
     label = f"interrupted and resumed {len(marks)} times"
@@ -192,10 +189,10 @@ def decision_boundary(
     points: tuple[Tensor, Tensor] | None = None,
     resolution: int = 300,
 ) -> Path:
-    """Draw which class a model of the plane sees where: the stronger the colour, the surer.
+    """Draw the predicted class over the plane; stronger colours mean higher confidence.
 
     Args:
-        model: Maps points (N, 2) to logits (N, C); left in the mode in which it was.
+        model: Maps points (N, 2) to logits (N, C); its mode is restored.
         path: The file to write.
         points: Points (N, 2) and their classes (N,) to draw on top.
         resolution: Points along each axis.
@@ -216,12 +213,12 @@ def decision_boundary(
     classes = shares.shape[1]
     colours = numpy.array([to_rgb(_CLASSES[i % len(_CLASSES)]) for i in range(classes)])
     winner = shares.argmax(dim=1)
-    # From nearly white where all classes are as likely to half the colour where one is certain.
-    sure = ((shares.amax(dim=1) - 1 / classes) / (1 - 1 / classes)).numpy()[:, None]
-    image = 1 - (0.05 + 0.4 * sure) * (1 - colours[winner.numpy()])
+    # Nearly white where all classes are equally likely, half the colour where one is certain.
+    confidence = ((shares.amax(dim=1) - 1 / classes) / (1 - 1 / classes)).numpy()[:, None]
+    image = 1 - (0.05 + 0.4 * confidence) * (1 - colours[winner.numpy()])
     image = image.reshape(resolution, resolution, 3).transpose(1, 0, 2)
 
-    figure = _paper((6.4, 6.4))
+    figure = _new_figure((6.4, 6.4))
     axes = _titled(figure, "Decision boundary")
     extent = (-reach, reach, -reach, reach)
     axes.imshow(image, origin="lower", extent=extent, interpolation="bilinear")
@@ -252,13 +249,13 @@ def decision_boundary(
 def draw_run(
     config: TrialConfig, trainer: Trainer | CustomLoop, directory: Path, target: Path
 ) -> list[Path]:
-    """Draw every picture that the rows and the model of a run give.
+    """Draw all figures for the rows and the model of a run.
 
     Args:
         config: The run's configuration.
-        trainer: What trained it.
+        trainer: The trainer or custom loop of the run.
         directory: The run's directory, for its `metrics.jsonl`.
-        target: Where the pictures go; made when missing.
+        target: The directory to write to; made if missing.
 
     Returns:
         The files written.
@@ -279,14 +276,14 @@ def draw_run(
 def draw_rows(
     config: TrialConfig, directory: Path, target: Path, *, changed: bool = False
 ) -> list[Path]:
-    """Draw every picture that the rows of a run give, without its task or its model.
+    """Draw all figures for the rows of a run, without its task or its model.
 
     Args:
         config: The run's configuration.
-        directory: The run's directory, for its curve and where that was interrupted.
-        target: Where the pictures go; made when missing.
-        changed: It was trained with other parameters before, as a member of a population: its
-            clipping norm and its schedule are not those of all of its steps, and are left out.
+        directory: The run's directory, for its rows and its interruptions.
+        target: The directory to write to; made if missing.
+        changed: PBT changed the run's parameters during training. The clipping norm and schedule
+            of `config` do not hold for all steps, and are left out.
 
     Returns:
         The files written.
@@ -295,7 +292,7 @@ def draw_rows(
     target.mkdir(parents=True, exist_ok=True)
     logged = {name for row in rows for name in row.metrics}
     written = []
-    if {"train/grad_norm", "train/lr"} <= logged and _is_ours(rows):
+    if {"train/grad_norm", "train/lr"} <= logged and _has_step_rows(rows):
         clip = None if changed else config.train.clip.max_norm
         written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
         scheduled = [] if changed else _scheduled(config, _steps_per_epoch(rows))
@@ -308,9 +305,7 @@ def draw_rows(
 
 
 def _file_names(metrics: Iterable[str]) -> dict[str, str]:
-    """Names for the pictures of metrics, which every file system, and an address, takes, and of
-    which no two are alike.
-    """
+    """Return a unique file name for each metric, valid in all file systems and in a URL."""
     names, taken = {}, {"grad_norm", "learning_rate"}
     for metric in dict.fromkeys(metrics):
         name = re.sub(r"^\.|[^\w.\- ]", "_", metric)[:_LONGEST_NAME]
@@ -321,24 +316,24 @@ def _file_names(metrics: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _is_ours(rows: Sequence[Row]) -> bool:
-    """Whether these rows are of steps. A loop of one's own may log what it likes under the same
-    names, once in an epoch, and knows nothing of our clipping and our schedules.
+def _has_step_rows(rows: Sequence[Row]) -> bool:
+    """Whether `Trainer` wrote these rows. A custom loop may log metrics of the same names once an
+    epoch, with other clipping and another schedule.
     """
     return any("epoch" not in row.metrics or _CLIPPED in row.metrics for row in rows)
 
 
 def _steps_per_epoch(rows: Sequence[Row]) -> int:
-    """Windows of an epoch: the most steps between two reports, since fp16 skips some."""
+    """Return the windows of an epoch: the most steps between two reports (fp16 skips some)."""
     ends = [0, *(row.step for row in rows if "epoch" in row.metrics)]
-    if len(ends) == 1:  # cut off within its first epoch
+    if len(ends) == 1:  # interrupted in its first epoch
         return rows[-1].step
     return max(after - before for before, after in itertools.pairwise(ends))
 
 
 def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
-    """The learning rate of each step, from the configuration alone; none for `plateau`, which
-    depends on what was measured.
+    """Return the learning rate of each step from the configuration alone. Empty for `plateau`,
+    which depends on the metric.
     """
     from trainable.schedule import Schedule
 
@@ -358,15 +353,15 @@ def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
 def _series(rows: Iterable[Row], metric: str) -> list[tuple[int, float]]:
     found = [(row.step, row.metrics[metric]) for row in rows if metric in row.metrics]
     if not found:
-        raise ValueError(f"no row has {metric!r}; there is nothing to draw")
+        raise ValueError(f"no row has {metric!r}, so there is nothing to draw")
     return found
 
 
 def _running_median(values: Sequence[float]) -> tuple[list[int], list[float]]:
-    """The median around some hundred places, which are more than a line shows, and these."""
-    half, places = max(2, len(values) // 50), range(0, len(values), max(1, len(values) // 400))
-    medians = [statistics.median(values[max(0, p - half) : p + half + 1]) for p in places]
-    return list(places), medians
+    """Return at most some hundred indices, enough for a line, and the median around each."""
+    half, indices = max(2, len(values) // 50), range(0, len(values), max(1, len(values) // 400))
+    medians = [statistics.median(values[max(0, i - half) : i + half + 1]) for i in indices]
+    return list(indices), medians
 
 
 def _whole_numbers() -> MaxNLocator:
@@ -376,7 +371,7 @@ def _whole_numbers() -> MaxNLocator:
 
 
 def _axes(title: str) -> tuple[Figure, Axes]:
-    figure = _used.pop() if _used else _paper()
+    figure = _reusable.pop() if _reusable else _new_figure()
     return figure, _titled(figure, title)
 
 
@@ -386,13 +381,13 @@ def _titled(figure: Figure, title: str) -> Axes:
     return axes
 
 
-def _paper(size: tuple[float, float] = (7.2, 4.2)) -> Figure:
+def _new_figure(size: tuple[float, float] = (7.2, 4.2)) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # the object alone: no pyplot, no window, no global state
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
     figure = Figure(figsize=size, dpi=_DPI)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes(_PLACE)
+    axes = figure.add_axes(_AXES_BOX)
     axes.xaxis.set_label_coords(0.5, _X_LABEL)
     axes.yaxis.set_label_coords(_Y_LABEL, 0.5, transform=figure.transFigure)
     for side in ("top", "right"):
@@ -403,21 +398,21 @@ def _paper(size: tuple[float, float] = (7.2, 4.2)) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    if figure.axes[0].images:  # its shades are more than a palette has
-        unnamed = {"Software": None}  # the same run gives the same bytes
-        figure.savefig(path, metadata=unnamed, pil_kwargs={"compress_level": 1})
+    if figure.axes[0].images:  # it has more colours than a palette
+        metadata = {"Software": None}  # no version, so that the same run gives the same bytes
+        figure.savefig(path, metadata=metadata, pil_kwargs={"compress_level": 1})
         return path
     if path.suffix == ".png":
         _write_png(figure, path)
     else:
         figure.savefig(path)
-    _wipe(figure)
-    _used.append(figure)
+    _clear(figure)
+    _reusable.append(figure)
     return path
 
 
 def _write_png(figure: Figure, path: Path) -> None:
-    """Write a figure with a palette: half of the time, and a third of the bytes."""
+    """Write a figure as a PNG with a palette: half the time and a third of the bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -429,14 +424,14 @@ def _write_png(figure: Figure, path: Path) -> None:
     packed = image.convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE)
     palette = packed.getpalette()
     assert palette is not None
-    paper = 3 * packed.tobytes()[0]
-    palette[paper : paper + 3] = (255, 255, 255)  # not the mean of what is nearly white
+    background = 3 * packed.tobytes()[0]
+    palette[background : background + 3] = (255, 255, 255)  # quantize averages near-white colours
     packed.putpalette(palette)
     packed.save(path, compress_level=1)
 
 
-def _wipe(figure: Figure) -> None:
-    """Take off what was drawn; the axes, their ticks and the sizes of known texts stay."""
+def _clear(figure: Figure) -> None:
+    """Remove what was drawn. The axes, ticks and cached text sizes stay."""
     (axes,) = figure.axes
     for artist in (*axes.lines, *axes.patches):
         artist.remove()
@@ -460,7 +455,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             Path(request["target"]),
             changed=request["changed"],
         )
-    # A figure that cannot be drawn must not take those of the next run with it.
+    # An error in the figures of one run must not stop those of the next run.
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     return {"written": [str(path) for path in written]}

@@ -1,7 +1,7 @@
-"""What a task is made of, as digests: its source files and its data. How summaries are compared.
+"""Digests of a task's source files and data, and the comparison of two such summaries.
 
-A sweep that goes on days later compares them: trials that trained other code or other data are not
-comparable. What must not live here: what follows from a difference.
+A resumed sweep compares them: trials of different code or data are not comparable.
+What must not live here: what follows from a difference.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ FOREIGN = {"site-packages", "dist-packages"}
 """Directories of installed packages."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 ARGUMENTS = "arguments"
-"""The key of a summary (`built.py`) that says with which arguments its task was made."""
+"""The key in a summary (`built.py`) of the arguments of the task's constructor."""
 COLLATED = "its collated batch"
-"""Ends the keys for what a collate function returns."""
+"""The end of the keys for what a collate function returns."""
 OPENED = "opened file"
-"""Begins the keys for files that were not named (`opened_files.py`). One that is opened the first
-time alone, or from the second on, may be a cache: it is compared where both summaries have it."""
+"""The begin of the keys for files that the task opened and did not name (`opened_files.py`). A
+file may be a cache, opened only at the first or only at later starts: such a key is compared only
+if both summaries have it."""
 
 
 def code_digests(task: str) -> dict[str, str]:
-    """Return the sha256 of a loaded task's source files, by path from where they lie.
+    """Return the sha256 of each source file of a task, by path relative to the task's directory.
 
-    These are the file of its module and, for a user's task, every loaded module below the
-    directory of its package, or beside it where there is no package. Call it once everything is
-    imported that the task needs.
+    These are the file of its module and, for a user's task, all loaded modules in the directory of
+    its package (without a package: in the module's directory). Call it once the task has imported
+    everything that it needs.
 
     Args:
-        task: Its name in a spec; its module is imported already.
+        task: Its name in a spec. Its module must be imported already.
     """
     file = _source(sys.modules[BUILT_IN.get(task, task).partition(":")[0]])
     if file is None:
-        return {}  # a module without a source file, such as one that was compiled
+        return {}  # a module without a source file, such as a compiled one
     root = task_directory(task)
     if root is None:
         root, sources = file.parent, {file}
@@ -57,8 +58,8 @@ def code_digests(task: str) -> dict[str, str]:
 
 
 def task_directory(task: str) -> Path | None:
-    """Return where a user's task lies: the directory of its outermost package, or its module's;
-    None for a built-in task, and for a module without a source file or that is not imported.
+    """Return the directory of a user's task: of its outermost package, or of its module. None for
+    a built-in task, for a module without a source file, and for one that is not imported.
 
     Args:
         task: Its name in a spec.
@@ -72,7 +73,7 @@ def task_directory(task: str) -> Path | None:
 
 
 def tensor_digest(*tensors: Tensor) -> str:
-    """Return one sha256 over the kinds, shapes and values of tensors, in their order."""
+    """Return one sha256 over the dtypes, shapes and values of tensors, in their order."""
     import torch
 
     digest = hashlib.sha256()
@@ -85,21 +86,21 @@ def tensor_digest(*tensors: Tensor) -> str:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the keys under which two summaries differ by more than rounding."""
-    # Earlier releases looked at no batches, and at no items of loader processes.
-    keys = [key for key in {**before, **now} if key in before or not _is_of_items(key)]
+    # Summaries of earlier releases have no batches, and no items if loader processes are used.
+    keys = [key for key in {**before, **now} if key in before or not _describes_items(key)]
     compared = [
         key for key in keys if not key.startswith(OPENED) or (key in before and key in now)
     ]
-    return [key for key in compared if not _alike(before.get(key), now.get(key))]
+    return [key for key in compared if not _equal(before.get(key), now.get(key))]
 
 
-def _is_of_items(key: str) -> bool:
+def _describes_items(key: str) -> bool:
     return key.startswith(("train[", "val[")) or key.endswith(COLLATED)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
+        return len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
     return type(one) is type(other) and bool(one == other)
@@ -107,7 +108,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
-    # Some modules are made up at run time and name a file that there is not.
+    # Modules made at run time may name a file that does not exist.
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
     return Path(file).resolve() if Path(file).is_file() else None
@@ -118,7 +119,7 @@ def _lies_below(root: Path, path: Path) -> bool:
 
 
 def _is_library(module: ModuleType) -> bool:
-    # Where someone works in this project's own tree, it is a library there as anywhere else.
+    # This project's own packages never count as the user's code, even in its source tree.
     return module.__name__.partition(".")[0] in (
         "sweeps",
         "tracking",

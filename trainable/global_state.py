@@ -1,9 +1,9 @@
-"""What a task can change of torch for its whole process, and putting it back for the next one.
+"""GlobalTorchState: torch's process-wide state, restored for the next trial.
 
-A warm process runs one trial after the other; a default type, a mode or a hook that one of them
-left behind would change what the next one computes. What must not live here: what a run itself
-sets each time it is opened (seeds, determinism, threads: `build.py`, `seeding.py`), and what is
-not torch's (`process_state`).
+A worker process runs one trial after the other. A default dtype, a mode or a hook of one trial
+would change what the next one computes. What must not live here: what each run sets when it is
+opened (seeds, determinism, threads: `build.py`, `seeding.py`), and state other than torch's
+(`process_state.py`).
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ _DEVICES = ("cpu", "cuda")
 
 
 class GlobalTorchState:
-    """torch's process-wide state, and how numpy answers errors, as they are now."""
+    """torch's process-wide state and numpy's error handling when this object is made."""
 
     def __init__(self) -> None:
-        self._put_back: list[Callable[[], object]] = []
-        for get, set_ in _SWITCHES:
-            self._keep(get(), get, set_)
+        self._restore: list[Callable[[], object]] = []
+        for get, set_ in _SETTINGS:
+            self._capture(get(), get, set_)
         for device in _DEVICES:
-            self._keep_autocast(device)
-        # torch has public ways of adding a hook for all modules and none of listing them.
+            self._capture_autocast(device)
+        # torch has public functions that add a hook for all modules, but none that lists them.
         for owner in (module, optimizer):
             for name, hooks in vars(owner).items():
                 if name.startswith("_global_") and isinstance(hooks, dict):
-                    self._put_back.append(_hooks_as_they_are(hooks))
+                    self._restore.append(_capture_hooks(hooks))
 
     def restore(self) -> None:
-        """Put everything back."""
-        for put_back in self._put_back:
-            put_back()
+        """Restore everything."""
+        for restore in self._restore:
+            restore()
 
-    def _keep(self, value: Any, get: Callable[[], Any], set_: Callable[[Any], object]) -> None:
-        def put_back() -> None:
+    def _capture(self, value: Any, get: Callable[[], Any], set_: Callable[[Any], object]) -> None:
+        def restore() -> None:
             try:
                 changed = get() != value
-            except RuntimeError:  # torch tells no precision that was set in two ways
+            except RuntimeError:  # torch raises if a precision was set by both the old and new API
                 changed = True
             if changed:
                 set_(value)
 
-        self._put_back.append(put_back)
+        self._restore.append(restore)
 
-    def _keep_autocast(self, device: str) -> None:
-        self._keep(
+    def _capture_autocast(self, device: str) -> None:
+        self._capture(
             torch.is_autocast_enabled(device),
             lambda: torch.is_autocast_enabled(device),
             lambda on: torch.set_autocast_enabled(device, on),
         )
-        self._keep(
+        self._capture(
             torch.get_autocast_dtype(device),
             lambda: torch.get_autocast_dtype(device),
             lambda dtype: torch.set_autocast_dtype(device, dtype),
@@ -69,8 +69,8 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-_BACKENDS: Any = torch.backends  # whose parts are told to no type checker
-_SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+_BACKENDS: Any = torch.backends  # its attributes have no type hints
+_SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (numpy.geterr, lambda errors: numpy.seterr(**errors)),
     (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -78,8 +78,8 @@ _SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    # Which kernels compute. Of precisions the older switches come first, which write the newer
-    # ones, and of these the general one, which others follow.
+    # Precisions. The older settings come first, because they write the newer ones; of the newer
+    # ones the general setting comes first, because the others follow it.
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _attribute(_BACKENDS.cudnn, "allow_tf32"),
     *(
@@ -108,11 +108,11 @@ _SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
 ]
 
 
-def _hooks_as_they_are(hooks: dict[Any, Any]) -> Callable[[], None]:
+def _capture_hooks(hooks: dict[Any, Any]) -> Callable[[], None]:
     before = dict(hooks)
 
-    def put_back() -> None:
+    def restore() -> None:
         hooks.clear()
         hooks.update(before)
 
-    return put_back
+    return restore

@@ -1,8 +1,8 @@
-"""Health signals: what is wrong with a run, as a name and a plain sentence.
+"""Health warnings about a run: a name and a sentence that says what to do.
 
-Each function looks at a history of plain numbers, oldest first, and returns a `Signal` or None.
-Thresholds stand here, with their reasons; a signal is an opinion and never changes the training.
-What must not live here: torch, files, or where the numbers come from.
+Each function takes a history of plain numbers, oldest first, and returns a `Signal` or None.
+Thresholds are defined here, with their reasons. A signal never changes the training. What must
+not live here: torch, files, or where the numbers come from.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import NamedTuple
 from trainable.metrics_file import Row
 
 LATEST = 20
-"""Values that a sentence speaks of as "the last"."""
+"""Number of steps that messages call "the last steps"."""
 HIGH_NORM = 100.0
-"""Gradient norms above this are spikes, whatever the model; healthy ones lie in 0.1 to 10."""
-_FEW = 3
-"""One spike is luck; persistent ones are a signal."""
+"""Gradient norms above this are spikes in any model; normal ones lie between 0.1 and 10."""
+_MIN_SPIKES = 3
+"""A signal needs this many spikes among the last steps; a single one may be chance."""
 
 
 class Signal(NamedTuple):
-    """Something that deserves a look.
+    """A health warning.
 
     Attributes:
-        name: A short word, stable, for tags and filters.
-        sentence: What was seen and what to do.
+        name: A short, stable identifier, for tags and filters.
+        sentence: The observation and what to do.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Signal(NamedTuple):
 
 
 def loss_not_finite(losses: Sequence[float], what: str = "loss") -> Signal | None:
-    """The latest loss is NaN or infinite."""
+    """Warn when the latest loss is NaN or infinite."""
     if not losses or math.isfinite(losses[-1]):
         return None
     return Signal(
@@ -47,10 +47,10 @@ def loss_not_finite(losses: Sequence[float], what: str = "loss") -> Signal | Non
 
 
 def loss_spike(losses: Sequence[float]) -> Signal | None:
-    """The latest losses jumped far above those before.
+    """Warn when the loss jumped: compare medians of the last 5 steps and the 50 before.
 
-    Compared are medians: of the last 5 with the 50 before, in units of the scatter of these 50.
-    A single bad batch does not move a median; a run that has left its valley does.
+    The unit is the median absolute deviation of these 50. A single bad batch does not move a
+    median; a diverging run does.
     """
     finite = [value for value in losses if math.isfinite(value)]
     if len(finite) < 55:
@@ -68,14 +68,14 @@ def loss_spike(losses: Sequence[float]) -> Signal | None:
 
 
 def loss_plateau(losses: Sequence[float], start: float = math.inf) -> Signal | None:
-    """The loss has not fallen over a long stretch, and is not yet a tenth of what it was at first.
+    """Warn when the loss has not fallen for 200 steps.
 
-    Compared are the first and second half of the last 200 values; the fall of their means must
-    exceed twice its own standard error, or else it is not told from noise, and 0.1 % of the loss.
+    The mean of the second 100 steps must be lower by more than twice the standard error of the
+    difference and by more than 0.1 %. A loss below a tenth of `start` has converged: no warning.
 
     Args:
         losses: One value for each step.
-        start: The loss of the first steps; a run that came far below it has converged.
+        start: The mean loss of the first steps.
     """
     finite = [value for value in losses[-200:] if math.isfinite(value)]
     if len(finite) < 200:
@@ -94,7 +94,7 @@ def loss_plateau(losses: Sequence[float], start: float = math.inf) -> Signal | N
 
 
 def overfitting(train: Sequence[float], val: Sequence[float], patience: int = 3) -> Signal | None:
-    """Validation loss has risen for `patience` epochs while training loss went on falling."""
+    """Warn when validation loss rose for `patience` epochs while training loss kept falling."""
     if min(len(train), len(val)) <= patience:
         return None
     train, val = train[-patience - 1 :], val[-patience - 1 :]
@@ -111,10 +111,10 @@ def overfitting(train: Sequence[float], val: Sequence[float], patience: int = 3)
 
 
 def norm_spikes(norms: Sequence[float]) -> Signal | None:
-    """Gradient norms keep exceeding 100."""
+    """Warn when several of the last gradient norms exceed 100."""
     latest = norms[-LATEST:]
     high = sum(value > HIGH_NORM for value in latest)
-    if high < _FEW:
+    if high < _MIN_SPIKES:
         return None
     return Signal(
         "norm_spikes",
@@ -124,7 +124,7 @@ def norm_spikes(norms: Sequence[float]) -> Signal | None:
 
 
 def norm_collapse(norms: Sequence[float]) -> Signal | None:
-    """Gradient norms fell to nothing: below a millionth of what they were, or below 1e-8."""
+    """Warn when gradient norms vanish: below a millionth of their median, or below 1e-8."""
     if len(norms) < LATEST:
         return None
     highest, usual = max(norms[-LATEST:]), statistics.median(norms)
@@ -132,17 +132,17 @@ def norm_collapse(norms: Sequence[float]) -> Signal | None:
         return None
     return Signal(
         "norm_collapse",
-        f"gradient norm below {max(highest, 1e-12):.1g} in all of the last {LATEST} steps: look "
+        f"gradient norm below {max(highest, 1e-12):.1g} in all of the last {LATEST} steps: check "
         "for dead ReLUs, a saturated loss or frozen parameters",
     )
 
 
 def lr_stuck(scheduled: Sequence[float], applied: Sequence[float]) -> Signal | None:
-    """The learning rate stayed where it was while the schedule moved."""
+    """Warn when the applied learning rate stays constant while the schedule's changes."""
     wanted, used = scheduled[-LATEST:], applied[-LATEST:]
     if len(wanted) < LATEST or len(used) < LATEST or len(set(used)) > 1:
         return None
-    # A thousandth: the last steps of a cosine move by less, and nobody would call them stuck.
+    # A thousandth: the last steps of a cosine schedule change by less.
     if max(abs(value - used[-1]) for value in wanted) <= 1e-3 * max(abs(used[-1]), *wanted):
         return None
     return Signal(
@@ -153,7 +153,7 @@ def lr_stuck(scheduled: Sequence[float], applied: Sequence[float]) -> Signal | N
 
 
 def device_under_used(percentages: Sequence[float]) -> Signal | None:
-    """The device computed for less than half of the training time, by the median of 3 epochs."""
+    """Warn when the device computes for less than half the training time (median of 3 epochs)."""
     if len(percentages) < 3:
         return None
     usual = statistics.median(percentages[-3:])
@@ -167,9 +167,9 @@ def device_under_used(percentages: Sequence[float]) -> Signal | None:
 
 
 def memory_growing(sizes: Sequence[float], what: str = "memory") -> Signal | None:
-    """Memory in MiB has grown from reading to reading, by a tenth in all, after it settled.
+    """Warn when memory (MiB) grows in most samples and by a tenth in all.
 
-    The first quarter is left out: caches fill and kernels load then.
+    The first quarter of the samples is left out: caches fill and kernels load.
     """
     settled = sizes[len(sizes) // 4 :]
     if len(settled) < 8:
@@ -180,15 +180,15 @@ def memory_growing(sizes: Sequence[float], what: str = "memory") -> Signal | Non
         return None
     return Signal(
         "memory_growing",
-        f"{what} grew from {settled[0]:,.0f} to {settled[-1]:,.0f} MiB and did not stop: look for "
-        "tensors kept from step to step, such as a loss without .item()",
+        f"{what} grew from {settled[0]:,.0f} to {settled[-1]:,.0f} MiB and did not stop: check "
+        "for tensors kept from step to step, such as a loss without .item()",
     )
 
 
 def throughput_dropping(rates: Sequence[float]) -> Signal | None:
-    """Each of the last 3 epochs ran at less than 60 % of the run's usual speed.
+    """Warn when each of the last 3 epochs ran at less than 60 % of the run's median speed.
 
-    One slow epoch, or a neighbour's short job, is no trend.
+    A single slow epoch, such as during another job on the machine, is ignored.
     """
     positive = [rate for rate in rates if rate > 0]
     if len(positive) < 6:
@@ -198,16 +198,16 @@ def throughput_dropping(rates: Sequence[float]) -> Signal | None:
         return None
     return Signal(
         "throughput_dropping",
-        f"throughput fell from {usual:,.0f} to {latest:,.0f} samples per second: look at the data "
-        "source and at what else runs on this machine",
+        f"throughput fell from {usual:,.0f} to {latest:,.0f} samples per second: check the data "
+        "source and other processes on this machine",
     )
 
 
 class HealthMonitor:
-    """Looks at the rows of one run as they come, and keeps no more than it needs.
+    """Collect the rows of one run in bounded memory, and derive the signals.
 
-    Memory is also sampled between rows. Rows that an interrupted run had written do not count for
-    it: they tell of another process.
+    Memory is also sampled between rows. Its samples are never loaded from an interrupted run's
+    rows: those describe another process.
     """
 
     def __init__(self) -> None:
@@ -224,21 +224,21 @@ class HealthMonitor:
         self._epoch_losses: list[float] = []
 
     def load_history(self, rows: Iterable[Row]) -> None:
-        """See rows that an interrupted run had written."""
+        """Observe the rows that the run wrote before it was interrupted."""
         for row in rows:
-            self.see(row)
+            self.observe(row)
 
     def sample(self, memory: Mapping[str, float]) -> None:
-        """Take note of what the run holds now, in MiB by metric name."""
+        """Record the memory in use now, in MiB by metric name."""
         for name, size in memory.items():
             self._memory.setdefault(name, deque(maxlen=200)).append(size)
 
-    def see(self, row: Row, scheduled: float | None = None) -> None:
-        """Take note of a row.
+    def observe(self, row: Row, scheduled: float | None = None) -> None:
+        """Record a row.
 
         Args:
-            row: In the order of steps.
-            scheduled: The learning rate that the schedule asks for at this step, where known.
+            row: The next row, in the order of steps.
+            scheduled: The schedule's learning rate at this step, where known.
         """
         metrics = row.metrics
         if "train/loss" in metrics:
@@ -262,7 +262,7 @@ class HealthMonitor:
             self._epoch_losses = []
 
     def signals(self) -> list[Signal]:
-        """Return what deserves a look now."""
+        """Return all present warnings."""
         start = statistics.fmean(self._first) if self._first else math.inf
         found = (
             loss_not_finite(self._loss, "train/loss"),

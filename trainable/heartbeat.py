@@ -1,9 +1,9 @@
-"""The heartbeat of a run: a small file that says when it last made progress, and in what.
+"""Heartbeat: a small file that says when a run last made progress, and what it does now.
 
-The process that trains calls `beat` whenever it gets further; outside of a worker that does
-nothing. Another process on the same host reads the file with `read`. A beat costs the reading of a
-clock; the file is written four times a second at most, since most steps take less. What must not
-live here: what becomes of a run that makes no progress.
+The training process calls `beat` whenever it makes progress; outside a worker this does nothing.
+Another process on the same host reads the file with `read`. A beat reads a clock; the file is
+written at most four times a second. What must not live here: what happens to a run that makes no
+progress.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from typing import IO, Any, NamedTuple
 from trainable.storage.regular_files import LARGEST_NOTE, read_regular
 
 DUMP_STACKS = signal.SIGRTMIN + 7
-"""The signal on which a worker writes the stacks of all its threads into its log."""
+"""On this signal, a worker writes the stacks of all its threads into its log."""
 
 _FORM = struct.Struct("<QdQ?d16s64s")
 _WRITE_SECONDS = 0.25
-_FIRST_BEATS = 3  # always written: what follows a start, and its first step, differs
+_FIRST_BEATS = 3  # always written: the driver allows other times for a start and a first step
 
 
 class Stamp(NamedTuple):
-    """What the file says."""
+    """The contents of a heartbeat file."""
 
     pid: int
     created: float
-    """When that process was started, which tells it from a later one of that number."""
+    """When the process started; distinguishes it from a later process with the same number."""
     beats: int
-    """How often it made progress since this run was opened; 0: it is being opened."""
+    """The number of beats since the run was opened; 0: it is being opened."""
     busy: bool
-    """Whether it is at work; else it waits to be told what to do next."""
+    """Whether the process is training; if false, it waits for Ray's next call."""
     slowest: float
-    """The longest time in seconds that it took for what it is doing now; 0: never done before."""
+    """The longest time in seconds that its current activity has taken so far; 0: unknown."""
     what: str
-    """What it is doing now."""
+    """The current activity."""
     host: str
 
 
 class Heartbeat:
-    """Writes the file of one run.
+    """Writes the heartbeat file of one run.
 
     Args:
         path: The file.
-        clock: Seconds that do not count while the machine is suspended.
+        clock: A clock in seconds that stops while the machine is suspended.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Heartbeat:
     ) -> None:
         self._clock = clock
         self._path = path
-        import psutil  # comes with Ray; a run without one needs it not
+        import psutil  # installed with Ray, and needed only in Ray's workers
 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # an earlier worker may have it open
@@ -67,12 +67,13 @@ class Heartbeat:
         self._pid, self._created = os.getpid(), psutil.Process().create_time()
         self._host = socket.gethostname().encode()[:64]
         self._slowest: dict[str, float] = {}
-        self._done = {"step"}  # of the rest, the slowest is known once all of it was done
+        # An activity may have several beats: its longest time is known once it has ended.
+        self._done = {"step"}
         self._count, self._what, self._busy = 0, "opening", False
         self._last = self._written = clock()
 
     def beat(self, what: str) -> None:
-        """Say that the run got further, and what it does next."""
+        """Record progress, and what the run does next."""
         now = self._clock()
         if (took := now - self._last) > self._slowest.get(self._what, 0.0):
             self._slowest[self._what] = took
@@ -85,7 +86,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """While within, the process is expected to make progress."""
+        """Mark the process as busy inside the context: it must make progress."""
         self._last, self._busy = self._clock(), True
         self._write()
         try:
@@ -95,7 +96,7 @@ class Heartbeat:
             self._write()
 
     def close(self) -> None:
-        """Close the file, and remove it unless it is another worker's by now."""
+        """Close the file, and remove it unless another worker has replaced it."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
                 os.unlink(self._path)
@@ -107,31 +108,31 @@ class Heartbeat:
         what = self._what.encode()
         slowest = self._slowest.get(self._what, 0.0) if self._what in self._done else 0.0
         content = (self._pid, self._created, self._count, self._busy, slowest, what, self._host)
-        with contextlib.suppress(OSError):  # a full disk: nobody's work ends by what is not noted
+        with contextlib.suppress(OSError):  # a full disk must not end the training
             os.pwrite(self._file, _FORM.pack(*content), 0)
 
 
 _current: Heartbeat | None = None
-"""That of the one run that this process trains."""
+"""The heartbeat of the run that this process trains."""
 
 
 def beat(what: str) -> None:
-    """Say that this process' run got further, and what it does next: `step`, `evaluation`, `save`
-    or `report`.
+    """Record progress of this process' run, and what it does next: `step`, `evaluation`, `save` or
+    `report`.
     """
     if _current is not None:
         _current.beat(what)
 
 
 def watch(path: str | os.PathLike[str], log: IO[Any]) -> None:
-    """Begin the heartbeat of a run in this process; on `DUMP_STACKS` its threads' stacks are
-    written into `log`, also while one of them holds Python's lock.
+    """Start the heartbeat of a run in this process. On `DUMP_STACKS`, write all threads' stacks
+    into `log`, even if a thread holds the GIL.
     """
     global _current
     unwatch()
-    with contextlib.suppress(OSError):  # without it nobody ends this run for its silence
+    with contextlib.suppress(OSError):  # without the file, the driver ends no run for inactivity
         _current = Heartbeat(path)
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a log that is no file
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # the log has no file descriptor
         faulthandler.register(DUMP_STACKS, file=log, all_threads=True)
 
 
@@ -145,12 +146,12 @@ def unwatch() -> None:
 
 
 def at_work() -> contextlib.AbstractContextManager[None]:
-    """While within, this process' run is expected to make progress."""
+    """Mark this process' run as busy inside the context: it must make progress."""
     return contextlib.nullcontext() if _current is None else _current.at_work()
 
 
 def read(path: Path) -> Stamp | None:
-    """Return what a heartbeat's file says; None where there is none."""
+    """Return the contents of a heartbeat file; None if there is none."""
     try:
         content = read_regular(path, LARGEST_NOTE)
     except OSError:

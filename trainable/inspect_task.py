@@ -1,11 +1,12 @@
-"""What can only be known by building a run: answers in JSON, in a process of its own.
+"""Build a run in a child process and print what it needs, as JSON.
 
     python -m trainable.inspect_task [--thorough] < configs.json
 
-reads trial configurations, one to a line. Of the first it prints a line `{"num_parameters": ...}`,
-or `{"refused": "why", "key": "train.precision"}` and no more; refused is also what the second, of
-the same task, has no steps for. The third, if there is one, is rehearsed, and a second line says
-what of the GPU that took (`trainable.memory_probe`). What must not live here: training.
+The input has trial configurations of one task, one per line. The first is built, and a line
+`{"num_parameters": ...}` describes it. If it cannot be trained, or if the second has too few steps
+for its schedule, the only line is `{"refused": "why", "key": "train.precision"}`. For the third,
+if there is one, a second line says how much GPU memory a step takes (`memory_probe.py`).
+What must not live here: training.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from trainable.precision import Precision
 
 
-def examine(
-    config: TrialConfig, far: TrialConfig | None = None, *, thorough: bool = False
+def inspect_config(
+    config: TrialConfig, max_warmup_config: TrialConfig | None = None, *, thorough: bool = False
 ) -> dict[str, Any]:
-    """Build the run that `config` describes, as a trial would, and say what it is in numbers.
+    """Build the run that `config` describes, as a trial does, and return its sizes and digests.
 
     Args:
         config: Its configuration.
-        far: Another one of the same task, whose steps are counted without building it.
+        max_warmup_config: Another one of the same task; its steps are checked without building it.
         thorough: Check the whole contract of the task, which builds it several times.
 
     Raises:
@@ -42,21 +43,21 @@ def examine(
     from trainable.build import build_parts, check_steps, find_device
     from trainable.built import summarise_data
     from trainable.fingerprint import code_digests
-    from trainable.read_back import check_state
+    from trainable.read_back import check_resumable
     from trainable.task import load_loop, load_task
     from trainable.task_checks import quick_check
 
     if load_loop(config.task.name) is not None:
-        # only the loop knows, and asking it would train
+        # a custom loop's sizes are known only by running it, which would train
         return {"own_loop": True, "code": code_digests(config.task.name)}
-    # compiling takes minutes, and says nothing of what is asked here
+    # compiling takes minutes, and changes none of these values
     plain = config.train.model_copy(update={"compile": False})
     parts = build_parts(config.model_copy(update={"train": plain}), device=find_device(None))
     parts.train.close()
     parts.val.close()
     plans = parts.train.plan, parts.val.plan
-    if far is not None:
-        check_steps(far, plans[0].samples)
+    if max_warmup_config is not None:
+        check_steps(max_warmup_config, plans[0].samples)
     answer = {
         "code": code_digests(config.task.name) | dict(parts.task.files_read),
         "data": parts.task.fingerprint(parts.data),
@@ -64,9 +65,9 @@ def examine(
         "cautions": parts.cautions,
         **measure(config, parts.groups, plans, parts.precision),
     }
-    # Both run the model, and so come last. A state that cannot be read back would be found when it
-    # is saved; what the first pass makes shows only to whoever looks before it.
-    check_state(parts)
+    # These run the model, so they come last. `check_resumable` comes first of them: it compares
+    # the state before and after the first pass.
+    check_resumable(parts)
     answer["checked"] = [*map(redact, quick_check(parts))]
     if thorough:
         from trainable.testing import check_task
@@ -81,13 +82,13 @@ def measure(
     plans: tuple[WindowPlan, WindowPlan],
     precision: Precision,
 ) -> dict[str, Any]:
-    """Say in numbers what a run is.
+    """Return the sizes of a run: parameters, bytes, samples and steps.
 
     Args:
         config: Its configuration.
         groups: The optimizer's parameter groups.
         plans: Its training and validation samples.
-        precision: How it computes, and where.
+        precision: Its precision and device.
     """
     from trainable.optim import state_bytes, trained
     from trainable.precision import device_name
@@ -108,26 +109,27 @@ def measure(
 
 
 def _main() -> None:
-    # What a user's module prints, or a library below it, must not end up among the answers.
+    # Output of the user's module or of a library must not mix with the answers.
     with os.fdopen(os.dup(1), "w") as answers:
-        os.register_at_fork(after_in_child=answers.close)  # whose end is that of this process'
+        # A forked child must not keep the pipe open: its end tells the parent that this one ended.
+        os.register_at_fork(after_in_child=answers.close)
         os.dup2(2, 1)
         with without_collection():
             import trainable.build  # noqa: F401  torch comes with it
         prepare_process()
-        first, far, *others = sys.stdin
-        answer = _answer(first, far)
-        # at once: whatever happens in a rehearsal, this much is known
+        first, second, *others = sys.stdin
+        answer = _answer(first, second)
+        # flushed before the memory probe, which may end the process
         print(json.dumps(answer), file=answers, flush=True)
         if not answer.keys() & {"refused", "own_loop"}:
             for other in others:
-                print(json.dumps(_rehearse(other)), file=answers, flush=True)
+                print(json.dumps(_probe_memory(other)), file=answers, flush=True)
 
 
 def _answer(first: str, second: str) -> dict[str, Any]:
-    wanted, far = map(TrialConfig.model_validate_json, (first, second))
+    wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
     try:
-        return examine(wanted, far, thorough="--thorough" in sys.argv)
+        return inspect_config(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:
@@ -146,7 +148,7 @@ def _answer(first: str, second: str) -> dict[str, Any]:
 
 
 def _fractions(task: TaskConfig) -> str:
-    """Name the arguments that are whole numbers written as fractions, as `quniform` draws them."""
+    """Name the arguments that are whole numbers in float form, as `quniform` samples them."""
     found = [
         f"{key} is {value}"
         for key, value in task.arguments.items()
@@ -160,7 +162,7 @@ def _fractions(task: TaskConfig) -> str:
     )
 
 
-def _rehearse(config: str) -> dict[str, int | str]:
+def _probe_memory(config: str) -> dict[str, int | str]:
     from trainable.build import find_device
     from trainable.memory_probe import measure_step
 

@@ -1,6 +1,6 @@
-"""Starting a process: what costs seconds before its first line of work.
+"""Import torch and other large packages quickly, and only when a process needs them.
 
-Nothing heavy is imported before it is asked for. What must not live here: what a process does.
+What must not live here: what a process does.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Import large packages, or run a short program, without the garbage collector.
+    """Import large packages, or run a short program, without garbage collection.
 
-    It looks through everything that was imported again and again: a fifth of the time that torch
-    and Ray take. What is there at the end is left out of each later look, too.
+    Collections would take a fifth of the time of importing torch and Ray. Objects that exist at
+    the end are exempt from later collections, too.
     """
     gc.disable()
     try:
@@ -27,10 +27,10 @@ def without_collection() -> Iterator[None]:
 
 
 def load_training() -> None:
-    """Import all that trains: seconds that a process pays once."""
+    """Import all modules for training, which takes seconds once in a process."""
     if "trainable.build" in sys.modules:
         return
     with without_collection():
-        import torch._dynamo  # noqa: F401  the first optimizer of a process would import it
+        import torch._dynamo  # noqa: F401  else the first optimizer of a process imports it
 
         import trainable.build  # noqa: F401

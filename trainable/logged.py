@@ -1,10 +1,10 @@
-"""Numbers that a task or a loop logs beside what the platform reports: `Task.log`, `Context.log`.
+"""Log: the metrics, parameters, tags and files that a task or a custom loop logs itself.
 
-They become columns of the run's rows, so they are saved, cut back and delivered as these are.
-Parameters and tags are kept in a file from when they are logged: a process may end between a
-checkpoint and the report that carries them, and what the checkpoint has is not logged again.
-Values stay on their device until the rows are made. What must not live here: rows (`history`), and
-when they are made (`loop`, `own_loop`).
+`Task.log` and `Context.log` end here. Metrics become columns of the run's rows in `metrics.jsonl`.
+Parameters and tags are written to a file at once: a process may end between a checkpoint and the
+report with them, and a resumed run does not log them again. Values stay on their device until a
+row is made. What must not live here: the rows' file (`metrics_file.py`), and when rows are made
+(`loop.py`, `custom_loop.py`).
 """
 
 from __future__ import annotations
@@ -21,42 +21,41 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainable.base_run import MOST_METRICS, check_names, describe, one_number
+from trainable.base_run import MAX_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
 from trainable.metrics_file import ARTIFACTS, Row, read_logged
 from trainable.storage.durable import replace_file
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 NOTED = "noted.json"
-"""In a run's directory: the parameters and tags that its code logged, where it logged any."""
+"""The file in a run's directory with the parameters and tags that its code logged."""
 MAX_NAMES = 200
 _MAX_LENGTH = 200
-_MAX_NOTES = 1_000
-"""Parameters, and as many tags, that a run's code logs."""
+_MAX_VALUES = 1_000
+"""The most parameters that a run's code may log, and the most tags."""
 _LONGEST_KEY = 1_000
-_LONGEST_NOTE = 10_000
-"""Characters of one's value; of what is longer the beginning is kept. A tracking store takes
-fewer."""
+_LONGEST_VALUE = 10_000
+"""Characters kept of a parameter's or tag's value; tracking stores accept fewer."""
 _RESERVED = re.compile(
     r"epoch|num_skipped_steps|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds"
     r"|device_seconds)|(best|grad_norm|memory|param|num_infinite)/.*"
 )
 Sums = dict[str, tuple[float | Tensor, int]]
-"""Of each name, the sum of its values and their number."""
+"""For each name, the sum and the number of its values."""
 
 _LOGS: dict[int, Log] = {}
-"""The log of each task that is being trained, by the task's id: nothing is kept on a task, whose
-attributes are the user's."""
+"""The log of each task in training, by the task's id. The attributes of a task belong to the user,
+so the log is not one of them."""
 
 
 class Log:
-    """Gathers what is logged until it is taken. Several values of a name become their mean.
+    """Collects what a run's code logs until the next report. Values of one name are averaged.
 
     Attributes:
-        prefix: Put before each name: `val/` while the model is evaluated.
-        directory: The run's; None where there is none.
-        step: The run's, which is being made.
-        own_steps: Names that have a value under a step of the user's own.
+        prefix: Put before each name: `val/` during evaluation.
+        directory: The run's directory; None without one.
+        step: The run's current step.
+        own_steps: Names for which the user's code gave a step.
     """
 
     def __init__(self) -> None:
@@ -68,11 +67,11 @@ class Log:
         self.directory: Path | None = None
         self.step = 0
         self.own_steps: set[str] = set()
-        self._noted: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
-        self._not_taken: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
+        self._values: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
+        self._unreported: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
 
     def add(self, name: str, value: object) -> None:
-        """Add a value; one on a device stays there.
+        """Add a value of a metric. A tensor on a device stays there.
 
         Raises:
             TaskError: The name cannot be used, or the value is not one number.
@@ -90,80 +89,80 @@ class Log:
         self._sums[key] = (total + number, count + 1)
 
     def add_row(self, name: str, value: float, step: int, timestamp_ms: int) -> None:
-        """Add a value under a step of the user's own. A second one at step 0 has no step: it gets
-        the run's.
+        """Add a value at a step that the user's code gave. MLflow's default is step 0: a second
+        value at step 0 gets the run's step.
         """
         self._check_process(name)
         if step == 0 and name in self.own_steps:
             step = self.step
         if name not in self.own_steps:
-            full = len(self.own_steps) >= MOST_METRICS  # else only the name may be refused
+            full = len(self.own_steps) >= MAX_METRICS  # below the limit, check the name alone
             check_names({name, *(self.own_steps if full else ())}, "the plain MLflow API is given")
             self.own_steps.add(name)
         self._rows.append(Row(step, timestamp_ms, {name: value}))
 
-    def note(self, kind: Literal["params", "tags"], values: Mapping[str, str]) -> None:
-        """Keep parameters or tags, for the next report and in the run's directory.
+    def set_values(self, kind: Literal["params", "tags"], values: Mapping[str, str]) -> None:
+        """Write parameters or tags to the run's directory and add them to the next report.
 
         Raises:
-            TaskError: They are too many.
-            OSError: They cannot be written there.
+            TaskError: There are too many.
+            OSError: The file cannot be written.
         """
         self._check_process(kind)
-        noted = self._noted[kind]
-        num_names = len(noted.keys() | values.keys())
-        if num_names > _MAX_NOTES or any(len(key) > _LONGEST_KEY for key in values):
+        before = self._values[kind]
+        num_names = len(before.keys() | values.keys())
+        if num_names > _MAX_VALUES or any(len(key) > _LONGEST_KEY for key in values):
             raise TaskError(
-                f"{num_names} {kind} are logged; a run has at most {_MAX_NOTES}, with names of "
+                f"{num_names} {kind} are logged; a run has at most {_MAX_VALUES}, with names of "
                 f"{_LONGEST_KEY} characters at most; write them to a file, and keep that "
                 "with log_file"
             )
-        values = {key: _beginning(value) for key, value in values.items()}
-        self._not_taken[kind].update(values)
-        if any(noted.get(key) != value for key, value in values.items()):
-            noted.update(values)
+        values = {key: _shorten(value) for key, value in values.items()}
+        self._unreported[kind].update(values)
+        if any(before.get(key) != value for key, value in values.items()):
+            before.update(values)
             if self.directory is not None:
-                replace_file(self.directory / NOTED, json.dumps(self._noted))
+                replace_file(self.directory / NOTED, json.dumps(self._values))
 
-    def recall_notes(self) -> None:
-        """Have the next report carry all that earlier processes of the run kept."""
+    def load_values(self) -> None:
+        """Add the parameters and tags that earlier processes logged to the next report."""
         if self.directory is None:
             return
         try:
             found = json.loads(read_regular(self.directory / NOTED, LARGEST_TEXT))
-            for kind, kept in self._noted.items():
-                kept.update({str(key): str(value) for key, value in found[kind].items()})
+            for kind, values in self._values.items():
+                values.update({str(key): str(value) for key, value in found[kind].items()})
         except FileNotFoundError:
             return
-        # damaged: what is logged again is kept again
+        # the file is damaged: the next value that is logged replaces it
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
             return
-        self._not_taken = {kind: dict(kept) for kind, kept in self._noted.items()}
+        self._unreported = {kind: dict(values) for kind, values in self._values.items()}
 
     def add_file(self, path: str | Path, name: str | None) -> None:
-        """Keep a copy of a file in the run's directory, from where it is delivered.
+        """Copy a file into the run's directory, from where the driver delivers it.
 
         Raises:
-            TaskError: The name leaves the run.
-            OSError: The file cannot be read, or not be copied.
+            TaskError: The name leads out of the run's directory.
+            OSError: The file cannot be read or copied.
         """
         source = Path(path)
-        target = self._place(source.name if name is None else name)
+        target = self._artifact_path(source.name if name is None else name)
         if target is not None:
             shutil.copyfile(source, target)
 
     def add_figure(self, name: str, figure: Any) -> None:
-        """Keep a figure of Matplotlib's, or whatever has `savefig`, as the file of that name."""
+        """Save a Matplotlib figure, or any object with `savefig`, under a name."""
         if not hasattr(figure, "savefig"):
             raise TaskError(
                 f"log_figure({name!r}) was given {describe(figure)}; a figure has a method "
                 "savefig, as Matplotlib's have; write it to a file, and give that to log_file"
             )
-        target = self._place(name if PurePosixPath(name).suffix else f"{name}.png")
+        target = self._artifact_path(name if PurePosixPath(name).suffix else f"{name}.png")
         if target is not None:
             figure.savefig(target)
 
-    def _place(self, name: str) -> Path | None:
+    def _artifact_path(self, name: str) -> Path | None:
         path = PurePosixPath(name)
         if not path.name or path.is_absolute() or ".." in path.parts or "\0" in name:
             raise TaskError(
@@ -174,16 +173,16 @@ class Log:
             return None
         target = self.directory / ARTIFACTS / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_symlink():  # written through, it would be a file elsewhere
+        if target.is_symlink():  # writing through it would change a file elsewhere
             target.unlink()
         return target
 
     def take_rows(self, reported: Collection[str]) -> list[Row]:
-        """Return the rows that were added since, and begin anew.
+        """Return the rows added since the last call, and forget them.
 
         Args:
-            reported: Names that the run reports: `logged/` is put before such a one, whose steps
-                are others.
+            reported: Names that the run reports itself. A logged metric of such a name gets the
+                prefix `logged/`, since its steps differ.
         """
         taken, self._rows = self._rows, []
         return [
@@ -198,21 +197,21 @@ class Log:
             for row in taken
         ]
 
-    def take_notes(self) -> dict[str, dict[str, str]]:
-        """Return the parameters and tags that were logged since; nothing where none were."""
-        taken, self._not_taken = self._not_taken, {"params": {}, "tags": {}}
+    def take_values(self) -> dict[str, dict[str, str]]:
+        """Return the parameters and tags logged since the last call; leave out an empty kind."""
+        taken, self._unreported = self._unreported, {"params": {}, "tags": {}}
         return {kind: some for kind, some in taken.items() if some}
 
     def take(self) -> Sums:
-        """Return what was logged since, and begin anew."""
+        """Return the metrics logged since the last call, and forget them."""
         taken, self._sums = self._sums, {}
         return taken
 
     def _check_process(self, name: object) -> None:
         if os.getpid() != self._process:
             raise TaskError(
-                f"{name!r} was logged in a process that the run has started, a loader's perhaps, "
-                "from which nothing is recorded; log in loss(), evaluate() or the loop itself"
+                f"{name!r} was logged in a child process of the run, perhaps a data loader's; "
+                "nothing is recorded from there; log in loss(), evaluate() or the loop itself"
             )
 
     def _check(self, name: object) -> None:
@@ -228,7 +227,7 @@ class Log:
             )
         if name.startswith("val/") and not self.prefix:
             raise TaskError(
-                f"log({name!r}): what begins with val/ is logged in evaluate(), where that is put "
+                f"log({name!r}): names that begin with val/ are for evaluate(), which puts val/ "
                 "before each name; choose another name in training"
             )
         if len(self._names) >= MAX_NAMES:
@@ -240,16 +239,14 @@ class Log:
 
 
 def means(taken: Iterable[Sums]) -> list[dict[str, float]]:
-    """Return the mean of each name; device synchronisation: one for each device, where any value
-    is on one.
-    """
+    """Return the mean of each name. Device synchronisation: once for each device with values."""
     taken = list(taken)
-    waiting: dict[torch.device, list[Tensor]] = {}
+    on_device: dict[torch.device, list[Tensor]] = {}
     for sums in taken:
         for total, _ in sums.values():
             if isinstance(total, Tensor):
-                waiting.setdefault(total.device, []).append(total)
-    fetched = {device: iter(torch.stack(some).tolist()) for device, some in waiting.items()}
+                on_device.setdefault(total.device, []).append(total)
+    fetched = {device: iter(torch.stack(some).tolist()) for device, some in on_device.items()}
     return [
         {
             name: (next(fetched[total.device]) if isinstance(total, Tensor) else total) / count
@@ -259,15 +256,17 @@ def means(taken: Iterable[Sums]) -> list[dict[str, float]]:
     ]
 
 
-def joined(metrics: dict[str, float], logged: dict[str, float], given: str) -> dict[str, float]:
-    """Return metrics with what was logged beside them.
+def merge_logged(
+    metrics: dict[str, float], logged: dict[str, float], source: str
+) -> dict[str, float]:
+    """Return reported and logged metrics as one dict.
 
     Raises:
         TaskError: Both have a value of one name.
     """
     if both := sorted(metrics.keys() & logged.keys()):
         raise TaskError(
-            f"{both[0]!r} is logged, and {given} gives it, too; a name has one value at a step; "
+            f"{both[0]!r} is logged, and {source} gives it, too; a name has one value at a step; "
             "give one of them another name"
         )
     return metrics | logged
@@ -278,14 +277,14 @@ _OPEN: dict[Path, Log] = {}
 
 
 def run_log(directory: Path) -> Log:
-    """Return the log of the run in a directory, open from now on: what is logged without a task
-    or a context goes to the run that was opened last.
+    """Open and return the log of the run in a directory. Calls of MLflow's API that name no run go
+    to the log that was opened last.
     """
     if directory not in _OPEN:
         log = _OPEN[directory] = Log()
         log.directory = directory
         log.own_steps.update(key for _, row in read_logged(directory) for key in row.metrics)
-        log.recall_notes()
+        log.load_values()
     return _OPEN[directory]
 
 
@@ -305,29 +304,29 @@ def closed_on_error(directory: Path) -> Iterator[None]:
 
 
 def current_run() -> tuple[Log, Path] | None:
-    """Return the log and the directory of the run that was opened last; None while none is."""
+    """Return the log and directory of the run that was opened last; None while none is open."""
     return (_OPEN[last], last) if (last := next(reversed(_OPEN), None)) else None
 
 
 def open_log(task: Any, directory: Path) -> Log:
-    """Let what a task logs be gathered from now on, for the run in a directory."""
+    """Send what a task logs to the run in a directory from now on."""
     log = _LOGS[id(task)] = run_log(directory)
     return log
 
 
 def close_log(task: Any, log: Log) -> None:
-    """No longer gather it, unless another run of the task does."""
+    """Close a task's log, unless the task has opened another one since."""
     if _LOGS.get(id(task)) is log:
         del _LOGS[id(task)]
 
 
 def log_of(task: Any) -> Log | None:
-    """Return the log of a task; None while it is not trained."""
+    """Return the log of a task; None while the task is not in training."""
     return _LOGS.get(id(task))
 
 
-def _beginning(value: str) -> str:
-    return value if len(value) <= _LONGEST_NOTE else value[: _LONGEST_NOTE - 1] + "…"
+def _shorten(value: str) -> str:
+    return value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
 
 
 def _is_real_number(value: Tensor) -> bool:

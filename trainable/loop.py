@@ -1,9 +1,8 @@
-"""Trainer: the loop that resumes, steps, evaluates, saves and reports. `Trainer.events()` is its
-table of contents.
+"""The training loop: resume, step, evaluate, save, report. Read `Trainer.events()` first.
 
-The loop yields and callers decide: it knows nothing of schedulers, trackers or processes. What
-must not live here: how a step is taken (`step.py`), what is saved (`state.py`) and when
-(`checkpoint.py`).
+The loop yields reports and its caller decides; it knows nothing of schedulers, trackers or
+processes. What must not live here: how a step is taken (`step.py`), what is saved
+(`train_state.py`) and when (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from trainable.logged import (
     Sums,
     close_log,
     close_run,
-    joined,
     means,
+    merge_logged,
     open_log,
 )
 from trainable.metrics_file import History, Row
@@ -60,18 +59,18 @@ from trainable.task_code import task_code
 from trainable.task_registry import nearest
 from trainable.train_state import TrainState
 
-# Values stay on the device for at most this many steps: one transfer for all of them, and a bound
-# on how late a non-finite loss is noticed. Parameters are protected from the step itself on.
+# Values stay on the device for at most this many steps and then come in one transfer. This also
+# bounds how late a non-finite loss raises; no parameter is changed in between.
 _FETCH_EVERY = 512
-# From the first scale (2**10) this many halvings go below what fp16 can underflow by: the gradient
-# itself is broken.
+# So many halvings of the first scale (2**10) leave nothing that overflows fp16: the gradient
+# itself is not finite.
 _MAX_SKIPPED_IN_A_ROW = 40
-# Looks at the memory in use for each epoch: enough to see it grow within three epochs.
-_LOOKS_PER_EPOCH = 4
-# Copied beside the next forward and backward pass (Mohan et al., CheckFreq, FAST 2021): its step
-# waits, and nobody else writes to its moments. To a parameter a task may write in its pass, and
-# even put back what was there: 7 ms of copying for 67 MB.
-_STEADY = ("optimizer",)
+# Samples of the memory in use per epoch: enough to detect growth within three epochs.
+_MEMORY_SAMPLES_PER_EPOCH = 4
+# The optimizer's state is copied during the next forward and backward pass (Mohan et al.,
+# CheckFreq, FAST 2021); only the next optimizer step changes it, and that step waits. Parameters
+# are copied before training continues (7 ms for 67 MB): a forward pass may write to them.
+_ASYNC_COPY_KEYS = ("optimizer",)
 
 
 class _Pending(NamedTuple):
@@ -86,29 +85,28 @@ class _Pending(NamedTuple):
 
 
 class Trainer(BaseRun):
-    """One training run, made of built objects; `trainable.build.open_trainer` builds them from a
-    configuration.
+    """One training run. `trainable.build.open_trainer` makes one from a configuration.
 
     Args:
         step: Takes optimizer steps.
         state: What is saved and restored.
         train: Windows to train on.
         val: Windows to evaluate on.
-        store: Saves when it finds that it is time.
-        history: The curve on disk.
+        store: Saves checkpoints; it decides itself whether one is due.
+        history: Writes the rows to disk.
         epochs: Passes over the training data after which this process ends the run.
-        metric: Decides which state is the best.
+        metric: The metric that decides which state is the best.
         mode: Whether a lower (`min`) or a higher (`max`) metric is better.
-        also: Further metrics that count: what they are at the best state is reported, too.
+        secondary_metrics: Metrics whose values at the best state are reported, too.
         layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
-        measure_device_time: Report `train/device_seconds` of `train/seconds`; waits for the device
-            twice a step.
+        measure_device_time: Report `train/device_seconds` beside `train/seconds`; waits for the
+            device twice a step.
         earlier: Rows written before the run was interrupted.
-        val_seed: Under which each evaluation draws, training's generators untouched; None: it
-            draws from those.
-        interrupted: Asked after every step; when true, the run saves and ends there.
-        wall_clock: Seconds since the Unix epoch, for the time of rows.
-        clock: Seconds that only go forward, for throughput.
+        val_seed: Seed of each evaluation; training's generators then stay untouched. None:
+            evaluation draws from training's generators.
+        should_stop: Called after every step; once it returns true, the run saves and ends.
+        wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
+        clock: Monotonic seconds, for throughput.
     """
 
     def __init__(
@@ -123,12 +121,12 @@ class Trainer(BaseRun):
         epochs: int,
         metric: str,
         mode: Mode,
-        also: Sequence[str] = (),
+        secondary_metrics: Sequence[str] = (),
         layer_norms_every: int = 0,
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
         val_seed: int | None = None,
-        interrupted: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -139,72 +137,72 @@ class Trainer(BaseRun):
         self._step = step
         self._train, self._val, self._val_seed = train, val, val_seed
         self._epochs = epochs
-        self._metric, self._mode, self._also = metric, mode, also
+        self._metric, self._mode, self._secondary_metrics = metric, mode, secondary_metrics
         self._layer_norms = LayerNorms(step.model, step.parameters)
         self._layer_norms_every = layer_norms_every
         self._wall_clock = wall_clock
         self._throughput = Throughput(clock)
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
-        self._look_every = max(1, train.plan.windows // _LOOKS_PER_EPOCH)
+        self._sample_memory_every = max(1, train.plan.windows // _MEMORY_SAMPLES_PER_EPOCH)
         self._log = open_log(step.task, history.directory)
         self._logged: list[Row] = []
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
-        # Of the last step taken: fp16 may skip every window between a save and the epoch's end.
+        # Those of the last step taken: fp16 may skip all windows from a save to the epoch's end.
         self._last_metrics = earlier[-1].metrics if earlier else {}
         reported = state.progress.reported_step
         self._unreported: list[Row] = [row for row in earlier if row.step > reported]
         self._scheduled: dict[int, float] = {}
-        self._interrupted = interrupted
-        # It holds neither run nor step: a cycle would keep the model when the run has ended.
+        self._should_stop = should_stop
+        # The hook refers to neither run nor step: a reference cycle would keep the model alive.
         step.optimizer.register_step_pre_hook(lambda *_: store.wait_for_copy())
 
     def events(self) -> Iterator[RunReport]:
         """Train, and yield a report at the end of each epoch.
 
-        Ends after the last epoch, or without a further report once it is interrupted; everything
-        is saved then, and the same run continues from that step.
+        Ends after the last epoch. Ends without a further report once `should_stop` returns true:
+        everything is then saved, and a resumed run continues from that step.
 
-        A run that had already finished yields its last report once more, without rows: whoever
-        started it again may not have seen it.
+        A run that had already finished yields its last report once more, without rows: the
+        process that first yielded it may have died before its caller recorded it.
 
         Raises:
-            NonFiniteLoss: The loss became NaN or infinite; no parameter was changed by that step.
-            NonFiniteGradient: The same for the gradient of a finite loss.
+            NonFiniteLoss: The loss became NaN or infinite; that step changed no parameter.
+            NonFiniteGradient: The loss is finite and its gradient is not.
             OutOfMemory: The device's memory did not suffice.
-            NonFiniteMetric: A further metric is NaN or infinite, or the first one always was.
-            ConfigError: A metric is not among those reported.
+            NonFiniteMetric: A secondary metric is NaN or infinite, or the first one always was.
+            ConfigError: A metric is not reported.
             CheckpointError: A checkpoint could not be written.
         """
-        progress, interrupted = self.state.progress, False
+        progress, stopping = self.state.progress, False
         if progress.epoch >= self._epochs:
             yield self._make_report([])
-        while progress.epoch < self._epochs and not interrupted:
-            with translate_torch_errors(self._step.device), self._curve_kept():
+        while progress.epoch < self._epochs and not stopping:
+            with translate_torch_errors(self._step.device), self._rows_written_on_error():
                 self._throughput.start()
                 heartbeat.beat("step")
                 for window in self._train.windows(progress.epoch, progress.window):
                     self._take_step(window)
-                    if progress.window < self._train.plan.windows:  # else saved when evaluated
-                        interrupted = self._interrupted()
+                    if progress.window < self._train.plan.windows:  # else saved after evaluation
+                        stopping = self._should_stop()
                         self.store.maybe_save(
                             self._snapshot,
                             step=progress.step,
                             epoch=progress.epoch,
-                            final=interrupted,
+                            final=stopping,
                             before_commit=self._history.sync,
-                            steady=_STEADY,
+                            async_copy_keys=_ASYNC_COPY_KEYS,
                         )
-                        if interrupted:
+                        if stopping:
                             return
                 self._check_whole_epoch()
-                end_of_epoch = self._boundary_metrics()
+                end_of_epoch = self._end_of_epoch_metrics()
                 end_of_epoch |= self._evaluate() | memory_since_report(self._step.device)
                 value = self._value_of_metric(end_of_epoch)
-                new_best = self._note_best(value, end_of_epoch)
+                new_best = self._update_best(value, end_of_epoch)
             self._step.schedule.observe(value, progress.step)
             self._close_epoch(end_of_epoch)
-            interrupted = self._interrupted()
+            stopping = self._should_stop()
             self.store.maybe_save(
                 self._snapshot,
                 step=progress.step,
@@ -212,15 +210,15 @@ class Trainer(BaseRun):
                 end_of_epoch=True,
                 value=value,
                 new_best=new_best,
-                final=interrupted or progress.epoch >= self._epochs,
+                final=stopping or progress.epoch >= self._epochs,
                 before_commit=self._history.sync,
-                steady=_STEADY,
+                async_copy_keys=_ASYNC_COPY_KEYS,
             )
             yield self._make_report(self._rows_to_report())
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained."""
+        """The model in training."""
         return self._step.model
 
     @property
@@ -230,7 +228,7 @@ class Trainer(BaseRun):
 
     @property
     def precision(self) -> Precision:
-        """How forward and backward passes compute, and on which device."""
+        """The precision of forward and backward passes, and their device."""
         return self._step.precision
 
     @property
@@ -250,8 +248,9 @@ class Trainer(BaseRun):
         self._val.close()
 
     def _remap_position(self, batch_size: int) -> None:
-        """Go on with other windows than before where the data is: no sample is left out, and those
-        of a window that was begun come again.
+        """Convert the position in the epoch after a change of `batch_size`.
+
+        No sample is left out; those of a partly trained window are trained again.
         """
         progress = self.state.progress
         before = progress.batch_size or batch_size
@@ -265,25 +264,25 @@ class Trainer(BaseRun):
         return rows
 
     def _check_whole_epoch(self) -> None:
-        """Refuse an epoch that ended before its last window, whatever ended it."""
+        """Refuse an epoch that ended before its last window."""
         progress, promised = self.state.progress, self._train.plan.windows
         if progress.window < promised:
             raise TaskError(
                 f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "
-                "came; an epoch has as many as the length of its data set promises; give every "
-                "sample below len(dataset)"
+                "came; an epoch has as many windows as len(dataset) promises; return a sample for "
+                "every index below len(dataset)"
             )
 
     def _take_step(self, window: Iterable[Batch]) -> None:
-        """Take one step, advance the counters, remember the values without waiting for them."""
+        """Take one step, advance the counters, and keep the values on the device."""
         progress = self.state.progress
         number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
-        with task_code():  # not around the caller's `interrupted`, which may raise what it likes
+        with task_code():
             if self._device_time is None:
                 outcome = self._step(window, number)
             else:
-                window = list(window)  # fetched before: loading is not the device's time
+                window = list(window)  # fetched first: loading does not count as device time
                 with self._device_time.measure():
                     outcome = self._step(window, number)
         heartbeat.beat("step")
@@ -291,11 +290,11 @@ class Trainer(BaseRun):
         progress.window += 1
         progress.samples += size
         self._throughput.count(size)
-        if progress.window % self._look_every == 0:
-            self._watch.sample(memory_in_use(self._step.device))
+        if progress.window % self._sample_memory_every == 0:
+            self._health.sample(memory_in_use(self._step.device))
         logged = self._log.take()
         if not outcome.taken:
-            self._note_skipped(outcome, number)
+            self._count_skipped(outcome, number)
             return
         progress.step, progress.skipped_in_a_row = number, 0
         every = self._layer_norms_every
@@ -305,7 +304,7 @@ class Trainer(BaseRun):
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch()
 
-    def _note_skipped(self, outcome: StepOutcome, number: int) -> None:
+    def _count_skipped(self, outcome: StepOutcome, number: int) -> None:
         progress = self.state.progress
         progress.skipped += 1
         progress.skipped_in_a_row += 1
@@ -313,10 +312,10 @@ class Trainer(BaseRun):
             raise NonFiniteGradient(number, float(outcome.grad_norm))
 
     def _fetch(self) -> None:
-        """Turn what the steps left on the device into rows.
+        """Fetch the pending steps' values from the device and make rows of them.
 
         Raises:
-            NonFiniteLoss: A step's loss was not finite; the steps before it have their rows.
+            NonFiniteLoss: A step's loss is not finite; the steps before it have their rows.
             NonFiniteGradient: The same for its gradient norm.
         """
         pending, self._pending = self._pending, []
@@ -329,7 +328,7 @@ class Trainer(BaseRun):
             metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr} | logged
             self._scheduled[entry.step] = entry.outcome.lr
             if entry.layers is not None:
-                # Device synchronisation, every `layer_norms_every` steps and only now.
+                # Device synchronisation: one for each of the `layer_norms_every`-th steps.
                 metrics |= LayerNorms.metrics(entry.layers, entry.outcome.norms.tolist(), weight)
             self.state.progress.clipped += bool(clipped)
             self._unwritten.append(Row(entry.step, entry.timestamp_ms, metrics))
@@ -341,7 +340,7 @@ class Trainer(BaseRun):
         self._history.append_logged(self.state.progress.step, logged)
         self._logged += logged
         for row in self._unwritten:
-            self._watch.see(row, self._scheduled.pop(row.step, None))
+            self._health.observe(row, self._scheduled.pop(row.step, None))
         self._unreported += self._unwritten
         self._unwritten = []
 
@@ -352,25 +351,23 @@ class Trainer(BaseRun):
             self._write()
 
     @contextlib.contextmanager
-    def _curve_kept(self) -> Iterator[None]:
-        """Let an error leave when the steps before it are in the file: their curve says how the
-        run came to it.
-        """
+    def _rows_written_on_error(self) -> Iterator[None]:
+        """Write the rows of earlier steps before an error leaves: they show what led to it."""
         try:
             yield
         except Exception:
-            with contextlib.suppress(RuntimeError):  # of a device that no longer answers
+            with contextlib.suppress(RuntimeError):  # the device may no longer respond
                 self._write_fetched()
             raise
 
     def _snapshot(self) -> dict[str, Any]:
-        """Make the state to be saved; the rows that it covers are in the file first."""
+        """Write the rows of all steps, then return the state to be saved."""
         self._write_fetched()
         return self.state.state_dict()
 
-    def _boundary_metrics(self) -> dict[str, float]:
-        """Fetch the epoch's values and sum up what was counted since the previous report."""
-        # device synchronisation: the epoch's values in one transfer, and the throughput is honest
+    def _end_of_epoch_metrics(self) -> dict[str, float]:
+        """Fetch the epoch's values and return the metrics counted since the previous report."""
+        # Device synchronisation: one transfer. No step is in flight when throughput is read.
         self._fetch()
         progress = self.state.progress
         taken = progress.step - progress.reported_step
@@ -386,15 +383,15 @@ class Trainer(BaseRun):
         return metrics
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation data; the modes of all modules are put back as they were."""
+        """Evaluate on the validation data, then restore each module's training mode."""
         modes = [(module, module.training) for module in self._step.model.modules()]
         heartbeat.beat("evaluation")
         batches = _with_heartbeat(batch for window in self._val.windows(0) for batch in window)
         self._step.model.eval()
         self._log.prefix = "val/"
         try:
-            # Not inference mode: what a model keeps of an evaluation, such as a longer table of
-            # positions, could not be used in training then.
+            # Not inference mode: training could not use what a model caches during evaluation,
+            # such as a longer table of positions.
             precision = self._step.precision
             with seeded(self._val_seed), torch.no_grad(), precision.autocast(), task_code():
                 found = self._step.task.evaluate(self._step.model, batches)
@@ -407,28 +404,28 @@ class Trainer(BaseRun):
                 f"evaluate() returned {found!r}; it must return a dict of metrics, such as "
                 f"{{'loss': 0.5}}"
             )
-        whose = type(self._step.task).__name__
-        check_names(found, f"{whose}.evaluate() gives")
+        task = type(self._step.task).__name__
+        check_names(found, f"{task}.evaluate() returned")
         progress = self.state.progress
         if missing := [key for key in progress.evaluated if key not in found]:
             names = ", ".join(f"val/{name}" for name in missing)
             raise TaskError(
-                f"{whose}.evaluate() gave {names} in report {progress.epoch} and not in report "
+                f"{task}.evaluate() returned {names} in report {progress.epoch} and not in report "
                 f"{progress.epoch + 1}; a metric is in every report or in none; return it each "
                 "time, whatever the batches (a collate that draws or mixes needs "
                 "Data(collate_val=...))"
             )
         progress.evaluated = sorted(found)
         metrics = {
-            f"val/{name}": one_number(value, f"{whose}.evaluate() gives {name!r}")
+            f"val/{name}": one_number(value, f"{task}.evaluate() returned {name!r}")
             for name, value in _fetched(found, self._step.device).items()
         }
-        (logged,) = means([self._log.take()])  # device synchronisation, as above
-        return joined(metrics, logged, f"{whose}.evaluate()")
+        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
+        return merge_logged(metrics, logged, f"{task}.evaluate()")
 
     def _value_of_metric(self, end_of_epoch: dict[str, float]) -> float:
         reported = self._last_metrics | end_of_epoch
-        for metric in (self._metric, *self._also):
+        for metric in (self._metric, *self._secondary_metrics):
             if metric not in reported:
                 raise ConfigError(
                     f"{metric!r} is not reported{nearest(metric, reported)}; it must be one that "
@@ -436,27 +433,28 @@ class Trainer(BaseRun):
                     f"{', '.join(sorted(reported))}; write one of these",
                     key="metric",
                 )
-        for metric in self._also:
+        for metric in self._secondary_metrics:
             if not math.isfinite(reported[metric]):
                 raise NonFiniteMetric(metric, self.state.progress.epoch + 1, reported[metric])
         return reported[self._metric]
 
-    def _note_best(self, value: float, end_of_epoch: dict[str, float]) -> bool:
-        """Keep the best value and report it."""
+    def _update_best(self, value: float, end_of_epoch: dict[str, float]) -> bool:
+        """Update the best value and add it to the report; return whether it is this one."""
         progress = self.state.progress
         is_best = is_better(value, progress.best, self._mode)
         if is_best:
             progress.best = value
         if progress.best is not None:
             end_of_epoch[f"best/{self._metric}"] = progress.best
-        elif progress.epoch + 1 >= self._epochs:  # it would come to nothing
+        elif progress.epoch + 1 >= self._epochs:  # the run would end without any best state
             raise NonFiniteMetric(self._metric, progress.epoch + 1, value)
         now = self._last_metrics | end_of_epoch
-        end_of_epoch |= metrics_at_best(self._also, now, progress.metrics, is_best=is_best)
+        secondary = self._secondary_metrics
+        end_of_epoch |= metrics_at_best(secondary, now, progress.metrics, is_best=is_best)
         return is_best
 
     def _close_epoch(self, end_of_epoch: dict[str, float]) -> None:
-        """Go to the next epoch's start; join the boundary's metrics to the row of its step."""
+        """Advance to the next epoch; add the end-of-epoch metrics to the row of the last step."""
         progress = self.state.progress
         progress.epoch, progress.window = progress.epoch + 1, 0
         end_of_epoch["epoch"] = float(progress.epoch)
@@ -465,13 +463,12 @@ class Trainer(BaseRun):
         if self._unwritten:
             last = self._unwritten.pop()
             self._unwritten.append(last._replace(metrics=progress.metrics))
-        else:  # fp16 skipped every window since a checkpoint wrote the last row
+        else:  # fp16 skipped every window since a save wrote the last row
             self._unwritten.append(
                 Row(progress.step, int(self._wall_clock() * 1000), end_of_epoch)
             )
-        self._step.schedule.set_lr(
-            self._step.optimizer, progress.step
-        )  # the plateau may just have dropped
+        # again: a plateau schedule may just have lowered the learning rate
+        self._step.schedule.set_lr(self._step.optimizer, progress.step)
         self._write()
 
     def _make_report(self, rows: list[Row]) -> RunReport:
@@ -489,7 +486,7 @@ def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
-    """Loss, gradient norm, whether clipped, and weight of each step."""
+    """Return loss, gradient norm, whether clipped, and weight of each step."""
     rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, *_ in pending]
     if not any(isinstance(value, Tensor) for row in rows[:1] for value in row):
         return [tuple(map(float, row)) for row in rows]
@@ -499,12 +496,12 @@ def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
 
 
 def _column(values: Sequence[Scalar | bool]) -> Tensor:
-    """The same value of many steps, on the device where it was computed."""
+    """Stack one value of many steps, on the device where it was computed."""
     return torch.stack([v for v in values if isinstance(v, Tensor)]).double()
 
 
 def _fetched(found: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Fetch the numbers that are on the device, all in one transfer."""
+    """Fetch the numbers that are on the device in one transfer."""
     single = {
         name: value.detach().reshape(()).double()
         for name, value in found.items()

@@ -1,6 +1,6 @@
-"""Losses as a sum and its weight, so that a window of micro-batches divides once.
+"""Losses that return a sum and its weight, so that a window of micro-batches divides once.
 
-What must not live here: which loss a task takes (`task.py`).
+What must not live here: which loss a task uses (`task.py`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def cross_entropy(
             `logits`.
         weight: One factor for each class, shape (C,).
         label_smoothing: Share of the probability spread evenly over the classes, in [0, 1].
-        ignore_index: Targets with this class count for nothing.
+        ignore_index: Targets of this class are ignored.
 
     Returns:
-        The summed loss (scalar), and the number of targets counted, or the sum of their class
-        weights.
+        The summed loss (scalar), and the number of targets that are not ignored, or the sum of
+        their class weights.
     """
     total = F.cross_entropy(
         logits,
@@ -45,7 +45,7 @@ def cross_entropy(
     )
     if targets.is_floating_point():
         return total, targets.numel() // targets.shape[1]
-    # As bytes, class 156 would equal -100, and indexing would take them for a mask.
+    # uint8 targets: class 156 would equal -100, and indexing would treat them as a mask.
     classes = targets.long()
     counted = classes != ignore_index
     if weight is None:
@@ -68,10 +68,10 @@ def binary_cross_entropy(
         targets: 0 or 1 (or a probability), of the shape of `logits`.
         weight: Factor of the positive class, broadcast against `logits`.
         label_smoothing: Pulls targets towards 0.5: `targets * (1 - s) + s / 2`.
-        ignore_index: Targets with this value count for nothing.
+        ignore_index: Targets of this value are ignored.
 
     Returns:
-        The summed loss (scalar), and the number of targets counted.
+        The summed loss (scalar), and the number of targets that are not ignored.
     """
     counted = targets != ignore_index
     goal = targets.to(logits.dtype).where(counted, 0.0)

@@ -1,4 +1,4 @@
-"""What a committed generation says of itself: `manifest.json`, which carries its own digest.
+"""`manifest.json` of a checkpoint: metric, length and sha256 of `state.pt`, and its own digest.
 
 What must not live here: torch, or when generations are written and removed (`checkpoint.py`).
 """
@@ -20,7 +20,7 @@ _VALUES = (*_FIELDS, "length", "sha256")
 
 
 class Pointer(NamedTuple):
-    """Where a committed generation lies.
+    """Address, step and digest of a committed generation.
 
     Attributes:
         address: Its directory, or its prefix in an object store, `s3://...`.
@@ -35,16 +35,16 @@ class Pointer(NamedTuple):
 
 @dataclass(frozen=True)
 class Generation:
-    """What a manifest says.
+    """The contents of a manifest.
 
     Attributes:
         address: The generation's directory, or its prefix in an object store, `s3://...`.
-        number: Counts commits; the newest has the highest.
+        number: Counts commits; the newest generation has the highest.
         step: Optimizer steps taken.
         epoch: Epochs completed.
-        metric: Name of the metric that decides which is best.
+        metric: Name of the metric that decides which generation is best.
         mode: `min` or `max`.
-        value: The metric as evaluated at this state; None when it was not.
+        value: The metric at this state; None if it was not evaluated.
         length: Bytes of `state.pt`.
         sha256: Digest of `state.pt`.
     """
@@ -66,18 +66,18 @@ class Generation:
 
     @property
     def name(self) -> str:
-        """Its name among the run's generations."""
+        """The name of its directory, such as `step-00000120`."""
         return self.address.rpartition("/")[2]
 
     @property
     def path(self) -> Path:
-        """Its directory; there is none in an object store."""
+        """Its directory; not for a generation in an object store."""
         assert "://" not in self.address, self.address
         return Path(self.address)
 
 
-def rank(generation: Generation) -> tuple[float, int]:
-    """Sort key of generations that have a value: the best first, and of equals the earlier one."""
+def best_first(generation: Generation) -> tuple[float, int]:
+    """Sort key for generations with a value: the best first; of equals, the earlier one first."""
     assert generation.value is not None
     return (generation.value if generation.mode == "min" else -generation.value, generation.number)
 
@@ -85,21 +85,20 @@ def rank(generation: Generation) -> tuple[float, int]:
 def format_manifest(generation: Generation) -> bytes:
     """Return the bytes of `manifest.json`."""
     values = {key: _encode(getattr(generation, key)) for key in _VALUES}
-    # The manifest carries its own digest: a flipped bit in a value would otherwise make the wrong
-    # generation the best.
+    # Without a digest of the manifest a flipped bit could make the wrong generation the best.
     seal = hashlib.sha256((_SEALED % values).encode()).hexdigest()
     return (_LAYOUT % {**values, "seal": _encode(seal)}).encode()
 
 
 def _layouts() -> tuple[str, str]:
-    """What is sealed, and the file, with a place for each value: laying them out is most of the
-    time that a thousand manifests take to be verified, and always comes to the same.
+    """Return templates of the digested part and of the whole file, with `%(key)s` for each value.
+    Without them, `json.dumps` would take most of the time of verifying a thousand manifests.
     """
-    place = {key: f"%({key})s" for key in (*_VALUES, "seal")}
-    files = {STATE: {"length": place["length"], "sha256": place["sha256"]}}
-    manifest = {"format": _FORMAT, **{key: place[key] for key in _FIELDS}, "files": files}
+    slot = {key: f"%({key})s" for key in (*_VALUES, "seal")}
+    files = {STATE: {"length": slot["length"], "sha256": slot["sha256"]}}
+    manifest = {"format": _FORMAT, **{key: slot[key] for key in _FIELDS}, "files": files}
     sealed = json.dumps(manifest, sort_keys=True)
-    text = json.dumps({"manifest": manifest, "sha256": place["seal"]}, indent=1, sort_keys=True)
+    text = json.dumps({"manifest": manifest, "sha256": slot["seal"]}, indent=1, sort_keys=True)
     bare = re.compile(r'"(%\(\w+\)s)"')
     return bare.sub(r"\1", sealed), bare.sub(r"\1", text) + "\n"
 
@@ -108,34 +107,34 @@ _SEALED, _LAYOUT = _layouts()
 
 
 def _encode(value: str | float | None) -> str:
-    """What `json.dumps` returns of a text or a finite number, of the latter much sooner."""
+    """Return what `json.dumps` returns for a text or a finite number; faster for numbers."""
     if value is None:
         return "null"
     if isinstance(value, str):
         return json.dumps(value)
-    # of the type itself: a NumPy number is a float, too, and describes itself otherwise
+    # float.__repr__, not repr(): a NumPy number is a float too, with another representation
     return float.__repr__(value) if isinstance(value, float) else int.__repr__(value)
 
 
 def _seal(manifest: dict[str, Any]) -> str:
-    """The digest that a manifest with these values carries."""
+    """Return the digest of a manifest with these values."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(files: Files, name: str) -> Generation | str:
-    """Return what a generation's manifest says, or why it cannot be trusted.
+    """Return the generation that a manifest describes, or a text: why the manifest is invalid.
 
     Raises:
         StorageError: The storage cannot be read.
     """
     address = files.address(name)
-    told = f"{address}/{MANIFEST}"
+    path = f"{address}/{MANIFEST}"
     try:
         content = files.read(name, MANIFEST)
         record = json.loads(content)
         manifest = record["manifest"]
         if manifest["format"] != _FORMAT:
-            return f"{told} has format {manifest['format']}, this version reads {_FORMAT}"
+            return f"{path} has format {manifest['format']}, this version reads {_FORMAT}"
         file = manifest["files"][STATE]
         generation = Generation(
             address=address,
@@ -145,12 +144,12 @@ def read_manifest(files: Files, name: str) -> Generation | str:
         )
         length = files.length(name, STATE)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        return f"{told} cannot be read ({type(problem).__name__}: {problem})"
+        return f"{path} cannot be read ({type(problem).__name__}: {problem})"
     if content != format_manifest(generation):
         seal = _seal(manifest)
-        if seal != (said := record.get("sha256")):
-            return f"{told} has sha256 {seal}, it says {said}"
-        return f"{told} is not as it was written"  # the same to JSON
+        if seal != (recorded := record.get("sha256")):
+            return f"{path} has sha256 {seal}, it says {recorded}"
+        return f"{path} is not as it was written"  # equal as JSON, but not byte for byte
     if length != generation.length:
         return (
             f"{address}/{STATE} has {length} bytes of {generation.length}, sha256 "
@@ -160,7 +159,7 @@ def read_manifest(files: Files, name: str) -> Generation | str:
 
 
 def read_state(files: Files, generation: Generation) -> bytes | None:
-    """Return the bytes of a state whose digest verifies, or None.
+    """Return the bytes of a generation's state; None if it is missing or its digest differs.
 
     Raises:
         StorageError: The storage cannot be read.
@@ -173,7 +172,7 @@ def read_state(files: Files, generation: Generation) -> bytes | None:
 
 
 def describe_damage(files: Files, name: str) -> str:
-    """Return which file of a generation does not verify, with both digests."""
+    """Return which file of a generation is damaged, with both digests."""
     found = read_manifest(files, name)
     if isinstance(found, str):
         return found

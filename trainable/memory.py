@@ -1,8 +1,7 @@
-"""When the memory does not suffice: how that is recognised, how the same step takes less, and what
-a process may take of a GPU that it shares.
+"""Recognise out-of-memory errors, take the same step with less memory, and cap a shared GPU.
 
-What must not live here: deciding whether a run goes on (its owner's policy), and how large a share
-is (`sweeps.engine.resources`).
+What must not live here: whether a run is retried (the caller's policy), and how large a share of a
+GPU is (`sweeps.engine.resources`).
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ import gc
 from trainable.config import TrainConfig
 
 CONTEXT_BYTES = 768 * 2**20
-"""What a process is assumed to take of a GPU beside its tensors: the CUDA context, and kernels,
-which are loaded on first use."""
+"""Assumed GPU memory of a process besides its tensors: the CUDA context and loaded kernels."""
 
-# What is no `torch.OutOfMemoryError` says so in words: the CPU's allocator, CUDA outside of
-# torch's own allocator, and its linear algebra when the workspace cannot be had.
+# Parts of the messages of errors that are no `torch.OutOfMemoryError`: of the CPU's allocator, of
+# CUDA outside torch's allocator, and of cuBLAS without a workspace.
 _WORDS = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether an exception says that memory could not be had."""
+    """Whether an exception means that memory could not be allocated."""
     import torch
 
     if isinstance(problem, (torch.OutOfMemoryError, MemoryError)):
@@ -30,10 +28,9 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 
 def finer_accumulation(train: TrainConfig) -> int | None:
-    """Return the accumulation with half the micro-batch, or the nearest smaller whole one.
+    """Return the accumulation for half the micro-batch size, or the next smaller divisor.
 
-    The step stays the same sum over the same samples. None when a micro-batch is one sample
-    already.
+    A step remains the same sum over the same samples. None if a micro-batch is already one sample.
     """
     size = train.batch_size
     finer = (n for n in range(2 * train.accumulation, size + 1) if size % n == 0)
@@ -41,22 +38,22 @@ def finer_accumulation(train: TrainConfig) -> int | None:
 
 
 def release_memory() -> None:
-    """Give back what nothing refers to any more, also what torch keeps for later."""
+    """Free unreferenced objects and the memory that torch's allocator caches."""
     import torch
 
-    gc.collect()  # a failed step's frames and graph refer to each other
+    gc.collect()  # the frames and graph of a failed step form reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def tensor_fraction(share: float, total: int) -> float:
-    """Return the part of a GPU's memory that the tensors of a process with a share of it may take.
+    """Return the fraction of a GPU's memory for the tensors of a process with a share of the GPU.
 
-    torch caps what its own allocator takes, and the context comes on top of that: without room
-    for it, several processes that all keep to their cap would fill the GPU.
+    torch caps only its own allocator; the CUDA context comes on top. Without space for it, several
+    processes within their caps could fill the GPU.
 
     Args:
-        share: Share of the GPU in (0, 1]; 1: nobody else is on it, and nothing is capped.
+        share: Share of the GPU in (0, 1]; 1: the process is alone on it, and there is no cap.
         total: The GPU's memory in bytes.
     """
     if share == 1:

@@ -1,4 +1,4 @@
-"""What a training process takes of a GPU, measured: two steps and one batch of the evaluation.
+"""Measure how much GPU memory training takes, by two steps and one evaluation batch.
 
 What must not live here: what follows from it for trials that share a GPU
 (`sweeps.engine.resources`).
@@ -22,26 +22,26 @@ from trainable.step import Step, translate_torch_errors
 
 
 def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | str]:
-    """Train two steps, evaluate one batch, and say what that took of a CUDA device.
+    """Train two steps, evaluate one batch, and return the CUDA memory that this took.
 
-    Nothing is compiled for it, which takes minutes and no less memory, and no loader process is
-    started, which takes none of the device. The process may take the whole device meanwhile.
+    The model is not compiled, which would take minutes and save no memory. No loader processes are
+    started, since they take no GPU memory. The process may use the whole device meanwhile.
 
     Returns:
-        In bytes: `peak`, the most that torch's allocator held; `outside`, what the process takes
-        beside it; `total`, the device's memory. Or `failed`: in a few words why it is not known.
+        In bytes: `peak`, the most that torch's allocator reserved; `outside`, what the process
+        takes besides; `total`, the device's memory. Or `failed`: why there is no measurement.
     """
     if device.type != "cuda":
         return {"failed": "found no CUDA device that torch can use"}
     release_memory()
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        rehearse(config, device)
-        torch.cuda.synchronize(device)  # device synchronisation: what still runs allocates nothing
+        run_two_steps(config, device)
+        torch.cuda.synchronize(device)  # device synchronisation: no kernel runs after this
         outside = _outside(device)
     except OutOfMemory:
         return {"failed": "ran out of memory"}
-    # A user's code may raise anything; the trials then say what, each in its own words.
+    # A user's code may raise anything; the trials report it.
     except Exception as error:
         return {"failed": f"raised {type(error).__name__}"}
     peak = torch.cuda.max_memory_reserved(device)
@@ -49,14 +49,14 @@ def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | s
     return {"peak": peak, "outside": outside, "total": total}
 
 
-def rehearse(config: TrialConfig, device: torch.device) -> None:
-    """Take the first two steps of a run and evaluate its first batch, as a trial would.
+def run_two_steps(config: TrialConfig, device: torch.device) -> None:
+    """Take the first two steps of a run and evaluate its first batch, as a trial does.
 
-    Two steps, because the optimizer makes its state at the end of the first: only the second has
-    weights, gradients, that state and activations at once.
+    The optimizer makes its state at the end of the first step. Only the second step has weights,
+    gradients, that state and activations at once.
 
     Raises:
-        OutOfMemory: The device's memory did not suffice.
+        OutOfMemory: The device ran out of memory.
     """
     loader = config.train.loader.model_copy(update={"num_workers": 0})
     train = config.train.model_copy(update={"compile": False, "loader": loader})
@@ -78,10 +78,10 @@ def _evaluate(step: Step, source: Source) -> None:
 
 
 def _outside(device: torch.device) -> int:
-    """Return what this process takes of a CUDA device beside torch's allocator, in bytes.
+    """Return the bytes that this process takes of a CUDA device besides torch's allocator.
 
-    The driver knows it of each process; where it does not say, all that nobody's tensors of this
-    process take is an upper bound, which counts only as far as a context is known to go.
+    NVML reports each process. Without it, all memory outside this process' allocator is an upper
+    bound, limited to `CONTEXT_BYTES`.
     """
     reserved = torch.cuda.memory_reserved(device)
     used = _used_by_this_process(device)
@@ -92,8 +92,8 @@ def _outside(device: torch.device) -> int:
 
 
 def _used_by_this_process(device: torch.device) -> int | None:
-    """Return what the driver says that this process takes of a device; None where it does not
-    say: without its library, or in a container with process numbers of its own.
+    """Return the device memory of this process by NVML. None without NVML, and in a container with
+    its own process numbers.
     """
     try:
         import pynvml
@@ -110,7 +110,7 @@ def _used_by_this_process(device: torch.device) -> int | None:
             if process.pid == os.getpid() and process.usedGpuMemory is not None:
                 return int(process.usedGpuMemory)
     except pynvml.NVMLError:
-        pass  # a part of a GPU, or a driver that does not tell
+        pass  # a MIG device, or a driver without this information
     finally:
         pynvml.nvmlShutdown()
     return None

@@ -1,11 +1,12 @@
-"""The curve of one run on disk: `metrics.jsonl`, each logged step once, and `resumed.json`.
+"""The metrics of one run on disk: `metrics.jsonl`, `resumed.json` and `logged.jsonl`.
 
-One line is one row: `{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`. Rows
-are made durable before the checkpoint that covers them, and cut back to the checkpoint when a run
-resumes, so file and checkpoint never disagree. `resumed.json`, which only an interrupted run has,
-lists the steps after which it went on. `logged.jsonl` has what a user's code logged under steps of
-its own: a line is a row of the run's step at which it was logged, with `own_step` beside. What
-must not live here: torch, or any opinion about which metrics exist.
+Each line of `metrics.jsonl` is the row of one step:
+`{"step": 12, "time": 1700000000000, "metrics": {"train/loss": 0.5}}`. Rows are synced before the
+checkpoint of their step is committed; a resumed run removes the rows after its checkpoint. File
+and checkpoint therefore never disagree. `resumed.json` lists the steps from which an interrupted
+run resumed. `logged.jsonl` has the rows that the user's code logged under its own steps: `step` is
+the run's step at that time, `own_step` the user's. What must not live here: torch, or knowledge of
+which metrics exist.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from trainable.storage.regular_files import (
 FILE_NAME = "metrics.jsonl"
 LOGGED = "logged.jsonl"
 ARTIFACTS = "artifacts"
-"""The directory of a run in which files lie that its code logged."""
+"""The subdirectory of a run for the files that the user's code logs."""
 RESUMED = "resumed.json"
 
-_LONGEST_LINE = 64 << 20
-"""Bytes; a hundred thousand metrics of a hundred characters are a fifth of it."""
+_MAX_LINE_BYTES = 64 << 20
+"""A hundred thousand metrics of a hundred characters take a fifth of it."""
 
 
 class CurveDamaged(ValueError):
-    """A run's curve on disk, or where it was interrupted, cannot be read."""
+    """A run's metrics file, or its list of resumptions, cannot be read."""
 
 
 class Row(NamedTuple):
-    """What was logged at one step.
+    """The metrics of one step.
 
     Attributes:
         step: Optimizer steps completed.
-        timestamp_ms: When the step was completed, in milliseconds since the Unix epoch.
+        timestamp_ms: Time of completion, in milliseconds since the Unix epoch.
         metrics: Values by metric name.
     """
 
@@ -58,14 +59,13 @@ class Row(NamedTuple):
 
 
 def read_rows(directory: Path) -> list[Row]:
-    """Read the rows of the run in `directory`, oldest first; none when nothing was logged.
+    """Read the rows of the run in `directory`, oldest first; empty if the run has none.
 
-    A last line without its end (the writer was killed) is left out. Lines of the same step are one
-    row: that happens when all windows between a checkpoint and the end of its epoch were skipped
-    by the fp16 scaler.
+    An incomplete last line (its writer was killed) is ignored. Lines of the same step become one
+    row: there are two if fp16 skipped all windows from a checkpoint to the end of its epoch.
 
     Raises:
-        CurveDamaged: A line is no row.
+        CurveDamaged: A line is not a row.
     """
     path = directory / FILE_NAME
     if not path.exists():
@@ -81,13 +81,13 @@ def read_rows(directory: Path) -> list[Row]:
 
 
 def read_logged(directory: Path) -> list[tuple[int, Row]]:
-    """Read what a user's code logged under steps of its own, in the order in which it did.
+    """Read the rows that the user's code logged under its own steps, oldest first.
 
     Returns:
-        The run's step at which each was logged, and a row of its own step.
+        For each row, the run's step at that time, and the row with its own step.
 
     Raises:
-        CurveDamaged: A line is no row.
+        CurveDamaged: A line is not a row.
     """
     path = directory / LOGGED
     if not path.exists():
@@ -100,9 +100,9 @@ def read_logged(directory: Path) -> list[tuple[int, Row]]:
 
 
 def logged_files(directory: Path) -> list[tuple[Path, str]]:
-    """Return the files that a run's code logged, each with its path below the run.
+    """Return the files that the user's code logged, each with its path among the artifacts.
 
-    None is a symbolic link: what is tracked is a copy of a file, and a link may lead to any.
+    Symbolic links are left out: a link may point to any file, and would upload it.
     """
     root = directory / ARTIFACTS
     if root.is_symlink() or not root.is_dir():
@@ -112,10 +112,10 @@ def logged_files(directory: Path) -> list[tuple[Path, str]]:
 
 
 def read_resumptions(directory: Path) -> list[int]:
-    """Read after which steps the run in `directory` was interrupted and went on, ascending.
+    """Read the steps from which the run in `directory` resumed after interruptions, ascending.
 
     Raises:
-        CurveDamaged: The file is no list of steps.
+        CurveDamaged: The file is not a list of steps.
     """
     path = directory / RESUMED
     try:
@@ -127,29 +127,28 @@ def read_resumptions(directory: Path) -> list[int]:
         raise CurveDamaged(str(error)) from None
     except (ValueError, TypeError, RecursionError) as error:
         raise CurveDamaged(
-            f"{path} is damaged ({type(error).__name__}: {error}); it is the list of steps after "
-            "which the run went on, for its pictures; restore it from a backup, or remove it"
+            f"{path} is damaged ({type(error).__name__}: {error}); it is the list of steps from "
+            "which the run resumed, for its figures; restore it from a backup, or remove it"
         ) from error
 
 
 class History:
-    """Goes on with a run's file, from the step at which the run goes on.
+    """Write a run's metrics, continuing after the step from which the run resumes.
 
-    Every row after that step, and a torn last line, are dropped by writing the file anew: whoever
-    wrote it before, and does not know yet that it has been replaced, appends to a file that is
-    no longer there.
+    The file is replaced by one without the rows after that step and without a torn last line. A
+    replaced writer that is still alive then appends to the old file, which has no name any more.
 
     Args:
         directory: The run's directory.
-        files: Opened for writing: replaces the file only while no other process has taken over.
-        step: The last step whose row stays; -1 keeps none. Step 0 has a row where fp16 skipped the
-            whole first epoch.
-        interrupted: Remember for `read_resumptions` that the run goes on there.
+        files: The run's files, opened for writing; fences a replaced writer.
+        step: The last step to keep; -1 keeps none. Step 0 has a row if fp16 skipped the whole
+            first epoch.
+        interrupted: Record this resumption for `read_resumptions`.
 
     Raises:
-        Fenced: Another process has taken over.
-        StorageError: The curve cannot be written.
-        CurveDamaged: A line that would stay is no row.
+        WriterReplaced: Another process writes this run now.
+        StorageError: The file cannot be written.
+        CurveDamaged: A line to keep is not a row.
     """
 
     def __init__(
@@ -161,39 +160,43 @@ class History:
         with self._writing():
             files.replace(path, _up_to(path, step))
             before = read_resumptions(directory)
-            # What lay beyond the step no longer counts: the curve is another one from there on.
+            # Resumptions after this step belong to the dropped rows.
             now = [earlier for earlier in before if earlier < step] + [step] * interrupted
             if now != before:
                 files.replace(directory / RESUMED, json.dumps(now).encode())
-            self._file = _appending(path)
+            self._file = _open_for_append(path)
             self._logged_path = logged = directory / LOGGED
             if logged.exists():
                 files.replace(logged, _up_to(logged, step))
             self._logged_file: BinaryIO | None = None
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append rows and hand them to the operating system, so that other processes see them.
+        """Append rows and flush them, so that other processes can read them.
 
         Raises:
-            Fenced: Another process has taken over, and the storage says so.
-            StorageError: They cannot be written.
+            WriterReplaced: The write failed, and another process writes this run now.
+            StorageError: The rows cannot be written.
         """
         with self._writing():
             self._file.write(b"".join(map(_format, rows)))
             self._file.flush()
 
     def append_logged(self, step: int, rows: Sequence[Row]) -> None:
-        """Append rows of other steps than the run's, logged up to this step of the run.
+        """Append rows that the user's code logged under its own steps.
+
+        Args:
+            step: The run's step.
+            rows: Rows with the user's steps.
 
         Raises:
-            Fenced: Another process has taken over, and the storage says so.
-            StorageError: They cannot be written.
+            WriterReplaced: The write failed, and another process writes this run now.
+            StorageError: The rows cannot be written.
         """
         if not rows:
             return
         with self._writing():
             if self._logged_file is None:
-                self._logged_file = _appending(self._logged_path)
+                self._logged_file = _open_for_append(self._logged_path)
             lines = (
                 json.dumps(
                     {
@@ -209,14 +212,14 @@ class History:
             self._logged_file.flush()
 
     def sync(self) -> None:
-        """Return once everything appended survives a power loss."""
+        """Return once all appended rows would survive a power loss."""
         with self._writing():
             for file in filter(None, (self._file, self._logged_file)):
                 file.flush()
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Make everything durable and close the file."""
+        """Sync and close the files."""
         if not self._file.closed:
             with self._writing():
                 try:
@@ -257,7 +260,7 @@ def _parse(line: bytes, path: Path) -> Row:
     try:
         record = json.loads(line)
         return Row(record["step"], record["time"], record["metrics"])
-    # what is nested without end is no row either
+    # RecursionError: the JSON is nested too deeply
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CurveDamaged(
             f"{path} is damaged ({type(error).__name__}: {error}); a curve is one JSON object a "
@@ -265,7 +268,7 @@ def _parse(line: bytes, path: Path) -> Row:
         ) from error
 
 
-def _appending(path: Path) -> BinaryIO:
+def _open_for_append(path: Path) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.fdopen(open_regular(path, flags, limit=LARGEST_CURVE), "ab")
 
@@ -276,11 +279,11 @@ def _complete_lines(path: Path) -> Iterator[bytes]:
     except IrregularFile as error:
         raise CurveDamaged(str(error)) from None
     with os.fdopen(number, "rb") as file:
-        while line := file.readline(_LONGEST_LINE):
+        while line := file.readline(_MAX_LINE_BYTES):
             if line.endswith(b"\n"):
                 yield line
-            elif len(line) == _LONGEST_LINE:
+            elif len(line) == _MAX_LINE_BYTES:
                 raise CurveDamaged(
-                    f"{path} has a line of more than {_LONGEST_LINE} bytes; a curve is one JSON "
+                    f"{path} has a line of more than {_MAX_LINE_BYTES} bytes; a curve is one JSON "
                     "object a line; restore the file from a backup, or cut it before that line"
                 )

@@ -1,7 +1,7 @@
-"""How a model is run, not what it computes: compilation, memory layout, activations kept or not.
+"""Apply compilation, memory layout and activation checkpointing to a model.
 
 Nothing here changes a parameter, a name in the state dict, or a result beyond rounding; a run may
-be resumed with other settings. What must not live here: how models are built or trained.
+resume with other settings. What must not live here: how models are built or trained.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from trainable.errors import ConfigError
 
 
 def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
-    """Set the model up as the configuration asks, in place.
+    """Apply the settings to the model in place, and return it.
 
     Args:
-        model: On its device.
-        config: `compile`, `channels_last` and `activation_checkpointing` count.
+        model: The model, on its device.
+        config: Of it, `compile`, `channels_last` and `activation_checkpointing` apply.
 
     Raises:
-        ConfigError: The model has nothing to which a setting would apply.
+        ConfigError: A setting applies to no part of the model.
     """
     if config.channels_last:
         _lay_out_channels_last(model)
     if config.activation_checkpointing:
         for block in _blocks(model):
-            block.forward = partial(_computed_again, block, block.forward)
+            block.forward = partial(_checkpointed_forward, block, block.forward)
     if config.compile:
-        # The forward method, not the module: hooks come and go (evaluation has one), and compiled
-        # code would keep calling those it was made with. For each size of a batch there is code of
-        # its own: code for any size is made at the second one, rounds differently, and a run that
-        # resumes meets that one elsewhere. What this process compiled for runs before would count.
+        # Compile the forward method, not the module: compiled code would keep the hooks that the
+        # module has now, and evaluation adds one. Compile for each batch size: dynamic code is
+        # made at the second size and rounds differently, and a resumed run meets that size at
+        # another step. Reset: code compiled for earlier runs of this process would count as well.
         torch.compiler.reset()
         model.forward = torch.compile(model.forward, dynamic=False)
     return model
@@ -62,58 +62,58 @@ def _channels_last(value: Any) -> Any:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: what lies in its module lists, or else in a Sequential."""
+    """Return the model's blocks: the members of its module lists, or those of a Sequential."""
     members = [
         member
         for module in model.modules()
         if isinstance(module, nn.ModuleList)
         for member in module
-        if not isinstance(member, nn.ModuleList)  # holds blocks, and is none itself
+        if not isinstance(member, nn.ModuleList)  # a list of lists: only inner members are blocks
     ]
-    # A block inside a block would be computed three times.
+    # Only the outermost blocks: one inside another would be computed three times.
     inner = {id(part) for member in members for part in member.modules() if part is not member}
     blocks = [member for member in members if id(member) not in inner]
     if not blocks and isinstance(model, nn.Sequential):
         blocks = [part for part in model if any(True for _ in part.parameters())]
     if not blocks:
         raise ConfigError(
-            "true, and the model has neither a ModuleList nor is it a Sequential, so its blocks "
-            "are not known; remove it, or hold the blocks in an nn.ModuleList",
+            "true, and the model neither has a ModuleList nor is it a Sequential, so its blocks "
+            "are unknown; remove it, or put the blocks into an nn.ModuleList",
             key="train.activation_checkpointing",
         )
     return blocks
 
 
-def _computed_again(
+def _checkpointed_forward(
     block: nn.Module, forward: Callable[..., Any], *inputs: Any, **options: Any
 ) -> Any:
-    """Call a block's forward method, which the backward pass calls a second time.
+    """Call a block's forward method, which the backward pass calls again.
 
-    The second call computes from the buffers that the first one found, and what it writes to them
-    is dropped: a spectral norm is the same in both, and running statistics see each batch once.
+    The second call uses copies of the buffers from before the first one. A spectral norm is
+    therefore the same in both, and running statistics see each batch once.
     """
     again = partial(checkpoint, forward, use_reentrant=False)
-    # A compiled graph writes to buffers once, and nothing is computed again without a gradient.
+    # A compiled graph writes to buffers once, and without gradients nothing is recomputed.
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        found = _FoundBuffers(block)
-        again = partial(again, context_fn=lambda: (nullcontext(), found))
+        buffers = _SavedBuffers(block)
+        again = partial(again, context_fn=lambda: (nullcontext(), buffers))
     return again(*inputs, **options)
 
 
-class _FoundBuffers:
-    """A context, any number of times, in which a block has copies of the buffers it has now."""
+class _SavedBuffers:
+    """A reusable context in which a block has copies of its present buffers."""
 
     def __init__(self, block: nn.Module) -> None:
-        self._found = [
+        self._saved = [
             (module, name, buffer.detach().clone())
             for module in block.modules()
             for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
-            if not is_lazy(buffer)  # made by this call
+            if not is_lazy(buffer)  # this call creates it
         ]
 
     def __enter__(self) -> None:
-        self._own = [(module, name, getattr(module, name)) for module, name, _ in self._found]
-        for module, name, buffer in self._found:
+        self._own = [(module, name, getattr(module, name)) for module, name, _ in self._saved]
+        for module, name, buffer in self._saved:
             setattr(module, name, buffer.clone())
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
-"""Names that a user's modules cannot have, found by reading the code, before anything is imported.
+"""Find the user's modules that another module of the same name hides, without importing anything.
 
-The working directory stands last in `sys.path` (`task_import`): a file in it whose name Python or
-an installed package has already is never imported under that name. What must not live here:
-importing anything.
+The working directory is the last entry of `sys.path` (`task_import.py`). If Python or an installed
+package has a module of the same name, the user's file is never imported.
+What must not live here: importing anything.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-OURS = ("sweeps", "trainable", "tracking", "redaction")
-_MOST_FILES = 1_000  # of the user's, that are read
+_OWN_PACKAGES = ("sweeps", "trainable", "tracking", "redaction")
+_MOST_FILES = 1_000  # of the user's files are read at most
 
 
 def hidden_by(name: str, directory: str) -> tuple[str, str] | None:
-    """Return the file that a top-level name has in a directory, and what has that name already.
+    """Return the file of a top-level name in a directory, and the module that hides it.
 
     Returns:
-        None where there is no such file, or nothing hides it.
+        None if there is no such file, or if nothing hides it.
     """
     own = PathFinder.find_spec(name, [directory])
     if own is None or own.origin is None:  # no file, or a directory without __init__.py
@@ -37,15 +37,15 @@ def hidden_by(name: str, directory: str) -> tuple[str, str] | None:
 
 
 def hidden_imports(module: str, directory: str) -> Iterator[tuple[str, str, str, str]]:
-    """Find what a user's modules import and cannot get from their own directory.
+    """Find the imports of a user's modules that another module of the same name hides.
 
     Args:
-        module: The first of them; those that it imports from the directory are read, too.
-        directory: Where they lie.
+        module: The first module to read. The modules that it imports from the directory follow.
+        directory: The modules' directory.
 
     Yields:
-        The file that imports, the top-level name, its file in the directory, and what has that
-        name already.
+        The importing file, the top-level name, its file in the directory, and the module that
+        hides it.
     """
     seen: set[Path] = set()
     names: set[str] = set()
@@ -65,13 +65,13 @@ def hidden_imports(module: str, directory: str) -> Iterator[tuple[str, str, str,
 
 
 def _elsewhere(name: str, directory: str) -> ModuleSpec | None:
-    """What an import finds that does not look into a directory."""
+    """Return what an import finds outside a directory."""
     here = {"", directory, os.path.realpath(directory)}
     path = [entry for entry in sys.path if entry not in here]
     for finder in sys.meta_path:
         if finder is PathFinder:
             found = PathFinder.find_spec(name, path)
-        else:  # a package that was installed to be edited lies on no path
+        else:  # the finder of an editable install
             found = finder.find_spec(name, None)
         if found is not None:
             return found
@@ -81,26 +81,27 @@ def _elsewhere(name: str, directory: str) -> ModuleSpec | None:
 def _is_same(name: str, one: str, other: str) -> bool:
     if os.path.realpath(one) == os.path.realpath(other):
         return True
-    # Another copy of ours, such as the checkout that it was installed from, does no harm.
-    return name in OURS and os.path.isfile(other) and filecmp.cmp(one, other, shallow=False)
+    # An equal copy of this project's packages, such as their source checkout, does no harm.
+    is_own = name in _OWN_PACKAGES and os.path.isfile(other)
+    return is_own and filecmp.cmp(one, other, shallow=False)
 
 
 def _files(name: str, directory: Path) -> Iterator[Path]:
-    """The files of a dotted name that lie below a directory, those of its packages included."""
-    place = directory
+    """Yield the files of a dotted name below a directory, with those of its packages."""
+    path = directory
     for part in name.split("."):
-        place = place / part
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
+        path = path / part
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file():
                 yield file
 
 
 def _imports(file: Path, directory: Path) -> Iterator[str]:
-    """The dotted names that a file imports, relative ones from the directory on."""
+    """Yield the dotted names that a file imports; relative ones begin at the directory."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
-        return  # importing it says why
+        return  # importing the file reports the error
     package = file.relative_to(directory).parts[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

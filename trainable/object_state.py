@@ -1,12 +1,12 @@
-"""State that no `state_dict()` has: what the attributes of a task, or of a model's modules, hold.
+"""ObjectState: saves attributes of tasks and modules that no `state_dict()` includes.
 
-torch leaves out of a module's `state_dict()` whether its tensors require gradients, its mode, its
-buffers that are not persistent, and its attributes; nobody at all saves what a task holds. Here
-everything below an object is compared with what it was when it had just been built, and what has
-changed is returned as plain data. It is restored into an object that was built anew. What can
-neither be compared nor restored is refused. This costs a pass over these objects at each save, and
-nothing in a step. What must not live here: signatures and encodings of single values
-(`object_values.py`), or what of a run is saved (`state.py`).
+A module's `state_dict()` leaves out its attributes, mode and non-persistent buffers, and which of
+its tensors require gradients. No `state_dict()` has the attributes of a task. This module compares
+all values below an object with those right after it was built. It returns changed values as plain
+data, and restores them into a newly built object. A change that cannot be restored is an error.
+This costs a pass over the objects at each save, and nothing in a step. What must not live here:
+signatures and encodings of single values (`object_values.py`), or what of a run is saved
+(`train_state.py`).
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from torch.utils.hooks import RemovableHandle
 
 from trainable.errors import CheckpointError, TaskError
 from trainable.object_values import (
-    HAS_STATE,
+    STATEFUL_KINDS,
     Stored,
     decode,
     encode,
+    get_internal_state,
     is_plain_key,
-    is_simple,
-    kind_of,
-    load_holder,
-    restored_tensor,
-    same,
-    save_holder,
-    sign,
+    is_rebuildable,
+    restore_tensor,
+    set_internal_state,
+    signature_of,
+    signatures_equal,
     tensor_entry,
+    value_kind,
 )
 
 Path = tuple[tuple[str, Any], ...]
-"""From the root to a value: pairs of a kind of step and a name, key or index."""
+"""The steps from the root to a value: pairs of a kind of step and a name, key or index."""
 
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"} | {
-    "forward",  # replaced where it is compiled or computed again
+    "forward",  # replaced by compilation and activation checkpointing
     "cls_to_become",
 }
 _MANY = 1000
-"""A data set's collection of more members than these is compared by its length alone."""
+"""A data set's collection with more members is compared by its length alone."""
 
 
 class _Found(NamedTuple):
-    """A value below the root, as it is now."""
+    """The current value at a path."""
 
     kind: str
     signature: object
@@ -65,11 +65,11 @@ class ObjectState:
 
     Args:
         root: A task, or a model.
-        name: How messages call it.
-        stored: Tensors and objects whose state is saved by somebody else.
-        model: The model: of its parameters and persistent buffers, whose values `state_dict()`
-            has, only the rest is kept.
-        remedy: What to do about something that cannot be saved.
+        name: Its name in messages.
+        stored: Tensors and objects whose state is saved elsewhere.
+        model: The model. Values of its parameters and persistent buffers are left out, because
+            its `state_dict()` has them.
+        remedy: What the user can do about a value that cannot be saved.
     """
 
     def __init__(
@@ -83,42 +83,42 @@ class ObjectState:
         device: torch.device | None = None,
     ) -> None:
         self._root, self._name, self._remedy = root, name, remedy
-        self._stored: Stored = dict(stored)  # the objects, too: an id is theirs while they live
+        self._stored: Stored = dict(stored)  # with the objects: their ids stay in use
         self._device = device or torch.device("cpu")
         self._model = model
-        self._late: set[Path] = set()
+        self._created_late: set[Path] = set()
         self._built = {path: found._replace(value=None) for path, found in self._walk().items()}
 
     def state_dict(self) -> list[Any]:
         """Return what has changed since the root was built, as plain data and tensors.
 
         Raises:
-            TaskError: Something has changed, or was made since, that cannot be restored.
+            TaskError: A value that was changed or created since cannot be restored.
         """
         now = self._walk()
         entries = []
         for path, found in now.items():
             before = self._built.get(path)
-            if before is None and path[:-1] in self._late:
+            if before is None and path[:-1] in self._created_late:
                 self._accept(path, found)
-            elif before is None or not same(before.signature, found.signature):
-                if path in self._late:
+            elif before is None or not signatures_equal(before.signature, found.signature):
+                if path in self._created_late:
                     self._refuse(path, found.value, "has changed, and was made after it was built")
                 entry = self._entry(path, before, found)
                 if entry is not None:
-                    entries.append([_written(path), *entry])
+                    entries.append([_to_lists(path), *entry])
         entries += [
-            [_written(path), "gone", None]
+            [_to_lists(path), "gone", None]
             for path, before in self._built.items()
             if path not in now and path[:-1] in now and self._was_removed(path, before, now)
         ]
         return entries
 
     def load_state_dict(self, entries: list[Any]) -> None:
-        """Put back what `state_dict` returned, in place where that is possible.
+        """Restore what `state_dict` returned, in place where that is possible.
 
         Raises:
-            CheckpointError: The root has no place for it.
+            CheckpointError: A value does not fit the root.
         """
         for written, kind, payload in entries:
             path = tuple((step, key) for step, key in written)
@@ -131,16 +131,16 @@ class ObjectState:
                     "and the configuration that wrote it, or start a new run"
                 ) from problem
 
-    # What is there
+    # Finding values
 
     def _walk(self) -> dict[Path, _Found]:
         found: dict[Path, _Found] = {}
         seen = set(self._stored) - {id(self._root)}
-        # not recursive: a model may be nested deeper than Python's stack
+        # not recursive: models may be nested deeper than Python's stack
         waiting: deque[tuple[Path, Any, bool]] = deque([((), self._root, False)])
         while waiting:
             path, value, in_data = waiting.popleft()
-            kind = "object" if value is self._root and not path else kind_of(value)
+            kind = "object" if value is self._root and not path else value_kind(value)
             if isinstance(value, nn.Module):
                 kind = "module"
             if kind == "opaque" or isinstance(value, RemovableHandle):
@@ -150,28 +150,29 @@ class ObjectState:
                 if is_member or id(value) not in self._stored:
                     found[path] = _Found(kind, self._sign_tensor(path, value), value, in_data)
                 continue
-            if kind == "container" and is_simple(value, self._stored, large=in_data):
+            if kind == "container" and is_rebuildable(value, self._stored, large=in_data):
                 if in_data and len(value) > _MANY:
                     found[path] = _Found("container", ("length", len(value)), value, in_data)
                 else:
-                    found[path] = _Found("value", sign(value), value, in_data)
+                    found[path] = _Found("value", signature_of(value), value, in_data)
                 continue
             if kind == "value":
-                found[path] = _Found(kind, sign(value), value, in_data)
+                found[path] = _Found(kind, signature_of(value), value, in_data)
                 continue
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if kind in HAS_STATE:
-                found[path] = _Found(kind, sign(value), value, in_data)
+            if kind in STATEFUL_KINDS:
+                found[path] = _Found(kind, signature_of(value), value, in_data)
                 continue
             found[path] = _Found(kind, _form(value, kind), value, in_data)
             in_data = in_data or isinstance(value, Dataset)
-            waiting.extend(((*path, step), part, in_data) for step, part in parts_of(value, kind))
+            members = members_of(value, kind)
+            waiting.extend(((*path, step), part, in_data) for step, part in members)
         return found
 
-    def _by_others(self, path: Path, tensor: Tensor) -> bool:
-        """Whether somebody else saves a tensor's values."""
+    def _is_saved_elsewhere(self, path: Path, tensor: Tensor) -> bool:
+        """Whether a tensor's values are saved elsewhere."""
         step = path[-1][0] if path else ""
         if step == "b" and self._model is not None and all(one in "mb" for one, _ in path):
             owner = _follow(self._root, path[:-1])
@@ -182,14 +183,14 @@ class ObjectState:
         if is_lazy(tensor):
             return ("tensor", None, None, tensor.requires_grad)
         flags = ("tensor", tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-        return flags if self._by_others(path, tensor) else (*flags, sign(tensor))
+        return flags if self._is_saved_elsewhere(path, tensor) else (*flags, signature_of(tensor))
 
-    # What is saved of it
+    # Saving
 
     def _accept(self, path: Path, found: _Found) -> None:
-        """Take what was made late for a constant: a resumed run makes it again."""
+        """Treat a value created after the build as a constant: a resumed run creates it again."""
         self._built[path] = found._replace(value=None)
-        self._late.add(path)
+        self._created_late.add(path)
 
     def _entry(self, path: Path, before: _Found | None, found: _Found) -> tuple[str, Any] | None:
         value = found.value
@@ -197,7 +198,7 @@ class ObjectState:
         if found.kind == "tensor":
             if isinstance(value, nn.Parameter):
                 self._check_parameter(path, before, value)
-            if is_lazy(value) or self._by_others(path, value):
+            if is_lazy(value) or self._is_saved_elsewhere(path, value):
                 known = before is not None and before.kind == "tensor"
                 if known and _shape(before) in (None, value.shape):
                     return "flags", value.requires_grad
@@ -210,13 +211,13 @@ class ObjectState:
             if step == "i" and isinstance(_follow(self._root, path[:-1]), tuple):
                 self._refuse(path, value, "has another value than when it was built, in a tuple")
             return "value", encode(value)
-        if found.kind in HAS_STATE and before is not None and before.kind == found.kind:
-            state = save_holder(value)
+        if found.kind in STATEFUL_KINDS and before is not None and before.kind == found.kind:
+            state = get_internal_state(value)
             if state is not None:
                 return found.kind, state
             self._refuse(path, value, "has moved on since it was built")
         if before is None or before.kind != found.kind:
-            is_new = before is None or before.signature == sign(None)
+            is_new = before is None or before.signature == signature_of(None)
             if is_new and found.kind in ("object", "container") and not self._holds_state(value):
                 self._accept(path, found)
                 return None
@@ -233,7 +234,7 @@ class ObjectState:
 
     def _was_removed(self, path: Path, before: _Found, now: dict[Path, _Found]) -> bool:
         if now[path[:-1]].kind not in ("object", "module", "container"):
-            return False  # it was replaced whole
+            return False  # the parent was replaced as a whole
         step, _ = path[-1]
         if step in ("p", "m"):
             self._refuse(path, None, "was there when it was built, and is gone")
@@ -246,15 +247,15 @@ class ObjectState:
             value, name="", remedy="", stored={**self._stored, id(self._root): self._root}
         )
         return any(
-            one.kind == "tensor" or one.kind == "module" or one.kind in HAS_STATE
+            one.kind == "tensor" or one.kind == "module" or one.kind in STATEFUL_KINDS
             for one in below._built.values()
         )
 
     def _refuse(self, path: Path, value: object, what: str) -> NoReturn:
         shown = "" if value is None else f" (an object of type {type(value).__qualname__})"
         raise TaskError(
-            f"{self._text(path)}{shown} {what}; a run that is resumed builds it anew and would "
-            f"not have it as it is now; {self._remedy}"
+            f"{self._text(path)}{shown} {what}; a resumed run builds it again and would lose the "
+            f"change; {self._remedy}"
         )
 
     def _text(self, path: Path) -> str:
@@ -263,7 +264,7 @@ class ObjectState:
             text += f"[{key!r}]" if step in ("i", "k", "v") else f".{key}"
         return text
 
-    # Putting it back
+    # Restoring
 
     def _restore(self, path: Path, kind: str, payload: Any) -> None:
         owner, step = _follow(self._root, path[:-1]), path[-1]
@@ -272,10 +273,10 @@ class ObjectState:
             return
         live: Any = _get(owner, step) if _has(owner, step) else None
         if kind == "flags":
-            if live.requires_grad != payload:  # one that is lazy still takes none
+            if live.requires_grad != payload:  # a lazy parameter rejects even an equal value
                 live.requires_grad_(payload)
         elif kind == "tensor":
-            tensor = restored_tensor(live, payload, self._device)
+            tensor = restore_tensor(live, payload, self._device)
             if tensor is not live:
                 _put(owner, step, tensor, persistent=payload.get("persistent"))
         elif kind == "value":
@@ -283,13 +284,13 @@ class ObjectState:
             if value is not live:
                 _put(owner, step, value)
         else:
-            if kind_of(live) != kind:
+            if value_kind(live) != kind:
                 raise TypeError(f"it is a {type(live).__qualname__}")
-            load_holder(live, payload)
+            set_internal_state(live, payload)
 
 
 def _form(value: Any, kind: str) -> object:
-    """What of an object with parts is compared beside its parts."""
+    """Return what is compared of an object with members, besides its members."""
     if isinstance(value, LazyModuleMixin) and value.cls_to_become is not None:
         return kind, value.cls_to_become.__qualname__
     name = type(value).__qualname__
@@ -299,7 +300,7 @@ def _form(value: Any, kind: str) -> object:
     return kind, name, len(value), keys
 
 
-def parts_of(value: Any, kind: str) -> Iterator[tuple[tuple[str, Any], Any]]:
+def members_of(value: Any, kind: str) -> Iterator[tuple[tuple[str, Any], Any]]:
     """Yield the members of a module, an object or a collection, each with the step to it."""
     if kind == "container":
         if isinstance(value, dict):
@@ -313,7 +314,7 @@ def parts_of(value: Any, kind: str) -> Iterator[tuple[tuple[str, Any], Any]]:
         yield from ((("b", name), b) for name, b in value._buffers.items())
         yield from ((("m", name), m) for name, m in value._modules.items() if m is not None)
         if type(value).get_extra_state is not nn.Module.get_extra_state:
-            yield ("a", "training"), value.training  # of the rest it says itself what counts
+            yield ("a", "training"), value.training  # get_extra_state() returns the rest
             return
     yield from ((("a", name), part) for name, part in _attributes(value).items())
 
@@ -335,12 +336,12 @@ def _attributes(value: Any) -> dict[str, Any]:
     return found
 
 
-def _written(path: Path) -> list[Any]:
+def _to_lists(path: Path) -> list[Any]:
     return [[step, key] for step, key in path]
 
 
 def _shape(found: _Found | None) -> object:
-    """The shape of a tensor that was there; None: it had none yet."""
+    """Return the shape that a tensor had; None if it was lazy and had no shape yet."""
     assert found is not None
     assert isinstance(found.signature, tuple)
     return None if found.signature[1] is None else torch.Size(found.signature[1])
@@ -384,10 +385,10 @@ def _put(owner: Any, step: tuple[str, Any], value: Any, *, persistent: bool | No
     if kind == "b":
         if persistent is None:
             persistent = key not in owner._non_persistent_buffers_set
-        vars(owner).pop(key, None)  # what an attribute of that name was before
+        vars(owner).pop(key, None)  # a plain attribute of that name
         if key not in owner._buffers:
             owner.register_buffer(key, None)
-        owner._buffers[key] = value  # in its place among them
+        owner._buffers[key] = value  # keeps its position among the buffers
         change = owner._non_persistent_buffers_set
         change.discard(key) if persistent else change.add(key)
     elif kind == "v":

@@ -1,7 +1,7 @@
-"""Single values that are compared, saved and restored: numbers, tensors, arrays, collections of
-them, generators, and whatever has a `state_dict()`.
+"""Compare, encode and restore single values: numbers, tensors, arrays, collections of them, random
+generators, and objects with a `state_dict()`.
 
-What must not live here: where they are found (`object_state.py`).
+What must not live here: where the values are found (`object_state.py`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Stored = dict[int, object]
 _SCALARS = (int, float, complex, str, bytes, bool, type(None))
 _TORCH = (torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_MADE_ANEW = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter)
-HAS_STATE = ("generator", "holder", "file", "iterator")
-_FOREIGN = (
+_REBUILDABLE = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter)
+STATEFUL_KINDS = ("generator", "holder", "file", "iterator")
+_PROCESS_PACKAGES = (
     frozenset(sys.stdlib_module_names) - {"collections", "types", "argparse"}  # a Namespace
     | {"mlflow", "ray", "optuna", "wandb", "trainable", "sweeps"}
 )
-"""Packages whose objects belong to their process: threads, sockets, loggers, clients."""
+"""Packages whose objects belong to a process: threads, sockets, loggers, clients."""
 _ITERATORS = frozenset({"builtins", "itertools", "torch"})
 _NUMPY_GENERATORS = (
     numpy.random.Generator,
@@ -42,11 +42,11 @@ _NUMPY_GENERATORS = (
 )
 
 
-def kind_of(value: object) -> str:
-    """Return what can be done with a value.
+def value_kind(value: object) -> str:
+    """Return how a value is compared and saved.
 
-    `value` is compared and made anew; `tensor` is written in place; `container` and `object` have
-    parts; `generator`, `holder`, `file` and `iterator` have a state; `opaque` is left alone.
+    `value`: as a whole. `tensor`: restored in place. `container`, `object`, `module`: by members.
+    `generator`, `holder`, `file`, `iterator`: by a state that it has. `opaque`: ignored.
     """
     if type(value) in _SCALARS or type(value) in _TORCH or isinstance(value, enum.Enum):
         return "value"
@@ -55,7 +55,7 @@ def kind_of(value: object) -> str:
     if isinstance(value, numpy.generic):
         return "value"
     if isinstance(value, numpy.ndarray):
-        # what nobody may write to is no state, and a memory map is a file's
+        # a read-only array cannot change, and a memory map belongs to a file
         constant = not value.flags.writeable or isinstance(value, numpy.memmap)
         return "opaque" if constant or value.dtype.kind not in "biufc" else "value"
     if isinstance(value, nn.Module):
@@ -68,7 +68,7 @@ def kind_of(value: object) -> str:
         return "container"
     if isinstance(value, (int, float, complex, str, bytes)):  # of a class derived from it
         return "value"
-    # asked of the type: objects may answer for any name themselves
+    # look at the type: an object's __getattr__ may accept any name
     if callable(getattr(type(value), "state_dict", None)) and callable(
         getattr(type(value), "load_state_dict", None)
     ):
@@ -79,7 +79,7 @@ def kind_of(value: object) -> str:
     if hasattr(type(value), "__next__") and package in _ITERATORS:
         return "iterator"
     has_parts = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
-    return "opaque" if package in _FOREIGN or not has_parts else "object"
+    return "opaque" if package in _PROCESS_PACKAGES or not has_parts else "object"
 
 
 def is_plain_key(key: object) -> bool:
@@ -87,70 +87,73 @@ def is_plain_key(key: object) -> bool:
     return type(key) in _SCALARS or (isinstance(key, tuple) and all(map(is_plain_key, key)))
 
 
-def is_simple(value: Any, stored: Stored, *, large: bool = False) -> bool:
-    """Whether a value can be made anew, with all that is in it.
+def is_rebuildable(value: Any, stored: Stored, *, large: bool = False) -> bool:
+    """Whether a value and all its members can be rebuilt from plain data.
 
     Args:
-        value: Any.
-        stored: Tensors that must stay the ones they are.
-        large: A long collection is asked for its first members alone.
+        value: Any value.
+        stored: Tensors that must not be replaced, because they are saved elsewhere.
+        large: Check only the first members of a long collection.
     """
-    if kind_of(value) == "value":
+    if value_kind(value) == "value":
         return True
     if isinstance(value, Tensor):
         return id(value) not in stored and not isinstance(value, nn.Parameter)
-    if type(value) not in _MADE_ANEW:
+    if type(value) not in _REBUILDABLE:
         return False
-    if marshalled(value) is not None:
+    if marshal_digest(value) is not None:
         return True
     if isinstance(value, dict):
-        return all(map(is_plain_key, value)) and all(is_simple(v, stored) for v in value.values())
+        return all(map(is_plain_key, value)) and all(
+            is_rebuildable(v, stored) for v in value.values()
+        )
     if isinstance(value, (set, frozenset)):
         return False
     if large and len(value) > 1000:
-        return all(is_simple(one, stored) for one in list(value)[:10])
-    return all(is_simple(one, stored) for one in value)
+        return all(is_rebuildable(one, stored) for one in list(value)[:10])
+    return all(is_rebuildable(one, stored) for one in value)
 
 
-def marshalled(value: Any) -> bytes | None:
-    """Return a digest of a collection of plain values, at the speed of C; None: it is none."""
+def marshal_digest(value: Any) -> bytes | None:
+    """Return a digest of a collection of plain values; None for other values. Fast: runs in C."""
     try:
-        # version 2 does not depend on how often an object is referred to
+        # version 2: later versions depend on how often an object is referenced
         content = marshal.dumps(value, 2)
     except (ValueError, RecursionError):
         return None
     return hashlib.sha256(content).digest()
 
 
-def same(first: object, second: object) -> bool:
-    """Whether two signatures say the same; None is never the same as anything."""
+def signatures_equal(first: object, second: object) -> bool:
+    """Whether two signatures are equal; None is equal to nothing."""
     return first is not None and first == second
 
 
-def sign(value: Any) -> object:
-    """Return what differs when a value differs; None where that cannot be known."""
+def signature_of(value: Any) -> object:
+    """Return a signature that differs if the value differs; None if there can be none."""
     if isinstance(value, Tensor):
         return _sign_tensor(value)
     if isinstance(value, numpy.ndarray):
         whole = numpy.ascontiguousarray(value)
         return ("array", value.shape, str(value.dtype), hashlib.sha256(whole.tobytes()).digest())
-    kind = kind_of(value)
+    kind = value_kind(value)
     if kind == "value":
         return type(value).__qualname__, repr(value)
     if kind == "container":
-        digest = marshalled(value)
+        digest = marshal_digest(value)
         if digest is not None:
             return type(value).__qualname__, digest
         items = list(value.items()) if isinstance(value, dict) else list(value)
         return type(value).__qualname__, tuple(
-            (repr(one[0]), sign(one[1])) if isinstance(value, dict) else sign(one) for one in items
+            (repr(one[0]), signature_of(one[1])) if isinstance(value, dict) else signature_of(one)
+            for one in items
         )
     if kind == "file":
         return "file", _position(value)
     if kind == "iterator":
         return _sign_iterator(value)
     if kind in ("generator", "holder"):
-        return kind, _sign_state(save_holder(value))
+        return kind, _sign_state(get_internal_state(value))
     return kind, id(value)
 
 
@@ -159,11 +162,11 @@ def _sign_state(state: Any) -> object:
         return tuple((repr(key), _sign_state(value)) for key, value in state.items())
     if isinstance(state, (list, tuple)):
         return tuple(map(_sign_state, state))
-    return sign(state) if isinstance(state, (Tensor, numpy.ndarray)) else repr(state)
+    return signature_of(state) if isinstance(state, (Tensor, numpy.ndarray)) else repr(state)
 
 
 def _sign_tensor(tensor: Tensor) -> object:
-    """Sums over all bits, and over some: writes through `.data` leave no other trace."""
+    """Return sums over all bits and over parts; torch does not count writes through `.data`."""
     found = tensor.detach()
     if found.layout is not torch.strided or found.is_quantized or is_meta(found):
         return None
@@ -176,7 +179,7 @@ def _sign_tensor(tensor: Tensor) -> object:
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = found.contiguous().reshape(-1).view(kinds[found.itemsize])
     sums = [bits[start::every].sum(dtype=torch.int64) for start, every in ((0, 1), (0, 2), (1, 3))]
-    # Device synchronisation, at a save, for each tensor that a task holds on a device.
+    # Device synchronisation at each save, for each of a task's tensors on a device.
     return *form, tuple(torch.stack(sums).tolist())
 
 
@@ -186,7 +189,7 @@ def is_meta(tensor: Tensor) -> bool:
 
 
 def _sign_iterator(value: Any) -> object:
-    """Where an iterator stands; None where it does not say."""
+    """Return the position of an iterator; None if it has no readable position."""
     if inspect.isgenerator(value):
         state = inspect.getgeneratorstate(value)
         fixed = (inspect.GEN_CREATED, inspect.GEN_CLOSED)
@@ -205,20 +208,20 @@ def _sign_iterator(value: Any) -> object:
 
 
 def _position(file: Any) -> object:
-    """A readable file's place; what is only written has none that a run would read from."""
+    """Return the position of a readable file; "none" for others, which a run does not read."""
     if file.closed or not file.readable() or not file.seekable():
         return "none"
     try:
         return file.tell()
-    except OSError:  # a text file tells none while its lines are iterated over
+    except OSError:  # a text file has no position while its lines are iterated over
         return None
 
 
-# What is saved, and back
+# Saving and restoring
 
 
-def save_holder(value: Any) -> Any:
-    """Return the state of a generator, a file, or what has a `state_dict()`; None: it has none."""
+def get_internal_state(value: Any) -> Any:
+    """Return the state of a generator, a file, or an object with `state_dict()`; None without."""
     match value:
         case torch.Generator():
             return value.get_state()
@@ -233,11 +236,11 @@ def save_holder(value: Any) -> Any:
             return _tensors(value.state)
         case io.IOBase():
             return _position(value)
-    return value.state_dict() if kind_of(value) == "holder" else None
+    return value.state_dict() if value_kind(value) == "holder" else None
 
 
-def load_holder(value: Any, state: Any) -> None:
-    """Put back what `save_holder` returned."""
+def set_internal_state(value: Any, state: Any) -> None:
+    """Restore what `get_internal_state` returned."""
     match value:
         case torch.Generator():
             value.set_state(state.cpu())
@@ -273,7 +276,7 @@ def _arrays(state: Any) -> Any:
 
 
 def tensor_entry(tensor: Tensor, persistent: bool | None = None) -> dict[str, Any]:
-    """Return a tensor with what its values do not say."""
+    """Return a tensor's values with its flags."""
     entry: dict[str, Any] = {
         "value": tensor.detach(),
         "requires_grad": tensor.requires_grad and tensor.is_leaf,
@@ -282,8 +285,8 @@ def tensor_entry(tensor: Tensor, persistent: bool | None = None) -> dict[str, An
     return entry if persistent is None else entry | {"persistent": persistent}
 
 
-def restored_tensor(live: object, entry: dict[str, Any], device: torch.device) -> Tensor:
-    """Return a tensor with an entry's values: the one that is there where they fit into it."""
+def restore_tensor(live: object, entry: dict[str, Any], device: torch.device) -> Tensor:
+    """Return a tensor with an entry's values: the live tensor if they fit, else a new one."""
     value: Tensor = entry["value"].detach()
     if isinstance(live, Tensor) and _fits(live, value):
         with torch.no_grad():
@@ -308,7 +311,7 @@ def _fits(live: Tensor, value: Tensor) -> bool:
 
 
 def has_overlap(tensor: Tensor) -> bool:
-    """Whether several values have one place in memory, as in what was expanded."""
+    """Whether several elements share memory, as in an expanded tensor."""
     return tensor.layout is torch.strided and any(
         stride == 0 and size > 1
         for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
@@ -316,7 +319,7 @@ def has_overlap(tensor: Tensor) -> bool:
 
 
 def encode(value: Any) -> Any:
-    """Return a value as tensors and plain data, with the types that these do not have."""
+    """Return a value as tensors and plain data, with names for other types."""
     match value:
         case enum.Enum():
             return {"enum": value.name}
@@ -345,7 +348,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(written: Any, live: Any, device: torch.device) -> Any:
-    """Return what `encode` wrote, in the object that is there where it is of the same type."""
+    """Return the value that `encode` wrote: in the live object if the type is the same."""
     if not isinstance(written, dict):
         return written
     form, content = next(iter(written.items()))
@@ -353,7 +356,7 @@ def decode(written: Any, live: Any, device: torch.device) -> Any:
         case "enum":
             return type(live)[content]
         case "tensor":
-            return restored_tensor(live, content, device)
+            return restore_tensor(live, content, device)
         case "array":
             array = _array(content, written)
             if (

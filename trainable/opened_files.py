@@ -1,8 +1,8 @@
-"""Which files below a task's directory it opens while it is built, and what is in them.
+"""Record the files in a task's directory that the task opens while it is built, with digests.
 
-A task that loads `base.pt` from beside its module depends on it as on its code, named or not.
-Python tells an audit hook of each file that is opened; what a compiled library opens by itself
-(safetensors, HDF5) is not told, and has to be named with `Task.reads`.
+A task that loads `base.pt` from its module's directory depends on that file as on its code. Python
+calls an audit hook for each file that it opens. Files that a compiled library opens (safetensors,
+HDF5) cause no audit event; the task must name them with `Task.reads`.
 """
 
 from __future__ import annotations
@@ -20,45 +20,44 @@ from typing import Any
 from trainable.fingerprint import FOREIGN, OPENED, task_directory
 
 _FILES = 256
-"""Looked at of those that are opened; a data set of more is told by its items."""
+"""The most files that are compared; the items of the data set stand for more."""
 _BLOCK, _BLOCKS = 1 << 20, 64
-"""Of a file that has more than so many blocks, so many are looked at, evenly spread."""
+"""Block size in bytes, and the most blocks of a file that are compared, evenly spread."""
 
 
 class _Opened:
-    """What one thread has opened: paths to be read alone, and those to be written."""
+    """The paths that one thread has opened: for reading only, and for writing."""
 
     def __init__(self) -> None:
         self.read: set[str] = set()
         self.written: set[str] = set()
 
 
-_noting = threading.local()
+_thread = threading.local()
 
 
 @contextmanager
 def opened_files(task: str) -> Iterator[dict[str, str]]:
-    """Find what this thread opens for reading, below a task's directory, while the context is
-    open.
+    """Record the files in a task's directory that this thread reads inside the context.
 
-    Left out are Python's sources, hidden files, installed packages, and whatever is written in
-    the same context: a log, or a cache that it makes.
+    Python's sources, hidden files and installed packages are left out, and so are files that are
+    also written inside the context, such as a log or a new cache.
 
     Args:
-        task: Its name in a spec; its module is imported when the context is left.
+        task: Its name in a spec; its module must be imported before the context ends.
 
     Yields:
-        Filled when the context is left: a digest of each file, by a key with its path from the
-        task's directory.
+        A dict that is filled when the context ends: a digest of each file, by a key with its path
+        relative to the task's directory.
     """
     _install()
     opened, found = _Opened(), dict[str, str]()
-    before = getattr(_noting, "opened", None)
-    _noting.opened = opened
+    before = getattr(_thread, "opened", None)
+    _thread.opened = opened
     try:
         yield found
     finally:
-        _noting.opened = before
+        _thread.opened = before
     directory = task_directory(task)
     if directory is None:
         return
@@ -66,29 +65,29 @@ def opened_files(task: str) -> Iterator[dict[str, str]]:
     for name in sorted(names)[:_FILES]:
         try:
             found[f"{OPENED} {name}"] = _digest(directory / name)
-        except OSError:  # gone since, or no regular file
+        except OSError:  # removed since, or not a regular file
             continue
 
 
 @functools.cache
 def _install() -> None:
-    sys.addaudithook(_heard)  # for as long as the process lives: there is no way to take it off
+    sys.addaudithook(_audit)  # an audit hook cannot be removed
 
 
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open":
         return
-    opened = getattr(_noting, "opened", None)
+    opened = getattr(_thread, "opened", None)
     if opened is None:
         return
     path, _, flags = arguments
-    if isinstance(path, str | bytes | os.PathLike):  # else a descriptor
+    if isinstance(path, str | bytes | os.PathLike):  # else a file descriptor
         writes = isinstance(flags, int) and flags & os.O_ACCMODE != os.O_RDONLY
         (opened.written if writes else opened.read).add(os.path.abspath(os.fsdecode(path)))
 
 
 def _below(directory: Path, path: str) -> str | None:
-    """Return a file's path from the directory; None where it is not below it, or is left out."""
+    """Return a file's path relative to the directory; None if it is outside or left out."""
     for one in (Path(path), Path(os.path.realpath(path))):
         if one.is_relative_to(directory):
             name = one.relative_to(directory)
@@ -103,8 +102,8 @@ def _digest(path: Path) -> str:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256(str(size).encode())
         count = -(-size // _BLOCK)
-        for place in range(min(count, _BLOCKS)):
+        for index in range(min(count, _BLOCKS)):
             if count > _BLOCKS:
-                file.seek((size - _BLOCK) * place // (_BLOCKS - 1))
+                file.seek((size - _BLOCK) * index // (_BLOCKS - 1))
             digest.update(file.read(_BLOCK))
     return digest.hexdigest()

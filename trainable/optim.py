@@ -1,4 +1,4 @@
-"""Optimizers by name with their documented defaults, and the division and clipping of gradients.
+"""Build optimizers by name with documented defaults; divide and clip gradients.
 
 | name      | values of state for each parameter | lr   | other defaults                     |
 |-----------|------------------------------------|------|------------------------------------|
@@ -9,9 +9,9 @@
 | lamb      | 2                                  | 1e-3 | betas (0.9, 0.999), eps 1e-6       |
 | lion      | 1                                  | 3e-4 | betas (0.9, 0.99)                  |
 
-Learning rate, momentum and weight decay (0 where none is named) are filled in when a configuration
-is read (`config.OWN_DEFAULTS`); `null` betas and eps are left to the optimizer itself. What must
-not live here: the order of a step (see `step.py`), or which parameters decay (see `task.py`).
+`config.OPTIMIZER_DEFAULTS` fills in learning rate, momentum and weight decay (0 where the table
+names none). With `null`, the optimizer's own betas and eps apply. What must not live here: the
+order of a step (see `step.py`), or which parameters decay (see `task.py`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _PACKAGE = "pytorch_optimizer"
 _FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
 
 
-def check_form(groups: object) -> list[dict[str, Any]]:
-    """Return parameter groups with lists of parameters, also where a group holds what torch takes
-    in their place: an iterator, one tensor, or pairs of a name and a tensor.
+def normalize_groups(groups: object) -> list[dict[str, Any]]:
+    """Return the parameter groups, each with a list of parameters.
+
+    As in torch, a group may hold an iterator, one tensor, or pairs of a name and a tensor.
 
     Raises:
-        TaskError: It is no list of dicts, or one of them holds something else.
+        TaskError: `groups` is not a list of dicts, or a group holds something else.
     """
     if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, dict) and "params" in group for group in groups
@@ -52,11 +53,11 @@ def check_form(groups: object) -> list[dict[str, Any]]:
 def _parameters(found: object) -> list[Tensor]:
     if isinstance(found, Tensor):
         return [found]
-    # A set has another order in each process, and moments are put back by their order.
+    # A set has another order in each process, and moments are restored by their order.
     if isinstance(found, (set, frozenset)) or not isinstance(found, Iterable):
         raise TaskError(
             f"param_groups() gives the parameters of a group as an object of type "
-            f"{type(found).__name__}; they must be a list, or have an order as one has, such as "
+            f"{type(found).__name__}; they must be a list or another ordered collection, such as "
             "head.parameters()"
         )
     return [_parameter(item) for item in found]
@@ -78,10 +79,7 @@ def trained(groups: list[dict[str, Any]]) -> list[nn.Parameter]:
 
 
 def state_bytes(config: OptimizerConfig, parameters: Iterable[Tensor]) -> int:
-    """Return the bytes that the optimizer keeps for parameters, beside weights and gradients.
-
-    The step counters, one number for each tensor, are left out.
-    """
+    """Return the bytes of the optimizer's state, without its step counters."""
     return sum(_state_values(config, p) * p.element_size() for p in parameters)
 
 
@@ -114,7 +112,7 @@ def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
         raise TaskError("param_groups() lists a parameter twice; list shared weights once")
     if config.name in _FROM_PACKAGE and importlib.util.find_spec(_PACKAGE) is None:
         raise ConfigError(
-            f"{config.name!r} is not part of torch; it comes with an extra; pip install "
+            f"{config.name!r} is not part of torch; it needs an extra; pip install "
             "'gradsweep[optimizers]'",
             key="train.optimizer.name",
         )
@@ -123,13 +121,12 @@ def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
 def build_optimizer(
     config: OptimizerConfig, groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
-    """Build the optimizer over parameter groups, fused or foreach where the device has it.
+    """Build the optimizer, with fused or foreach kernels where the device has them.
 
     Args:
-        config: Which optimizer, and its hyperparameters.
+        config: The optimizer's name and hyperparameters.
         groups: Parameter groups; `lr_multiplier` in a group scales its learning rate at every
-            step. In the optimizer's groups it is what makes theirs of the configuration's, also
-            where a group came with an `lr` of its own.
+            step. A group's own `lr` becomes part of its `lr_multiplier` in the optimizer.
 
     Raises:
         ConfigError: The optimizer needs a package that is not installed.
@@ -152,9 +149,9 @@ def _construct(
         options["eps"] = (None, config.eps) if config.name == "adafactor" else config.eps
     if config.betas is not None:
         options["betas"] = config.betas
-    # Fused kernels exist for CPU and CUDA; they also honour `found_inf`, by which `step.py` stops
-    # an update on the device without waiting for it. Elsewhere None: torch takes its foreach
-    # kernels where the device has them, which it would not after a plain False.
+    # Fused kernels exist for CPU and CUDA. They honour `found_inf`, with which `step.py` stops an
+    # update on the device without a synchronisation. Elsewhere None, not False: with None, torch
+    # uses foreach kernels where the device has them.
     on_known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     fused = (on_known and not any(map(_has_gaps, parameters))) or None
     match config.name:
@@ -162,15 +159,15 @@ def _construct(
             for unused in ("eps", "betas"):
                 options.pop(unused, None)
             options |= {"momentum": config.momentum, "nesterov": config.nesterov}
-            # torch's fused kernel takes uninitialised memory for momentum when fp16 overflows on
-            # the very first step. From zero the first real step makes it its gradient, as without
-            # us; but not with dampening, and what is lazy has no shape to make a zero in.
+            # When fp16 overflows on the first step, torch's fused kernel uses uninitialised memory
+            # as momentum. Start from zero instead: the first real step then sets it to the
+            # gradient, as torch does. Not so with dampening; and lazy parameters have no shape.
             if any(map(is_lazy, parameters)) or any(g.get("dampening") for g in groups):
                 fused = None
             sgd = torch.optim.SGD(groups, **options, fused=fused)
             if fused:
                 _make_momentum(sgd, parameters)
-                if not all(p.requires_grad for p in parameters):  # until they are trained
+                if not all(p.requires_grad for p in parameters):  # they may be unfrozen later
                     sgd.register_step_pre_hook(
                         lambda *_: _make_momentum(
                             sgd, [p for p in parameters if p.grad is not None]
@@ -188,14 +185,14 @@ def _construct(
             if config.name == "lion":
                 options.pop("eps", None)
             else:
-                # Without it the package divides the step, not the moment, by 1 - beta1 ** t: as
-                # the trust ratio has normalised the update, the first step would be ten times lr.
+                # Without it the package divides the step, not the moment, by 1 - beta1 ** t. The
+                # trust ratio has already normalised the update: the first step would be 10 lr.
                 options["adam_debias"] = True
             return _from_package(config.name, groups, options)
 
 
 def _make_momentum(sgd: torch.optim.SGD, parameters: Iterable[nn.Parameter]) -> None:
-    """Give those of the parameters that are trained a momentum of zero, if they have none."""
+    """Give each trained parameter without momentum a momentum of zero."""
     keeping = {id(p) for group in sgd.param_groups if group["momentum"] for p in group["params"]}
     for p in parameters:
         if p.requires_grad and id(p) in keeping and not sgd.state[p]:
@@ -203,12 +200,11 @@ def _make_momentum(sgd: torch.optim.SGD, parameters: Iterable[nn.Parameter]) -> 
 
 
 def _has_gaps(parameter: Tensor) -> bool:
-    """Whether other values lie between a parameter's, as in a view of some channels.
+    """Return whether a parameter's memory has gaps, as a view of some channels does.
 
-    Fused kernels walk memory without a look at strides. torch gives gradients and moments their
-    parameter's layout, except for gaps.
+    Fused kernels ignore strides. Gradients and moments have their parameter's layout, but no gaps.
     """
-    if is_lazy(parameter):  # made later, in one piece
+    if is_lazy(parameter):  # created later, without gaps
         return False
     return torch.empty_like(parameter, device="meta").stride() != parameter.stride()
 
@@ -224,17 +220,17 @@ def _from_package(
 def applied_lr(optimizer: torch.optim.Optimizer) -> float:
     """Return the learning rate that the optimizer's next step uses, before group multipliers.
 
-    Read from the optimizer, not from the schedule: whatever else writes it shows in `train/lr`.
+    It is read from the optimizer, not from the schedule, so that `train/lr` is the one in use.
     """
     group = max(optimizer.param_groups, key=lambda group: group["lr_multiplier"])
     return float(group["lr"] / (group["lr_multiplier"] or 1.0))
 
 
 class Clipper:
-    """Divides gradients by the window's weight and clips them, in one pass over the gradients.
+    """Divide gradients by the window's weight and clip them, in one pass.
 
     Args:
-        config: Where to clip.
+        config: The limits.
     """
 
     def __init__(self, config: ClipConfig) -> None:
@@ -244,17 +240,15 @@ class Clipper:
     def __call__(
         self, gradients: list[Tensor], weight: Scalar
     ) -> tuple[Scalar, bool | Tensor, Tensor]:
-        """Turn summed gradients into the clipped mean, in place.
+        """Make clipped mean gradients of summed gradients, in place.
 
         Args:
             gradients: Gradients of the summed loss, unscaled.
-            weight: The window's total weight: a float on the CPU, where reading is free, else a
-                tensor that stays on the device.
+            weight: The window's total weight: a float on the CPU, else a tensor on the device.
 
         Returns:
-            The global L2 norm of the divided gradient before clipping; whether the clipping
-            changed anything; and the L2 norm of each gradient as it came in (shape
-            (len(gradients),), not divided).
+            The global L2 norm of the mean gradient before clipping; whether clipping changed it;
+            and the L2 norm of each summed gradient, shape (len(gradients),).
         """
         norms = torch.stack(_each_norm(gradients))
         total = torch.linalg.vector_norm(norms)
@@ -280,9 +274,8 @@ def _each_norm(gradients: list[Tensor]) -> list[Tensor]:
     kinds = {(norm.dtype, norm.device) for norm in norms}
     if len(kinds) == 1:
         return norms
-    return [
-        norm.to(norms[0].device, torch.float32) for norm in norms
-    ]  # a model of mixed types or devices
+    # a model of mixed types or devices
+    return [norm.to(norms[0].device, torch.float32) for norm in norms]
 
 
 def _at_most_one(value: Scalar) -> Scalar:

@@ -1,4 +1,4 @@
-"""Mixed precision as one object: autocast and, for fp16 alone, the gradient scaler.
+"""Mixed precision: autocast and, for fp16 only, the gradient scaler.
 
 What must not live here: the order in which a step uses it (see `step.py`).
 """
@@ -15,23 +15,23 @@ from trainable.errors import ConfigError
 
 Name = Literal["fp32", "bf16", "fp16"]
 
-# Tasks return loss sums, which are about a batch size larger than the means torch's default of
-# 2**16 is made for; a scale that starts too high costs skipped steps, one that starts too low
-# grows within the first few thousand steps.
+# Torch's default of 2**16 suits mean losses; tasks return sums, which are larger by about the
+# batch size. A first scale that is too high costs skipped steps; one that is too low grows within
+# the first few thousand steps.
 _INITIAL_SCALE = 2.0**10
 
 
 def resolve_precision(name: str, device: torch.device) -> Name:
     """Return the precision to train in.
 
-    `auto` is bf16 where a GPU computes in it, fp16 on older GPUs, and fp32 everywhere else.
+    `auto` is bf16 on a GPU that supports it, fp16 on older GPUs, and fp32 everywhere else.
 
     Args:
         name: `auto`, `fp32`, `bf16` or `fp16`.
-        device: Where the model is trained.
+        device: The model's device.
 
     Raises:
-        ConfigError: The device cannot compute in the precision asked for.
+        ConfigError: The device does not support the precision.
     """
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
@@ -53,7 +53,7 @@ def resolve_precision(name: str, device: torch.device) -> Name:
 
 
 def device_name(device: torch.device) -> str:
-    """Return a name that people recognise, such as `cuda:0 (NVIDIA T4)` or `cpu`."""
+    """Return the device with its model name, such as `cuda:0 (NVIDIA T4)`, or `cpu`."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return str(device)
@@ -64,7 +64,7 @@ class Precision:
 
     Args:
         name: A resolved precision.
-        device: Where the model is trained.
+        device: The model's device.
         initial_scale: The first loss scale (fp16).
     """
 
@@ -84,21 +84,21 @@ class Precision:
         dtype = torch.bfloat16 if self.name == "bf16" else torch.float16
         return torch.autocast(self.device.type, dtype=dtype)
 
-    def cast_anew(self, model: nn.Module) -> None:
-        """Have each pass of a model cast the weights that it has then.
+    def clear_cast_cache_each_forward(self, model: nn.Module) -> None:
+        """Clear autocast's cache of cast weights before each forward pass of the model.
 
-        torch keeps its casts for as long as autocast is on, and a task may write other weights
-        into the model meanwhile, such as an average of them.
+        Autocast caches casts while it is enabled. A task may write other weights into the model
+        meanwhile, such as a moving average.
         """
         if self.name != "fp32":
             model.register_forward_pre_hook(lambda *_: torch.clear_autocast_cache())
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss to call backward on."""
+        """Return the scaled loss, for the backward pass."""
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, so that they can be measured and clipped."""
+        """Divide the gradients by the scale, before they are measured and clipped."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
@@ -110,7 +110,7 @@ class Precision:
             self.scaler.step(optimizer)
 
     def update(self) -> bool:
-        """Adapt the scale to what happened; return whether the optimizer was stepped."""
+        """Update the scale; return whether the optimizer's step was taken."""
         if self.scaler is None:
             return True
         before = self.scaler.get_scale()
@@ -124,6 +124,6 @@ class Precision:
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put a scaler's state back; one from another precision has nothing to restore."""
+        """Restore the scaler's state; do nothing if either precision has no scaler."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)

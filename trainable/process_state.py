@@ -1,8 +1,7 @@
-"""What a task can change of its whole process, and putting it back for the next one.
+"""ProcessState: the process-wide state that a task can change, restored for the next trial.
 
-A worker process runs one trial after the other. What cannot be put back is named, so that the
-worker is replaced before the next trial begins. What must not live here: torch's own state
-(`switches`).
+A worker process runs one trial after the other. If something cannot be restored, the worker is
+replaced before the next trial begins. What must not live here: torch's state (`global_state.py`).
 """
 
 from __future__ import annotations
@@ -27,37 +26,37 @@ from typing import Any
 import psutil
 
 _THREADS_SECONDS = 0.5
-"""How long threads that a trial left have to end, all of them together."""
+"""Time for all threads that a trial left behind to end."""
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _STREAMS = (0, 1, 2)
 _LIBRARIES = {"torch", "tqdm", "ray"}
-"""Their threads and signal handlers belong to the process, whichever trial they began in."""
+"""Libraries whose threads and signal handlers stay for the next trial."""
 _COMPILE_WORKER = "torch/_inductor/compile_worker"
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Processes that serve a process for as long as it lives, by what stands in their command line."""
+"""Parts of the command lines of helper processes that live as long as this process."""
 
 
 class ProcessState:
-    """The process-wide state of Python and of the operating system, as it is now."""
+    """The process-wide state of Python and of the operating system when this object is made."""
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
         self._children = set(_children())
         self._streams = {number: _identity(number) for number in _STREAMS}
-        self._put_back: list[tuple[str, Callable[[], object]]] = [
-            (name, keep()) for name, keep in _KEPT
+        self._restore: list[tuple[str, Callable[[], object]]] = [
+            (name, capture()) for name, capture in _CAPTURED
         ]
 
     def restore(self) -> list[str]:
-        """Put everything back, and end the processes that were started since.
+        """Restore everything, and kill the child processes that were started since.
 
         Returns:
-            What could not be put back, in words.
+            What could not be restored, in words.
         """
         left = self.end_children()
-        for name, put_back in self._put_back:
+        for name, restore in self._restore:
             try:
-                put_back()
+                restore()
             except (OSError, ValueError, TypeError, RuntimeError, locale.Error) as problem:
                 left.append(f"{name} ({problem})")
         if any(_identity(number) != before for number, before in self._streams.items()):
@@ -70,19 +69,19 @@ class ProcessState:
         return left
 
     def end_children(self) -> list[str]:
-        """Kill the processes that were started since.
+        """Kill the child processes that were started since.
 
         Returns:
-            What was killed, in words: who started it may hold on to it, as to a pool.
+            What was killed, in words. The task may still refer to it, as a pool does.
         """
         started = [child for child in _children() if child not in self._children]
         if not started:
             return []
         named = [f"{len(started)} child processes ({_name(started[0])})"]
-        # torch's handler raises here for a loader whose workers end.
+        # torch's handler would raise here when a data loader's workers end.
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
-            while started:  # one may start another meanwhile
+            while started:  # a child may start another one meanwhile
                 for child in started:
                     with contextlib.suppress(psutil.Error):
                         child.kill()
@@ -96,7 +95,7 @@ class ProcessState:
     def _threads_left(self) -> Iterator[str]:
         deadline = time.monotonic() + _THREADS_SECONDS
         for thread in threading.enumerate():
-            # A dummy stands for a thread that Python did not start, as torch's are.
+            # A _DummyThread stands for a thread that Python did not start, such as torch's.
             if thread in self._threads or type(thread).__name__ == "_DummyThread":
                 continue
             target = getattr(thread, "_target", None)
@@ -112,10 +111,10 @@ def _package(made_in: Any) -> str:
 
 
 def _children() -> list[psutil.Process]:
-    """The live processes below this one, without helpers that belong to the process itself."""
+    """Return the live descendants of this process, without `_HELPERS`."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # there are none; a look at all processes takes milliseconds
+    except ChildProcessError:  # there are none; psutil would take milliseconds to find that out
         return []
     found, compilers = [], set()
     for child in psutil.Process().children(recursive=True):
@@ -125,7 +124,7 @@ def _children() -> list[psutil.Process]:
                 compilers.add(child.pid)
             elif child.status() == psutil.STATUS_ZOMBIE:
                 continue
-            # What a fork server has forked has its command line.
+            # A process that the fork server forked has the server's command line.
             elif parent != os.getpid() or not any(one in command for one in _HELPERS):
                 found.append(child)
     return found
@@ -170,12 +169,12 @@ def _umask() -> Callable[[], int]:
 def _environment() -> Callable[[], None]:
     before = dict(os.environ)
 
-    def put_back() -> None:
+    def restore() -> None:
         if dict(os.environ) != before:
             os.environ.clear()
             os.environ.update(before)
 
-    return put_back
+    return restore
 
 
 def _signals() -> Callable[[], None]:
@@ -183,44 +182,44 @@ def _signals() -> Callable[[], None]:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     alarm = any(signal.getitimer(signal.ITIMER_REAL))
 
-    def put_back() -> None:
+    def restore() -> None:
         if not alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             now = signal.getsignal(number)
             if now is handler or _package(now) in _LIBRARIES:
                 continue
-            if handler is None:  # it was not Python's, and Python cannot set it
+            if handler is None:  # set from C: Python cannot restore it
                 raise RuntimeError(signal.strsignal(number))
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    return put_back
+    return restore
 
 
 def _limits() -> Callable[[], None]:
     before = {limit: resource.getrlimit(limit) for limit in _LIMITS}
 
-    def put_back() -> None:
+    def restore() -> None:
         for limit, values in before.items():
             if resource.getrlimit(limit) != values:
                 resource.setrlimit(limit, values)
 
-    return put_back
+    return restore
 
 
 def _priority() -> Callable[[], None]:
     before = os.getpriority(os.PRIO_PROCESS, 0)
 
-    def put_back() -> None:
+    def restore() -> None:
         if os.getpriority(os.PRIO_PROCESS, 0) != before:
             os.setpriority(os.PRIO_PROCESS, 0, before)
 
-    return put_back
+    return restore
 
 
 def _objects() -> Callable[[], None]:
-    """What modules of Python's own hold: streams, hooks and built-in functions."""
+    """Capture streams, hooks, built-in functions, `sys.path` and `sys.argv`."""
     names = ("stdin", "stdout", "stderr", "excepthook", "displayhook", "unraisablehook")
     held: list[tuple[Any, str, Any]] = [(sys, name, getattr(sys, name)) for name in names]
     held.append((threading, "excepthook", threading.excepthook))
@@ -228,7 +227,7 @@ def _objects() -> Callable[[], None]:
     lists = [(sys.path, list(sys.path)), (sys.argv, list(sys.argv))]
     paths, arguments = sys.path, sys.argv
 
-    def put_back() -> None:
+    def restore() -> None:
         for owner, name, value in held:
             if getattr(owner, name, None) is not value:
                 setattr(owner, name, value)
@@ -236,19 +235,19 @@ def _objects() -> Callable[[], None]:
         for one, values in lists:
             one[:] = values
 
-    return put_back
+    return restore
 
 
 def _settings() -> Callable[[], None]:
-    """What has a function that tells it and one that sets it."""
+    """Capture settings that have a getter and a setter."""
     collects, thresholds = gc.isenabled(), gc.get_threshold()
     depth, interval = sys.getrecursionlimit(), sys.getswitchinterval()
     trace, profile = sys.gettrace(), sys.getprofile()
-    seconds = socket.getdefaulttimeout()
-    place = locale.setlocale(locale.LC_ALL)
+    timeout = socket.getdefaulttimeout()
+    locale_name = locale.setlocale(locale.LC_ALL)
     method = multiprocessing.get_start_method(allow_none=True)
 
-    def put_back() -> None:
+    def restore() -> None:
         (gc.enable if collects else gc.disable)()
         gc.set_threshold(*thresholds)
         sys.setrecursionlimit(depth)
@@ -257,39 +256,39 @@ def _settings() -> Callable[[], None]:
             sys.settrace(trace)
         if sys.getprofile() is not profile:
             sys.setprofile(profile)
-        socket.setdefaulttimeout(seconds)
-        locale.setlocale(locale.LC_ALL, place)
+        socket.setdefaulttimeout(timeout)
+        locale.setlocale(locale.LC_ALL, locale_name)
         if multiprocessing.get_start_method(allow_none=True) != method:
             multiprocessing.set_start_method(method, force=True)
 
-    return put_back
+    return restore
 
 
 def _logging() -> Callable[[], None]:
     root = logging.getLogger()
     handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
 
-    def put_back() -> None:
-        root.handlers[:] = handlers  # one that a task added may write to its trial's log
+    def restore() -> None:
+        root.handlers[:] = handlers  # a handler that the task added may write to its trial's log
         root.setLevel(level)
         logging.disable(disabled)
 
-    return put_back
+    return restore
 
 
 def _warnings() -> Callable[[], None]:
     filters, show = list(warnings.filters), warnings.showwarning
 
-    def put_back() -> None:
+    def restore() -> None:
         warnings.showwarning = show
         if list(warnings.filters) != filters:
-            warnings.resetwarnings()  # and what it remembers of those that were shown
-            warnings.filters[:] = filters  # type: ignore[index]  # a list, whatever is declared
+            warnings.resetwarnings()  # also forgets which warnings were shown
+            warnings.filters[:] = filters  # type: ignore[index]  # a list, though declared otherwise
 
-    return put_back
+    return restore
 
 
-_KEPT: list[tuple[str, Callable[[], Callable[[], object]]]] = [
+_CAPTURED: list[tuple[str, Callable[[], Callable[[], object]]]] = [
     ("its working directory", _directory),
     ("its umask", _umask),
     ("its environment", _environment),

@@ -1,12 +1,10 @@
-"""The one place where a training run meets Ray: `TuneTrial`, a class Trainable around
-`Trainer.events()`.
+"""`TuneTrial`: a Tune class Trainable around `Trainer.events()`, the only adapter to Ray.
 
-One `step()` trains up to the next report boundary. Checkpoints are committed by the store; what
-Ray persists is a pointer to a committed generation. A run that ends by an error *reports*
-that end instead of raising it: the actor stays warm for the next trial, and Ray's retries
-are left for what they are good at, a worker that was lost.
+One `step()` trains up to the next report. The checkpoint store commits checkpoints; Ray persists
+only a pointer to a committed generation. A run that fails *reports* its failure instead of raising
+it: the actor stays warm for the next trial, and Ray retries only lost workers.
 
-What must not live here: training, bookkeeping, or any knowledge of ledgers and tracking.
+What must not live here: training, recording, or any knowledge of ledgers and tracking.
 """
 
 from __future__ import annotations
@@ -45,53 +43,59 @@ with without_collection():
     from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 OBJECTIVE = "objective"
-"""The result key that carries the value of the trial's (first) metric, whatever it is called."""
+"""The result key of the value of the trial's first metric, whatever that metric is called."""
 
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
-_LOOK_SECONDS, _RAY_SECONDS = 2.0, 10.0
-"""How often a worker looks for its raylet, and how long Ray then has to end the worker itself."""
+_RAYLET_POLL_SECONDS, _RAY_GRACE_SECONDS = 2.0, 10.0
+"""How often a worker checks its raylet, and how long Ray then has to end the worker itself."""
 
 
 class TuneTrial(tune.Trainable):
     """One trial as a Ray actor.
 
-    Its Tune configuration is a dict of: `number`, the trial's number; `directory`, where its
-    files live; `params`, its values by searched key; `checkpoints`, where its checkpoints lie
-    when not there; `config`, a dumped `TrialConfig`; `until`, the epoch at which it saves and
-    pauses, or None; `threads`, CPU threads to use; `drain` and `stop`, files whose existence asks
-    the trial to checkpoint and end at its next step, to be continued or for good; `halve_batch`,
-    whether it goes on with smaller micro-batches when the memory does not suffice; `together`,
-    for how many seconds reports are gathered before they are told, 0 where somebody decides after
-    each one; `heartbeat`, the file to which the run's progress is written.
+    Its Tune configuration is a dict with these keys:
+
+    - `number`: the trial's number.
+    - `directory`: the trial's directory.
+    - `params`: the suggested values by key.
+    - `checkpoints`: the address of its checkpoints; None: they are in `directory`.
+    - `config`: a dumped `TrialConfig`.
+    - `pause_at_epoch`: the epoch after which the trial saves and pauses, or None.
+    - `threads`: the number of CPU threads.
+    - `drain`, `stop`: files. When one exists, the trial saves and ends after its next step; it
+      may be resumed after `drain`, and not after `stop`.
+    - `halve_batch`: whether a trial that runs out of memory resumes with smaller micro-batches.
+    - `report_buffer_seconds`: how long reports are collected before Tune receives them; 0 where a
+      stopping rule decides after each one.
+    - `heartbeat`: the file to which the run's progress is written.
     """
 
-    _switches: Any = None
-    """How torch stood before this process' first trial; None where it was not loaded yet."""
+    _torch_state: Any = None
+    """Torch's global state before this process' first trial; None before torch is loaded."""
     _process: Any = None
-    """The same of the process itself."""
+    """The state of the process before its first trial."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Get ready; an error here is reported by the first `step`.
+        """Prepare the process for a trial; the first `step` reports an error that happens here.
 
-        The run itself is opened there, not here: Tune sets an actor up for a trial and may then
-        drop it for a warm one that has become free, and of two that open one run only the
-        later may write.
+        The first `step` opens the run, not this method. Tune may set up an actor and then give
+        the trial to a warm one; of two processes that open one run only the later may write.
         """
-        _end_with_raylet()
+        _exit_with_raylet()
         prepare_process()
         self._process = self._process or ProcessState()
-        self._left: list[str] = []
+        self._leftovers: list[str] = []
         self._directory = Path(config["directory"])
         try:
-            # Its parents are made where the sweep is: a node that lacks them does not see it.
+            # Only the driver makes the parent directory: a node without it lacks the shared files.
             if self._directory.parent.is_dir():
                 make_directory(self._directory)
             self._log = TrialLog(self._directory / TRIAL_LOG)
-        except OSError:  # the run, which needs the directory, says why
+        except OSError:  # opening the run fails, too, and reports the reason
             self._log = TrialLog(os.devnull)
-        faulthandler.enable(self._log.fileno())  # of a fatal signal nothing else says where it was
+        faulthandler.enable(self._log.fileno())  # writes a traceback on a fatal signal
         if "heartbeat" in config:
             heartbeat.watch(config["heartbeat"], self._log)
         self._trainer: Any = None
@@ -101,10 +105,10 @@ class TuneTrial(tune.Trainable):
         self._drain, self._stop = config["drain"], config["stop"]
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
-        self._until: int | None = config.get("until")
+        self._pause_at_epoch: int | None = config.get("pause_at_epoch")
         self._searched = tuple(config.get("params", ()))
-        self._together: float = config.get("together", 0.0)
-        self.accumulation_note = False
+        self._report_buffer_seconds: float = config.get("report_buffer_seconds", 0.0)
+        self._batch_was_split = False
         self._set_aside: list[str] = []
         self._resolved: dict[str, str] = {}
         with self._reporting_failures(), self._logged():
@@ -114,74 +118,79 @@ class TuneTrial(tune.Trainable):
 
             from trainable.global_state import GlobalTorchState
 
-            # once in a process, all of whose trials have as many; the others are set with the run
+            # torch allows this once per process; all trials of a process have as many threads
             if torch.get_num_interop_threads() != self._threads:
                 torch.set_num_interop_threads(self._threads)
-            self._switches = self._switches or GlobalTorchState()
+            self._torch_state = self._torch_state or GlobalTorchState()
 
     def step(self) -> dict[str, Any]:
-        """Train up to the next report, or to the last one of a moment; the first time, open the
-        run at its newest checkpoint.
+        """Train up to the next report; the first call opens the run at its newest checkpoint.
+
+        With `report_buffer_seconds`, train for that long and return all reports at once.
 
         Returns:
-            `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of the report, and the
-            same of each one before it in `earlier`; at the end also `ending`, and for a failed one
-            `failure`: `kind`, `reason`, `traceback`, `place`, and of a storage that refused also
-            `errno`, `system` (what the system said) and `host`; `saved`: whether a checkpoint has
-            all that was trained.
-            `accumulation`, once it is no longer what the trial was given.
-            In the first result after the run was opened, `resolved`: its device and precision; and
-            `set_aside`: what was found damaged, and what is used instead. `noted`: `params` and
-            `tags` that the user's code logged since.
+            A dict with the keys `objective`, `epoch`, `step`, `metrics`, `rows` and `signals` of
+            the last report, and where they apply:
+
+            - `earlier`: the same keys of each report before the last one.
+            - `ending`: how the trial ended; in its last result only.
+            - `failure`: of a failed trial `kind`, `reason`, `traceback` and `place`; for a storage
+              error also `errno`, `system` (the operating system's message) and `host`.
+            - `saved`: whether a checkpoint holds everything trained.
+            - `accumulation`: once it differs from the configuration's.
+            - `resolved`: device and precision; in the first result after the run was opened.
+            - `set_aside`: damaged checkpoints and what is used instead, in sentences.
+            - `noted`: `params` and `tags` that the user's code logged since the last result.
         """
         with heartbeat.at_work():
             return self._train_to_report()
 
     def _train_to_report(self) -> dict[str, Any]:
-        deadline = time.monotonic() + self._together
+        deadline = time.monotonic() + self._report_buffer_seconds
         *earlier, report = self._next_reports(deadline)
         while self._is_out_of_memory() and self._split_batch():
             *more, report = self._next_reports(deadline)
             earlier += more
         result = self._result(report)
         if earlier:
-            result["earlier"] = [self._told(one) for one in earlier]
+            result["earlier"] = [self._report_dict(one) for one in earlier]
         if result.get(DONE):
-            # this process may wait for its next trial while others need what the run holds
+            # now: this process may wait for a trial while others need the run's memory
             self._close_run()
         return result
 
     def _result(self, report: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        if noted := self._take_notes():
+        if noted := self._take_values():
             result["noted"] = noted
         if self._set_aside:
             result["set_aside"], self._set_aside = self._set_aside, []
         if self._resolved:
             result["resolved"], self._resolved = self._resolved, {}
-        if self.accumulation_note:
+        if self._batch_was_split:
             result["accumulation"] = self._config.train.accumulation
         if self._failure is not None:
             return result | {"ending": "failed", "failure": self._failure, DONE: True}
         if report is None:
             stopped = os.path.exists(self._stop)
             return result | {"ending": "stopped" if stopped else "interrupted", DONE: True}
-        result |= self._told(report)
+        result |= self._report_dict(report)
         result[SHOULD_CHECKPOINT] = report.checkpoint not in (None, self._checkpoint)
         self._checkpoint = report.checkpoint
         if report.finished:
-            paused = self._until and self._until <= report.epoch < self._config.budget.epochs
+            pause, last = self._pause_at_epoch, self._config.budget.epochs
+            paused = pause is not None and pause <= report.epoch < last
             saved = report.checkpoint is not None and report.checkpoint.step == report.step
             result |= {"ending": "paused" if paused else "finished", "saved": saved, DONE: True}
         return result
 
-    def _take_notes(self) -> dict[str, dict[str, str]]:
+    def _take_values(self) -> dict[str, dict[str, str]]:
         from trainable.logged import current_run
 
         run = current_run()
-        return run[0].take_notes() if run is not None else {}
+        return run[0].take_values() if run is not None else {}
 
-    def _told(self, report: Any) -> dict[str, Any]:
+    def _report_dict(self, report: Any) -> dict[str, Any]:
         return {
             OBJECTIVE: report.metrics[self._config.metrics[0]],
             "epoch": report.epoch,
@@ -197,19 +206,18 @@ class TuneTrial(tune.Trainable):
         (Path(checkpoint_dir) / _POINTER).write_text(json.dumps(pointer), encoding="utf-8")
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing to load: the run is opened at its newest generation, which is this pointer's or
-        a later one.
-        """
+        """Do nothing: the run opens its newest generation, which is this pointer's or later."""
 
     def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
-        """Reuse this process for another trial, or end it where something is left of the last one:
-        the other trial has not begun, and starts in another process.
+        """Reuse this process for another trial; exit where the last trial left state behind.
+
+        After an exit, Ray starts the other trial, which has not begun, in a new process.
         """
         try:
-            self.cleanup()  # first: Ray asks for the working directory, for one
-            if not self._left:
+            self.cleanup()  # first: Ray needs, for one, the working directory
+            if not self._leftovers:
                 return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
-        except BaseException:  # whatever a task has broken must not meet the next one
+        except BaseException:  # a process that a task has broken must not train another trial
             traceback.print_exc()
         os._exit(0)
 
@@ -220,27 +228,25 @@ class TuneTrial(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """End the run if it has not ended, undo what the task changed for the whole process, and
-        close the log.
-        """
+        """End the run, restore the process-wide state that the task changed, close the log."""
         self._close_run()
-        if self._switches is not None:
-            self._switches.restore()
+        if self._torch_state is not None:
+            self._torch_state.restore()
         heartbeat.unwatch()
-        self._left += self._process.restore()
-        if self._left:
+        self._leftovers += self._process.restore()
+        if self._leftovers:
             print(
-                "no other trial is trained in this process, which is not what it was: "
-                f"{', '.join(self._left)}",
+                "no other trial is trained in this process; the trial has changed it: "
+                f"{', '.join(self._leftovers)}",
                 file=self._log,
             )
-        with contextlib.suppress(ValueError, OSError, RuntimeError):  # there may be none
+        with contextlib.suppress(ValueError, OSError, RuntimeError):  # stderr may be missing
             faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]
         self._log.close()
 
     def _close_run(self) -> None:
-        """Shut loaders down, wait for pending writes, give memory back."""
-        if self._switches is not None:  # else nothing was loaded
+        """Shut loaders down, wait for pending writes, release memory."""
+        if self._torch_state is not None:  # else torch was never loaded
             from trainable.logged import close_run
 
             close_run(self._directory)
@@ -249,13 +255,12 @@ class TuneTrial(tune.Trainable):
                 try:
                     self._trainer.close()
                 except BaseException:
-                    # Of a trial that was stopped: its end is told, its last save is not needed,
-                    # and the next trial of this process must not die of it, nor of what the
-                    # user's code raises when it is closed.
+                    # The trial's end is already reported. Neither a failed last save nor an error
+                    # in the user's clean-up may fail the next trial of this process.
                     traceback.print_exc()
                 finally:
                     self._trainer, self._events = None, iter(())
-        self._left += self._process.end_children()  # they may hold what others need, as of a GPU
+        self._leftovers += self._process.end_children()  # they may hold GPU memory
         if self._failure is not None:
             release_memory()
 
@@ -268,10 +273,10 @@ class TuneTrial(tune.Trainable):
         except OSError as problem:
             raise StorageError(
                 f"{self._directory.parent} is not seen on {socket.gethostname()} "
-                f"({problem.strerror}); every node sees a sweep's files, also one that joins "
-                "later; mount them there, or take the node out, then resume"
+                f"({problem.strerror}); every node must see the sweep's files, also one that "
+                "joins later; mount them there, or remove the node, then resume"
             ) from problem
-        run_log(self._directory)  # what a task logs while it is built is the run's, too
+        run_log(self._directory)  # before the task is built: it may log in its constructor
         self._trainer = open_trainer(
             self._config,
             self._directory,
@@ -279,8 +284,8 @@ class TuneTrial(tune.Trainable):
             searched=self._searched,
             threads=self._threads,
             memory_share=self._gpu_share(),
-            until=self._until,
-            interrupted=self._is_asked_to_end,
+            until=self._pause_at_epoch,
+            should_stop=self._is_stop_requested,
         )
         self._resolved = self._trainer.resolved
         self._set_aside += self._trainer.store.set_aside
@@ -288,12 +293,12 @@ class TuneTrial(tune.Trainable):
             print(sentence)
         self._events = self._trainer.events()
 
-    def _is_asked_to_end(self) -> bool:
-        # After every step: both together take less (1.4 µs) than one of pathlib's calls.
+    def _is_stop_requested(self) -> bool:
+        # Called after every step: both take 1.4 µs, less than one call of pathlib's.
         return os.access(self._drain, os.F_OK) or os.access(self._stop, os.F_OK)
 
     def _next_reports(self, deadline: float) -> list[Any]:
-        """The reports until the deadline, at least one; the last one is None when no more come."""
+        """Return the reports up to the deadline, at least one; the last is None at the end."""
         reports = [self._next_report()]
         while (last := reports[-1]) and not last.finished and time.monotonic() < deadline:
             reports.append(self._next_report())
@@ -303,7 +308,7 @@ class TuneTrial(tune.Trainable):
         with self._reporting_failures(), self._logged():
             if self._failure is not None:
                 return None
-            if self._trainer is None and not self._is_asked_to_end():
+            if self._trainer is None and not self._is_stop_requested():
                 self._open()
             return next(self._events, None)
         return None
@@ -312,8 +317,10 @@ class TuneTrial(tune.Trainable):
         return self._failure is not None and self._failure["kind"] == OutOfMemory.kind
 
     def _split_batch(self) -> bool:
-        """Open the run again with smaller micro-batches; False when that is not to be done, or
-        cannot be: not below one sample, nor in a loop that is not ours.
+        """Reopen the run with smaller micro-batches; return False where that is not possible.
+
+        It is not possible without `halve_batch`, with micro-batches of one sample, or in a custom
+        loop.
         """
         from trainable.loop import Trainer
 
@@ -322,20 +329,20 @@ class TuneTrial(tune.Trainable):
             return False
         train = self._config.train.model_copy(update={"accumulation": accumulation})
         self._config = self._config.model_copy(update={"train": train})
-        self._failure, self.accumulation_note = None, True
+        self._failure, self._batch_was_split = None, True
         with self._reporting_failures(), self._logged():
             self._trainer.close()
             self._trainer, self._events = None, iter(())
             release_memory()
             self._open()
             print(
-                f"out of memory: goes on from step {self._trainer.resumed_at} with {accumulation} "
+                f"out of memory: resumes from step {self._trainer.resumed_at} with {accumulation} "
                 f"micro-batches of {train.micro_batch_size} samples"
             )
         return True
 
     def _gpu_share(self) -> float:
-        """The share of its GPU that this trial was given; 1 where it has all of it, or none."""
+        """Return the trial's share of its GPU; 1 where it has a whole GPU, or none."""
         resources = self.trial_resources
         share = resources.required_resources.get("GPU", 0.0) if resources is not None else 0.0
         return share if 0 < share < 1 else 1.0
@@ -344,8 +351,8 @@ class TuneTrial(tune.Trainable):
     def _reporting_failures(self) -> Iterator[None]:
         try:
             yield
-        # Whatever the user's code raises is this trial's end, told by its next result; also when
-        # it means to end the process, which is not its own (SystemExit, KeyboardInterrupt).
+        # Whatever the user's code raises ends this trial, and its next result reports it. That
+        # includes SystemExit and KeyboardInterrupt: user code must not end the worker process.
         except BaseException as error:
             if isinstance(error, TrainingError):
                 kind = error.kind
@@ -359,7 +366,7 @@ class TuneTrial(tune.Trainable):
                 "place": f"{where.filename}:{where.lineno}",
             }
             if isinstance(error, StorageError) and isinstance(error.__cause__, OSError):
-                self._failure |= _said_by_the_system(error.__cause__)
+                self._failure |= _os_error_details(error.__cause__)
             print(self._failure["traceback"], file=self._log, flush=True)
 
     @contextlib.contextmanager
@@ -375,28 +382,28 @@ class TuneTrial(tune.Trainable):
                     faulthandler.enable(self._log.fileno())
 
 
-def _said_by_the_system(problem: OSError) -> dict[str, Any]:
-    """What tells a limit of this process from a storage that fails everybody."""
+def _os_error_details(problem: OSError) -> dict[str, Any]:
+    """Return what the driver needs to tell a limit of this process from a failed storage."""
     number, host = problem.errno, socket.gethostname()
     return {"errno": number, "system": redact(str(problem)), "host": host}
 
 
 @functools.cache
-def _end_with_raylet() -> None:
-    """End this process some seconds after its raylet has, if Ray does not.
+def _exit_with_raylet() -> None:
+    """Exit some seconds after this process' raylet has, unless Ray ends the process first.
 
-    On a node that had been cut off it did not: a worker lived on for minutes, and with it what it
-    held of a GPU.
+    On a node that lost its network, Ray did not: a worker lived for minutes and kept its GPU
+    memory.
     """
     if not (ray.is_initialized() and ray.get_runtime_context().get_actor_id()):
-        return  # no worker of Ray's
-    raylet = psutil.Process(int(os.environ["RAY_RAYLET_PID"]))  # not always its parent
+        return  # this process is no Ray worker
+    raylet = psutil.Process(int(os.environ["RAY_RAYLET_PID"]))  # not always the parent process
 
     def watch() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             while raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(_LOOK_SECONDS)
-        time.sleep(_RAY_SECONDS)
+                time.sleep(_RAYLET_POLL_SECONDS)
+        time.sleep(_RAY_GRACE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="raylet", daemon=True).start()

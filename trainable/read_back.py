@@ -1,6 +1,6 @@
-"""Can the state of a run be read back? Asked before there is a run, with two samples a split.
+"""Check before a run starts that its checkpoints could be read back, with two samples per split.
 
-What must not live here: how a state is made (`state.py`), or whether a task is sound otherwise
+What must not live here: how a state is made (`train_state.py`), or other checks of a task
 (`testing.py`).
 """
 
@@ -14,39 +14,37 @@ from torch import nn
 from trainable.build import Parts
 from trainable.config import LoaderConfig
 from trainable.data import WindowPlan, open_source, sample_count
-from trainable.seeding import isolated_host_randomness
+from trainable.seeding import preserved_host_rng
 from trainable.task_state import TaskState, modules_state
-from trainable.train_state import check_read_back, model_state
-from trainable.train_state import check_state as check_plain
+from trainable.train_state import check_read_back, check_state, model_state
 
 _SAMPLES = 2
 
 
-def check_state(parts: Parts) -> None:
-    """Compute a loss in training and in evaluation, and put the state that this leaves into a new
-    model.
+def check_resumable(parts: Parts) -> None:
+    """Compute one loss in training and one in evaluation, and load the state into a new model.
 
-    Buffers that are registered or resized in `forward`, and what a task makes at its first batch,
-    are there then. Costs two passes of two samples, and a second model on the CPU.
+    The losses come first because `forward` may register or resize buffers, and a task may create
+    attributes at its first batch. Costs two passes of two samples and a second model on the CPU.
 
     Args:
-        parts: Of a run that nobody is going to train.
+        parts: The parts of a run that will not be trained.
 
     Raises:
-        TaskError: A resumed run would not have the state, or could not read it.
-        CheckpointError: The state holds what cannot be read back without running code.
+        TaskError: A resumed run would lack a part of the state, or could not read it.
+        CheckpointError: The state has objects that cannot be read back without running code.
     """
     model_state(parts.model)
     trained = [p for group in parts.groups for p in group["params"]]
     modules = modules_state(parts.model, [*parts.model.parameters(), *trained], parts.task)
     held = TaskState(parts.task, parts.model, trained, parts.data)
-    with isolated_host_randomness():
+    with preserved_host_rng():
         _try_losses(parts)
-        check_plain(parts.task.state_dict(), "the state of the task")
+        check_state(parts.task.state_dict(), "the state of the task")
         del held
         try:
             fresh: object = parts.task.build_model()
-        # A user's code may raise anything, and nobody has promised that it can be called again.
+        # A user's code may raise anything, and need not support a second call.
         except Exception:
             fresh = None
         if not isinstance(fresh, nn.Module):
@@ -56,18 +54,18 @@ def check_state(parts: Parts) -> None:
 
 
 def _try_losses(parts: Parts) -> None:
-    """Compute the losses of a few samples where that goes: trials say in their words if not."""
+    """Compute the losses of a few samples. Ignore errors: the trials report them."""
     model = parts.model
     modes = [(module, module.training) for module in model.modules()]
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # others wait for each other longer than two samples take
+    torch.set_num_threads(1)  # synchronising threads takes longer than two samples
     try:
         for split, is_training in (("train", True), ("val", False)):
             if not is_training:
                 model.eval()
             with torch.set_grad_enabled(is_training), parts.precision.autocast():
                 parts.task.loss(model, _batch(parts, split))
-    # A user's code may raise anything about two samples.
+    # A user's code may raise anything for two samples.
     except Exception:
         return
     finally:
@@ -77,7 +75,7 @@ def _try_losses(parts: Parts) -> None:
 
 
 def _batch(parts: Parts, split: str) -> object:
-    """The first samples of a split, as a run's loader in the main process would give them."""
+    """Return the first samples of a split, as a run's loader in the main process gives them."""
     data = parts.data
     samples = getattr(data, split)
     count = sample_count(samples)

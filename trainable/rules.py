@@ -1,8 +1,8 @@
-"""The training rules: what a run of each version of them does otherwise than one of another.
+"""The versions of the training rules, and how each differs from the one before.
 
-A run is resumed under the rules with which it was begun, so that an upgrade changes no training
-that has started. A new rule is a new number and a new field here; whoever is concerned asks the
-field. What must not live here: what the rules are about.
+A run resumes under the rules with which it started, so that an upgrade does not change a training
+in progress. A new rule needs a new number and a new field here; the code that it affects reads the
+field. What must not live here: the code that the rules affect.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from dataclasses import dataclass
 from typing import Final
 
 EARLIEST: Final = 1
-"""The rules of runs that do not say under which they were begun."""
+"""The rules of runs that have recorded no version."""
 NEWEST: Final = 2
 BUILT = "built.json"
-"""In a run's directory: a summary of what its task built when it was begun (`built`)."""
+"""The file in a run's directory that summarises what its task built at the start (`built.py`)."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds under one version of the rules.
+    """One version of the rules.
 
     Attributes:
         shared_data: Task and data are built under the sweep's data seed, and validation draws
-            under a fixed one; otherwise both depend on the run's seed.
-        groups_by_shape: The default parameter groups hold all parameters, and tensors with fewer
-            than two dimensions do not decay; otherwise they hold what has `requires_grad` when
-            built, and biases and torch's own norm layers do not decay.
-        compares_built: What the task builds is noted with the run and compared when it is resumed.
+            random numbers under a fixed seed. If false, both depend on the run's seed.
+        groups_by_shape: The default parameter groups have all parameters, without weight decay for
+            tensors with fewer than two dimensions. If false, they have the parameters that require
+            gradients when built, without weight decay for biases and torch's own norm layers.
+        compares_built: A summary of what the task builds is stored with the run, and compared when
+            the run resumes.
     """
 
     shared_data: bool
@@ -49,13 +50,13 @@ _CURRENT = ContextVar("training_rules", default=_NEWEST_RULES)
 
 
 def current_rules() -> Rules:
-    """Return the rules of the run that is being built; outside of one, the newest."""
+    """Return the rules of the run that is being built; if none is, the newest rules."""
     return _CURRENT.get()
 
 
 @contextmanager
 def under_rules(number: int) -> Iterator[Rules]:
-    """Build a run under the rules of a version: what its task calls meanwhile follows them."""
+    """Build a run under a version's rules: `current_rules` returns them inside the context."""
     token = _CURRENT.set(rules_of(number))
     try:
         yield _CURRENT.get()

@@ -15,11 +15,11 @@ is the first step), the peak learning rate is multiplied by
 
 Cosine, linear and constant are torch's own, chained after a `LinearLR(start_factor=1 / (W + 1),
 total_iters=W)`. Step and plateau are multiplied by the warmup instead of following it: step counts
-its epochs from the first step of the run, plateau listens only once the warmup is over. Onecycle
-has its own warmup.
+its epochs from the first step of the run, plateau observes its metric only after the warmup.
+Onecycle has its own warmup.
 
-What must not live here: anything that counts steps itself, and torch, beside its name: pictures of
-a schedule are drawn without it.
+What must not live here: a step counter of its own, or an import of torch: a schedule can be
+plotted without it.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
 
 
 class Schedule:
-    """Writes the learning rate of each step into the optimizer.
+    """Write the learning rate of each step into the optimizer.
 
     Args:
-        config: Which schedule.
+        config: The schedule's name and options.
         peak: The learning rate that the factors multiply.
         total_steps: Optimizer steps of the whole run.
         steps_per_epoch: Optimizer steps of one epoch.
-        mode: Whether `plateau` waits for its metric to fall (`min`) or to rise (`max`).
+        mode: Whether a lower (`min`) or a higher (`max`) metric is an improvement for `plateau`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Schedule:
         """The learning rate last written, before the multipliers of parameter groups."""
 
     def factor(self, step: int) -> float:
-        """Return the multiplier of the peak for the step that follows `step` taken ones."""
+        """Return the factor on the peak for the next step, after `step` steps."""
         config = self._config
         if config.name == "onecycle":
             return self._onecycle(step)
@@ -104,19 +104,18 @@ class Schedule:
         return config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
 
     def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Write the learning rate for the step that follows `step` taken ones."""
+        """Write the learning rate of the next step, after `step` steps, into the optimizer."""
         factor = self.factor(step)
         self.lr = self._peak * factor
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
 
     def observe(self, value: float, step: int) -> None:
-        """Tell the metric of an evaluation; only `plateau` listens, and only after the warmup."""
+        """Observe the metric of an evaluation; used by `plateau` only, and after the warmup."""
         if self._config.name != "plateau" or step < self._warmup:
             return
         signed = self._sign * value
-        # The threshold is relative to the magnitude, so that it also means "better" below zero and
-        # under mode max.
+        # The threshold is relative to the magnitude: it works for negative values and mode max.
         if signed < self._plateau_best - _PLATEAU_THRESHOLD * abs(self._plateau_best) or (
             math.isinf(self._plateau_best) and math.isfinite(signed)
         ):
@@ -128,7 +127,7 @@ class Schedule:
             self._plateau_bad = 0
 
     def state_dict(self) -> dict[str, float]:
-        """Return what is not a function of the step: the plateau's memory."""
+        """Return the state of `plateau`; the rest is a function of the step."""
         return {
             "plateau_best": self._plateau_best,
             "plateau_bad": self._plateau_bad,
@@ -136,7 +135,7 @@ class Schedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put a state back."""
+        """Restore a state."""
         self._plateau_best = state["plateau_best"]
         self._plateau_bad = state["plateau_bad"]
         self._plateau_factor = state["plateau_factor"]

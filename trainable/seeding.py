@@ -1,8 +1,8 @@
-"""Seeds derived from names and numbers, and the random generators they start.
+"""Derive seeds from names and numbers; seed, save and restore the random generators.
 
-The same parts give the same seed on every machine and in every process. torch and NumPy are
-imported inside the functions that need them, because the command line derives trial seeds without
-either. What must not live here: capturing generators into a checkpoint (see `state.py`).
+The same parts give the same seed on every machine and in every process. Functions import torch
+and NumPy themselves: the command line derives trial seeds without loading either. What must not
+live here: saving generators in a checkpoint (see `train_state.py`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_SEED_BITS = (
-    63  # torch takes 64-bit seeds; one bit less stays a positive signed integer everywhere
-)
-_NUMPY_SEEDS = 2**32  # NumPy's legacy generator takes 32-bit seeds
+_SEED_BITS = 63  # torch accepts 64 bits; 63 fit into a signed integer of any database
+_NUMPY_SEEDS = 2**32  # NumPy's legacy generator accepts 32 bits
 
 
 def derive_seed(*parts: int | str) -> int:
     """Return a seed in [0, 2**63) that depends on every part and on nothing else.
 
     Args:
-        parts: What the seed belongs to, such as `derive_seed(sweep_seed, trial_number)` or
+        parts: What the seed is for, such as `derive_seed(sweep_seed, trial_number)` or
             `derive_seed(seed, "epoch", 3)`.
     """
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
@@ -51,8 +49,8 @@ def seed_host(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-class HostRandomness:
-    """The host's generators (Python, NumPy, torch on the CPU) as they are now."""
+class HostRngState:
+    """The current state of the host's generators: Python, NumPy, torch on the CPU."""
 
     def __init__(self) -> None:
         import numpy
@@ -62,11 +60,11 @@ class HostRandomness:
         self._numpy: Any = numpy.random.get_state()
         self._torch = torch.get_rng_state()
 
-    def moved(self) -> bool:
-        """Return whether any of them has moved since."""
+    def has_changed(self) -> bool:
+        """Return whether a generator has been used or seeded since."""
         import torch
 
-        now = HostRandomness()
+        now = HostRngState()
         return not (
             torch.equal(self._torch, now._torch)
             and self._python == now._python
@@ -75,7 +73,7 @@ class HostRandomness:
         )
 
     def restore(self) -> None:
-        """Put them back."""
+        """Set the generators back to this state."""
         import numpy
         import torch
 
@@ -86,15 +84,15 @@ class HostRandomness:
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seed every generator, and put all of them back as they were on leaving; None: leave them."""
+    """Seed every generator and restore all of them on exit; with None, do nothing."""
     import torch
 
     if seed is None:
         yield
         return
-    # Host state of each device's generator: no device synchronisation.
+    # The state of a device's generator is in host memory: no device synchronisation.
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with isolated_host_randomness():
+    with preserved_host_rng():
         set_seed(seed)
         try:
             yield
@@ -104,9 +102,9 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def isolated_host_randomness() -> Iterator[None]:
-    """Put the host's generators back as they were on leaving."""
-    before = HostRandomness()
+def preserved_host_rng() -> Iterator[None]:
+    """Restore the host's generators on exit."""
+    before = HostRngState()
     try:
         yield
     finally:
@@ -114,24 +112,23 @@ def isolated_host_randomness() -> Iterator[None]:
 
 
 def set_determinism(deterministic: bool) -> None:
-    """Make torch deterministic, or let it be fast, for the whole process.
+    """Set torch to deterministic or to fast algorithms, for the whole process.
 
-    Deterministic means: an operation without a deterministic implementation is an error rather
-    than a warning, because a warning would leave the promise of bit-exact resumption broken in
-    silence. cuDNN's benchmark is then off, since its choice of algorithm changes from run to run.
+    With `deterministic`, an operation without a deterministic implementation raises: after a mere
+    warning, a resumed run would silently differ in its bits. cuDNN's benchmark is off as well,
+    because its choice of algorithm changes from run to run.
     """
     import torch
     import torch.utils.deterministic
 
     if deterministic:
-        # Read when cuBLAS makes its handle: it must be set before the first matrix product on a
-        # GPU.
+        # cuBLAS reads it when it makes its handle, before the first matrix product on a GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # The debug mode is the same switch as use_deterministic_algorithms without the import of the
-    # compiler (three seconds of every trial's start).
+    # use_deterministic_algorithms sets the same mode but imports the compiler: three seconds at
+    # the start of each trial.
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
-    # Filling fresh memory costs a pass over it and only matters to code that reads what it never
-    # wrote.
+    # Filling new memory costs a pass over it and matters only to code that reads uninitialised
+    # memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic

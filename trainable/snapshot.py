@@ -1,6 +1,6 @@
-"""What a checkpoint's `state.pt` holds: copied from the running training, written, and read back.
+"""Copy a training state to host memory, write it as `state.pt`, and read it back.
 
-What must not live here: files, threads, or when anything is saved (see `checkpoint.py`).
+What must not live here: files, threads, or when a checkpoint is saved (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -20,47 +20,49 @@ from trainable.errors import CheckpointError
 
 _PIECE = 2**20
 _END, _LOCATOR, _LARGE_END = 22, 20, 56
-"""Bytes of an archive's last record, and of those before it in a large archive, backwards."""
+"""Bytes of the last records of a ZIP archive: end, zip64 locator, zip64 end; backwards."""
 _Spare = dict[tuple[Any, ...], list[Tensor]]
 _Pairs = list[tuple[Tensor, Tensor]]
 
 
 class Snapshots:
-    """Copies states to the host's memory, so that training may go on changing the original.
+    """Copy states to host memory, so that training can change the originals.
 
-    The memory of one copy is kept for the next one: a page that is touched for the first time
-    costs eight times its copy. So there is one copy at any time; taking another one overwrites it.
+    The next copy overwrites the last one and uses its memory: touching a page for the first time
+    costs eight times as much as copying it.
     """
 
     def __init__(self) -> None:
         self._spare: _Spare = {}
         self._unfinished: _Pairs = []
 
-    def take(self, state: dict[str, Any], steady: Collection[str] = ()) -> dict[str, Any]:
-        """Copy a state over the one before it.
+    def take(self, state: dict[str, Any], async_copy_keys: Collection[str] = ()) -> dict[str, Any]:
+        """Copy a state, over the copy before it.
 
-        Device synchronisation: each tensor on a device is waited for. Tensors that are one in the
-        state (tied weights) are copied once and stay one.
+        Device synchronisation: this waits for each tensor on a device. A tensor that the state has
+        twice (tied weights) is copied once, and both places share the copy.
 
         Args:
             state: Tensors, plain data, and dicts, lists and tuples of them.
-            steady: Entries whose tensors do not change before `finish` has copied them. One that
-                several entries share counts where it comes first.
+            async_copy_keys: Entries that `finish` copies; their tensors must not change before. A
+                tensor that several entries share belongs to the first of them.
         """
         copying = _Copying(self._spare)
-        copied = {key: copying.copy(entry, later=key in steady) for key, entry in state.items()}
+        copied = {
+            key: copying.copy(entry, later=key in async_copy_keys) for key, entry in state.items()
+        }
         self._spare, self._unfinished = copying.memory(), copying.later
         return copied
 
     def finish(self) -> None:
-        """Copy the tensors of the steady entries, in any thread."""
+        """Copy the tensors of the entries in `async_copy_keys`. Any thread may call this."""
         pairs, self._unfinished = self._unfinished, []
         for target, original in pairs:
-            target.copy_(original)  # device synchronisation, in the thread that writes
+            target.copy_(original)  # device synchronisation, in the writing thread
 
 
 def snapshot(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a state in the host's memory, for good."""
+    """Return a copy of a state in host memory, which later copies do not overwrite."""
     return Snapshots().take(state)
 
 
@@ -74,24 +76,23 @@ def num_bytes(state: Any) -> int:
 
 
 def write_state(state: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
-    """Write `state.pt`; returns its length and sha256.
+    """Write `state.pt` and return its length and sha256.
 
     Args:
         state: What `Snapshots.take` returned.
-        file: Where to.
+        file: The open file.
 
     Raises:
-        OSError: The file refuses.
+        OSError: The file cannot be written.
     """
     digesting = _Digesting(file)
-    # Its checksums would only repeat what the manifest's digest says, holding the interpreter's
-    # lock meanwhile.
+    # The manifest has a sha256; torch's CRC-32 would add nothing and hold the GIL while it runs.
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(state, digesting)  # type: ignore[arg-type]  # `write` and `flush` will do
     except RuntimeError as problem:
-        # What the zip writer says of a file that refused a part replaces the refusal.
+        # The zip writer replaces the file's OSError by a RuntimeError: raise the OSError.
         if isinstance(problem.__context__, OSError):
             raise problem.__context__ from None
         raise
@@ -101,7 +102,7 @@ def write_state(state: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
 
 
 class _Digesting:
-    """A file that knows the length and digest of what has been written to it."""
+    """Count the length and compute the sha256 of what is written to a file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -109,12 +110,12 @@ class _Digesting:
         self.length = 0
 
     def write(self, part: bytes | memoryview) -> int:
-        # A state comes in parts of a tensor each. Pieces that are still in the processor's cache
-        # when they are written cost the training beside it less of the memory's bandwidth.
+        # Each part is a whole tensor. A small piece is still in the CPU cache when it is written,
+        # which leaves more memory bandwidth to the training.
         view = memoryview(part).cast("B")
         for start in range(0, len(view), _PIECE):
             piece = view[start : start + _PIECE]
-            self._sha256.update(piece)  # lets other threads run meanwhile, as writing does
+            self._sha256.update(piece)  # releases the GIL, as writing does
             self._file.write(piece)
         self.length += len(view)
         return len(view)
@@ -128,7 +129,7 @@ class _Digesting:
 
 
 def parse_state(content: bytes) -> dict[str, Any]:
-    """Return the state, with every tensor on the CPU.
+    """Return the state that the bytes of a `state.pt` hold, with every tensor on the CPU.
 
     Raises:
         CheckpointError: It holds objects that are not plain data, or would take more memory than
@@ -149,33 +150,36 @@ def parse_state(content: bytes) -> dict[str, Any]:
 
 
 def _check_size(content: bytes) -> None:
-    """Refuse an archive that grows when it is read, which would fill the memory: torch compresses
-    nothing, and stores nothing twice.
+    """Reject an archive that decompresses to more than its own size and could fill the memory.
+    torch itself writes no compressed entries and stores nothing twice.
     """
-    if not content.startswith(b"PK\3\4"):  # as torch tells archives
-        return  # torch says what it thinks of it
+    if not content.startswith(b"PK\3\4"):  # torch's own test for an archive
+        return  # torch.load raises for it
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries, start = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
-        raise CheckpointError(f"the checkpoint is no archive of torch's ({problem})") from problem
+        raise CheckpointError(
+            f"the checkpoint is not an archive written by torch ({problem}); use one that a run "
+            "saved"
+        ) from problem
     if start != _directory_start(content):
         raise CheckpointError(
-            "the checkpoint is no archive of torch's (its directory is not where its end says); "
-            "take one that was saved by a run"
+            "the checkpoint is not an archive written by torch (its directory is not where its "
+            "end record says); use one that a run saved"
         )
     size = sum(entry.file_size for entry in entries)
     if size > len(content) or any(entry.compress_type for entry in entries):
         raise CheckpointError(
-            f"the checkpoint has {len(content)} bytes and would be {size} when it is read; torch "
-            "writes none that is compressed; take one that was saved by a run"
+            f"the checkpoint has {len(content)} bytes and would take {size} in memory; torch "
+            "writes no compressed checkpoints; use one that a run saved"
         )
 
 
 def _directory_start(content: bytes) -> int | None:
-    """Return where torch looks for an archive's directory; None where its end is not as torch
-    writes it: without a comment, and with what a large archive has before it (APPNOTE 4.3.14 to
-    4.3.16). Python looks right before the end, where another directory may lie.
+    """Return where torch reads the archive's central directory; None if torch did not write the
+    end records: without a comment, zip64 records valid (APPNOTE 4.3.14 to 4.3.16). Python reads
+    the directory right before the end records, where a crafted file may have another one.
     """
     end = content[-_END:]
     if end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":
@@ -190,17 +194,17 @@ def _directory_start(content: bytes) -> int | None:
 
 
 class _Copying:
-    """One pass over a state.
+    """Copy one state.
 
     Args:
-        spare: Memory that may be used, by layout.
+        spare: Tensors of the last copy that may be overwritten, by layout.
     """
 
     def __init__(self, spare: _Spare) -> None:
         self._spare = spare
         self._memo: dict[tuple[Any, ...], Tensor] = {}
         self.later: _Pairs = []
-        """Where to copy what is still to be copied, and what."""
+        """Target and source of each tensor that `finish` copies."""
 
     def copy(self, value: Any, *, later: bool) -> Any:
         """Copy a part of an entry, or prepare its copy."""
@@ -225,7 +229,7 @@ class _Copying:
     def _copy_tensor(self, tensor: Tensor, later: bool) -> Tensor:
         key: tuple[Any, ...] = (id(tensor),)
         if tensor.layout is torch.strided:
-            # State dicts make a new tensor object of a parameter each time: its memory tells.
+            # state_dict() makes a new tensor object each time: identify a tensor by its memory.
             view = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
             key = (*view, tensor.is_conj(), tensor.is_neg())
         if key not in self._memo:
@@ -243,7 +247,7 @@ class _Copying:
         if later:
             self.later.append((target, original))
         else:
-            target.copy_(original)  # device synchronisation: whole before training goes on
+            target.copy_(original)  # device synchronisation: complete before training resumes
         return target
 
 

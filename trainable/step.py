@@ -34,7 +34,7 @@ _NO_GRADIENT = (
 
 
 class StepOutcome(NamedTuple):
-    """What one window did. On an accelerator the values are tensors that nobody has waited for.
+    """The result of one window. On an accelerator the values are tensors, not yet fetched.
 
     Attributes:
         taken: False when fp16 gradients overflowed: no parameter, no schedule and no step count
@@ -57,17 +57,17 @@ class StepOutcome(NamedTuple):
 
 
 class Step:
-    """Takes optimizer steps. The order is fixed here and cannot be configured.
+    """Take optimizer steps. The order is fixed here and cannot be configured.
 
     A non-finite loss never changes a parameter. On the CPU, and under fp16, it raises at once. On
-    other accelerators the fused optimizer is told on the device not to update (from that step on),
-    and whoever fetches the values next raises: see `raise_if_not_finite`. The same holds for a
-    finite loss with a non-finite gradient, except under fp16, where it means an overflow: the step
-    is skipped and the scale halved.
+    other accelerators a flag on the device stops the fused optimizer from that step on, and the
+    next fetch of the values raises: see `raise_if_not_finite`. The same holds for a finite loss
+    with a non-finite gradient, except under fp16, where it means an overflow: the step is skipped
+    and the scale halved.
 
     Args:
-        task: Gives the loss.
-        model: What is trained, on its device.
+        task: Computes the loss.
+        model: The model, on its device.
         optimizer: Over the model's parameters.
         schedule: Writes the learning rate of each step.
         precision: Autocast and gradient scaling.
@@ -88,12 +88,12 @@ class Step:
         self.schedule, self.precision, self.clipper = schedule, precision, clipper
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.device = device = self.parameters[0].device
-        # Reading a value from CPU memory is free; from fp16 on, the scaler waits for the device in
+        # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
         # any case.
         self._reads_at_once = device.type == "cpu" or precision.scaler is not None
         self._stop_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
         self._stopped = torch.zeros((), device=device)
-        precision.cast_anew(model)
+        precision.clear_cast_cache_each_forward(model)
 
     def __call__(self, window: Iterable[Batch], step: int) -> StepOutcome:
         """Take step number `step` (counted from 1) on the micro-batches of one window."""
@@ -107,7 +107,7 @@ class Step:
             if part.requires_grad:
                 self._backward(part)
                 constant = False
-            elif share:  # device synchronisation, where a constant comes with a weight on one
+            elif share:  # device synchronisation, where a constant loss has its weight on a device
                 raise TaskError(_NO_GRADIENT)
             loss, weight = loss + self._read(part), weight + self._read(share)
         if constant:  # no micro-batch has targets: the gradients are 0
@@ -129,13 +129,13 @@ class Step:
     def _read(self, value: Scalar) -> Scalar:
         if not isinstance(value, Tensor):
             return value
-        # Device synchronisation, on the CPU (free, also of what lies there while an accelerator
-        # trains) and under fp16 (one more wait beside the scaler's own).
+        # Device synchronisation, for values on the CPU (free) and under fp16 (one more wait
+        # besides the scaler's own).
         at_once = self._reads_at_once or value.device != self.device
         return value.item() if at_once else value.detach().reshape(())
 
     def _divisor(self, weight: Scalar) -> Scalar:
-        """The window's weight; 1 for a window of ignored targets: loss and gradient are 0."""
+        """Return the window's weight; 1 where all targets are ignored: loss and gradient are 0."""
         if self._reads_at_once:
             return weight or 1.0
         on_device = (
@@ -152,7 +152,7 @@ class Step:
         return gradients
 
     def _guard(self, loss: Scalar, norm: Scalar, step: int) -> None:
-        """Let nothing non-finite reach a parameter."""
+        """Keep non-finite values from reaching a parameter."""
         if isinstance(loss, float) and isinstance(norm, float):
             overflow_is_handled = self.precision.scaler is not None
             raise_if_not_finite(loss, 0.0 if overflow_is_handled else norm, step)
@@ -183,7 +183,7 @@ def raise_if_not_finite(loss: float, norm: float, step: int) -> None:
 
 @contextmanager
 def translate_torch_errors(device: torch.device) -> Iterator[None]:
-    """Turn what torch raises for reasons we know into errors that say what to do."""
+    """Turn known errors of torch into errors that name a remedy."""
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as problem:
@@ -197,14 +197,14 @@ def translate_torch_errors(device: torch.device) -> Iterator[None]:
         if "does not have a deterministic implementation" in str(problem):
             raise ConfigError(
                 f"true, and the model needs an operation that is not ({problem}); write "
-                "train.deterministic: false, and resumed runs are then equal up to rounding only",
+                "train.deterministic: false; resumed runs are then equal up to rounding only",
                 key="train.deterministic",
             ) from problem
         if "Expected more than 1 value per channel" in str(problem):
             raise ConfigError(
-                f"BatchNorm was given a single sample to train on ({problem}); write "
-                "train.loader.drop_last: true where it is what an epoch's last batch is left "
-                "with, or raise the micro-batch, which is batch_size / accumulation",
+                f"BatchNorm was given a single sample to train on ({problem}); if that is the "
+                "epoch's last batch, write train.loader.drop_last: true; otherwise raise the "
+                "micro-batch, which is batch_size / accumulation",
                 key="train.batch_size",
             ) from problem
         if "does not support sparse gradients" in str(problem):

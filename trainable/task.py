@@ -1,7 +1,7 @@
-"""What a user writes: a `Task`, its `Data`, and how a task is found by name.
+"""`Task` and `Data`, the classes that users write, and finding a task by its name.
 
-A task says what to train and on what; it returns a loss *sum* and its *weight*, so that the window
-of an optimizer step can divide once and a short last window or ignored targets stay exact. What
+A task defines the model, the data and the loss. It returns a loss *sum* and its *weight*: an
+optimizer step then divides once, and short last windows and ignored targets stay exact. What
 must not live here: how steps are taken, batches are formed, or devices chosen.
 """
 
@@ -26,7 +26,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
 from trainable.rules import current_rules
 from trainable.task_import import no_exit
-from trainable.task_registry import nearest, parts_of
+from trainable.task_registry import nearest, resolve_task_name
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...]
@@ -45,17 +45,16 @@ class Data:
     """The samples of a task.
 
     Each split is a map-style `Dataset`, or a tuple of tensors of equal length whose first
-    dimension counts samples. Tensors are indexed directly, on the device where they fit, and cost
-    no loader.
+    dimension counts samples. Tensors are indexed directly, on the device if they fit there, and
+    need no DataLoader.
 
     Attributes:
-        train: What is trained on.
-        val: What is evaluated on.
-        collate: Turns a list of samples into a batch; torch's default when None. Tensors need
-            none. What it draws from the generators of Python, NumPy and torch is the same in any
-            process.
-        collate_val: The same for validation; `collate` when None. Give it where `collate`
-            augments: mixes samples, masks or crops at random.
+        train: Training samples.
+        val: Validation samples.
+        collate: Makes a batch of a list of samples; None: torch's default. Not called for
+            tensors. Its random draws from Python, NumPy and torch are the same in any process.
+        collate_val: The same for validation; None: `collate`. Give one if `collate` augments,
+            such as by mixing, masking or cropping at random.
     """
 
     train: Samples
@@ -64,17 +63,16 @@ class Data:
     collate_val: Callable[[list[Any]], Batch] | None = None
 
     def collate_of(self, split: str) -> Callable[[list[Any]], Batch] | None:
-        """Return what collates the samples of `train` or `val`; None for torch's default."""
+        """Return the collate function of `train` or `val`; None for torch's default."""
         return (split == "val" and self.collate_val) or self.collate
 
 
 class Task:
-    """Base class of what users write; the constructor takes the spec's arguments as keyword
-    arguments.
+    """Base class of tasks. The keys below `task:` of a spec are its constructor's arguments.
 
     `build_model` and `build_data` are required. The default `loss` and `evaluate` fit
     classification: batches of `(inputs, targets)`, a model that maps inputs to raw logits of shape
-        (N, C, ...), integer targets of shape (N, ...).
+    (N, C, ...), integer targets of shape (N, ...).
 
     Attributes:
         label_smoothing: Of the default loss; see `use_cross_entropy`.
@@ -91,13 +89,13 @@ class Task:
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
     ) -> None:
-        """Choose the options of the default loss; for the constructor of a task that offers them.
+        """Set the options of the default loss; call it in the task's constructor.
 
-        Labels are smoothed in training only, so that losses of evaluations with different
-        smoothing compare. Class weights count in both.
+        Only training smooths labels, so that validation losses stay comparable between trials.
+        Class weights apply to training and validation.
 
         Args:
-            classes: How many there are.
+            classes: The number of classes.
             label_smoothing: Share of the probability spread evenly over the classes, in [0, 1).
             class_weights: One factor for each class.
 
@@ -121,23 +119,25 @@ class Task:
     def build_model(self) -> nn.Module:
         """Return a new model on the CPU. Called after the run's seed is set.
 
-        It is trained in the mode in which each of its modules is returned.
+        Training leaves each module in the mode (training or evaluation) in which it is returned.
 
-        One that writes to trained parameters in a forward pass does so from the first pass on: a
-        save copies what that pass left alone beside the next one.
+        A model that writes to trained parameters in its forward pass must do so from the first
+        pass on: a save copies the other parameters while the next pass runs.
         """
         raise NotImplementedError(_undefined(self, "build_model"))
 
     def build_data(self) -> Data:
-        """Return the samples. Constructor and `build_data` run under a seed that all trials of a
-        sweep share, so that what they draw, such as a split, is the same for each of them.
+        """Return the samples.
+
+        Constructor and `build_data` run under a seed that all trials of a sweep share: random
+        draws, such as a split, are the same for each trial.
         """
         raise NotImplementedError(_undefined(self, "build_data"))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
         """Return the summed loss of a batch (a scalar) and its weight (targets counted).
 
-        Of a batch without targets, whose weight is 0, the loss may be a constant tensor.
+        The loss may be a constant tensor for a batch without targets, whose weight is 0.
         """
         inputs, targets = batch
         logits = model(inputs)
@@ -151,11 +151,10 @@ class Task:
         )
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Mapping[str, float | Tensor]:
-        """Return metrics over all batches, named without a prefix; the loop reports them below
-        `val/`.
+        """Return metrics over all batches; the loop adds the prefix `val/` to their names.
 
-        The model is in evaluation mode and autograd is off. The default gives `loss`, weighted by
-        the weight of each batch, and `accuracy` where the model's output is logits over classes.
+        The model is in evaluation mode and autograd is off. The default returns `loss`, the mean
+        over all targets, and `accuracy` if the model's output is logits over classes.
         """
         loss: Tensor | float = 0.0
         weight: Tensor | float = 0.0
@@ -180,15 +179,14 @@ class Task:
         return metrics
 
     def log(self, name: str, value: float | Tensor) -> None:
-        """Log a number beside what the run reports, of the step or the evaluation that is made.
+        """Log a number in the row of the current step or evaluation.
 
-        It is a column of that step's row. Several values of one step (one for each micro-batch) or
-        of one evaluation become their mean; those of an evaluation are named `val/<name>`. A value
-        on a device is fetched with the step's other values, so that no step waits for it. While
-        the task is not trained, nothing is recorded.
+        Several values of one step (one for each micro-batch) or of one evaluation become their
+        mean; those of an evaluation are named `val/<name>`. A value on a device is fetched with
+        the step's other values, so no step waits for it. Outside of a run, nothing is recorded.
 
         Args:
-            name: Such as `train/aux_loss`; not one that the run reports itself.
+            name: Such as `train/aux_loss`; not a name that the run itself reports.
             value: One number.
 
         Raises:
@@ -200,11 +198,11 @@ class Task:
             log.add(name, value)
 
     def log_file(self, path: str | Path, name: str | None = None) -> None:
-        """Keep a copy of a file with the run that is trained; delivered when it ends.
+        """Keep a copy of a file with the run; the tracking server receives it when the run ends.
 
         Args:
             path: The file.
-            name: Its path below the run; default its own name.
+            name: Its path among the run's artifacts; default its own name.
         """
         from trainable.logged import log_of
 
@@ -212,11 +210,11 @@ class Task:
             log.add_file(path, name)
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Keep a figure of Matplotlib's with the run that is trained, as `log_file` does.
+        """Keep a Matplotlib figure with the run, as `log_file` does.
 
         Args:
-            name: Its path below the run; `.png` where it has no suffix.
-            figure: Whatever has `savefig`.
+            name: Its path among the run's artifacts; `.png` is appended where it has no suffix.
+            figure: An object with a method `savefig`.
         """
         from trainable.logged import log_of
 
@@ -224,14 +222,14 @@ class Task:
             log.add_figure(name, figure)
 
     def fingerprint(self, data: Data) -> str | None:
-        """Return a text that changes when the data change, or None where that cannot be known.
+        """Return a text that changes when the data change, or None where that is unknown.
 
-        A sweep that is resumed with other data is refused. The default is a digest of the samples
-        where both splits are tensors. A task whose data are read sample by sample may return what
-        identifies them: a version, or a digest of file names and lengths.
+        A sweep does not resume with other data. The default is a digest of the samples if both
+        splits are tensors, and None otherwise. A task with a `Dataset` may return what identifies
+        its data: a version, or a digest of file names and lengths.
 
         Args:
-            data: What `build_data` returned.
+            data: The return value of `build_data`.
         """
         from trainable.fingerprint import tensor_digest
 
@@ -240,14 +238,13 @@ class Task:
         return tensor_digest(*data.train, *data.val)
 
     def reads(self, path: str | os.PathLike[str]) -> Path:
-        """Name a file that the task is built from, such as pretrained weights; return its path.
+        """Declare a file that the task is built from, as pretrained weights; return its path.
 
-        Its digest is noted with the sweep and with each run, and neither is resumed with another
-        content. Call it in the constructor, in `build_model` or in `build_data`; the file is read
-        once for it.
+        The sweep and each run record the file's digest and do not resume with other content. Call
+        it in the constructor, in `build_model` or in `build_data`; it reads the file once.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -256,40 +253,40 @@ class Task:
 
     @property
     def files_read(self) -> Mapping[str, str]:
-        """The sha256 of each file that `reads` was given, by path."""
+        """The sha256 of each file declared with `reads`, by path."""
         found: dict[str, str] = self.__dict__.get("_files_read", {})
         return found
 
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups.
 
-        A group may carry `lr_multiplier` (a factor on the learning rate at every step) beside any
-        option of the optimizer. The default holds all parameters, and puts tensors with fewer
+        A group may have `lr_multiplier` (a factor on the learning rate at every step) besides any
+        option of the optimizer. The default covers all parameters and puts tensors with fewer
         than two dimensions (biases, norms, layer scales) into a group without weight decay.
         """
         return decay_groups(model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs of what the task holds: tensors and plain data.
+        """Return the task's own state that a resumed run needs: tensors and plain data.
 
-        Called at each save. The default finds what has changed below the task since its model was
-        built (modules, tensors, arrays, optimizers, schedules, generators, numbers and collections
-        of them), and refuses what it could not restore. Whoever overrides it adds to it what only
-        the task knows, or replaces it.
+        Called at each save. The default finds every attribute that has changed since the model
+        was built (modules, tensors, arrays, optimizers, schedules, generators, numbers and
+        collections of them), and refuses what it could not restore. An override may extend the
+        default's dict or replace it.
 
         Raises:
-            TaskError: Something that the task holds has changed and cannot be restored.
+            TaskError: An attribute has changed and cannot be restored.
         """
         return task_state.saved(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned, after `build_data` and `build_model`.
+        """Restore what `state_dict` returned; called after `build_data` and `build_model`.
 
         Args:
-            state: With every tensor on the CPU.
+            state: The saved state, with every tensor on the CPU.
 
         Raises:
-            CheckpointError: The task has no place for it.
+            CheckpointError: The state does not fit this task.
         """
         task_state.restore(self, state)
 
@@ -300,13 +297,13 @@ def _undefined(task: Task, name: str) -> str:
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Split all parameters into one group that decays and one that does not.
+    """Split all parameters into one group with weight decay and one without.
 
     Tensors with fewer than two dimensions do not decay: biases, and the scales of norms and of
-    layers, whatever their class; neither do such scales that are laid out to be broadcast over
-    images, of shape (C, 1, 1). All others do, embeddings among them. What is frozen is in its
-    group as well, so that it is trained once it no longer is. A parameter shared between modules
-    appears once, and is left undecayed if any of its places says so.
+    layers, whatever their class. Neither do scales of shape (C, 1, 1), which broadcast over
+    images. All others decay, including embeddings. Frozen parameters are in their group, too: they
+    train once they are unfrozen. A parameter shared between modules appears once, and does not
+    decay if any of its uses excludes it.
     """
     by_shape = current_rules().groups_by_shape
     undecayed: set[int] = set()
@@ -316,7 +313,7 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
             is_vector = by_shape and _is_vector(module, parameter)
             if isinstance(module, _NORMS) or is_bias or is_vector:
                 undecayed.add(id(parameter))
-    # parameters() yields a shared one once; what holds whole numbers is never trained.
+    # parameters() yields a shared parameter once; integer parameters are never trained.
     parameters = [
         p
         for p in model.parameters()
@@ -330,7 +327,7 @@ def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _is_vector(module: nn.Module, parameter: nn.Parameter) -> bool:
-    if is_lazy(parameter):  # its shape comes with the first batch
+    if is_lazy(parameter):  # the first batch defines its shape
         return False
     if parameter.ndim < 2:
         return True
@@ -346,7 +343,7 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
         arguments: Keyword arguments for its constructor.
 
     Raises:
-        ConfigError: The module or the name in it was not found, the object is no task, or an
+        ConfigError: The module or the name in it was not found, the object is not a task, or an
             argument is unknown.
     """
     kind = _find(name)
@@ -363,8 +360,8 @@ def load_loop(name: str) -> Callable[..., Any] | None:
     """Return the function that `package.module:function` names; None when it names a class.
 
     Raises:
-        ConfigError: The module or the name in it was not found, or it is a function of another
-            kind.
+        ConfigError: The module or the name in it was not found, or the function does not take
+            two arguments.
     """
     found, _ = _locate(name)
     if isinstance(found, type) or not callable(found):
@@ -383,8 +380,8 @@ def load_loop(name: str) -> Callable[..., Any] | None:
 
 
 def _locate(name: str) -> tuple[Any, list[str]]:
-    """Import what a name stands for; return it and the names of the tasks beside it."""
-    module_name, class_name = parts_of(name)
+    """Import the object of that name; return it and the names of all tasks in its module."""
+    module_name, class_name = resolve_task_name(name)
     imported = f"{name!r}: the module {module_name!r}, while it was imported,"
     try:
         with no_exit(imported, "task.name"):
@@ -459,7 +456,7 @@ def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) 
 
 
 class _last_output:
-    """Remembers what the model returned last, so that accuracy costs no second forward pass."""
+    """Keep the model's last output, so that accuracy needs no second forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -478,7 +475,7 @@ class _last_output:
 
 
 def _count_correct(output: object, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Hits and targets counted, where `output` is logits and the batch ends with classes."""
+    """Return the number of hits and of targets; None unless `output` and targets are classes."""
     if not isinstance(output, Tensor) or not isinstance(batch, Sequence) or len(batch) != 2:
         return None
     targets = batch[1]
@@ -491,7 +488,7 @@ def _count_correct(output: object, batch: Batch) -> tuple[Tensor, Tensor] | None
 
 
 def check_data(data: object, task: Task) -> Data:
-    """Return `data` when it is what `build_data` must return, and say what is wrong otherwise.
+    """Check the return value of `build_data`, and return it.
 
     Raises:
         TaskError: It is not a `Data`, a split has no samples, or its tensors differ in length.
@@ -508,8 +505,8 @@ def check_data(data: object, task: Task) -> Data:
     for name, collate in (("collate", data.collate), ("collate_val", data.collate_val)):
         if collate is not None and not callable(collate):
             raise TaskError(
-                f"{where}: {name} is {_describe(collate)}; it must be a function of a list of "
-                "samples that returns a batch; give one, or None"
+                f"{where}: {name} is {_describe(collate)}; it must be a function that takes a "
+                "list of samples and returns a batch; give one, or None"
             )
     return data
 
@@ -518,13 +515,13 @@ def _split_problems(samples: object) -> Iterator[str]:
     if isinstance(samples, tuple):
         if not samples or not all(isinstance(t, Tensor) and t.ndim > 0 for t in samples):
             yield (
-                "is a tuple that holds something else than tensors; give tensors whose first "
-                "dimension counts samples"
+                "is a tuple that does not hold tensors only; give tensors whose first dimension "
+                "counts samples"
             )
         elif len(lengths := {len(t) for t in samples}) > 1:
             yield (
-                f"holds tensors of lengths {sorted(lengths)}; they must be equally long, one "
-                "entry for each sample"
+                f"holds tensors of lengths {sorted(lengths)}; they must be of equal length, with "
+                "one entry for each sample"
             )
         elif lengths == {0}:
             yield "has no samples; give at least one"

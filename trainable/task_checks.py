@@ -1,9 +1,9 @@
-"""The part of a task's contract that is checked before each sweep, on a few of its samples.
+"""Check a task before each sweep, on a few of its samples.
 
-What cannot be trained is refused with a `TaskError`; what is probably not meant is a caution. A
-task that is merely unusual hears nothing: losses that are no sums over samples, batches of other
-forms, methods that the task calls itself. What must not live here: checks that build a task more
-than once (`testing.py`).
+A task that cannot be trained raises `TaskError`. A probable mistake gives a caution. An unusual
+task gives neither: losses that are not sums over samples, batches of other forms, methods that
+the task calls itself. What must not live here: checks that build a task more than once
+(`testing.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainable.batches import move
 from trainable.data import sample_count
 from trainable.errors import OutOfMemory, TaskError
 from trainable.optim import Scalar
-from trainable.seeding import HostRandomness, isolated_host_randomness
+from trainable.seeding import HostRngState, preserved_host_rng
 from trainable.step import translate_torch_errors
 from trainable.task import Batch, Data, Task
 from trainable.task_code import task_code
@@ -36,7 +36,7 @@ _SAMPLES = 4  # two halves with two samples each, which BatchNorm needs
 _CLOSE = 1e-3  # relative; float32 sums in another order differ by far less
 _NEAR = 0.8  # of difflib's ratio: `evalute` for `evaluate`, not `evaluate_batch`
 
-_ELSEWHERE = {
+_OTHER_NAMES = {
     "training_step": "loss(self, model, batch)",
     "compute_loss": "loss(self, model, batch)",
     "loss_fn": "loss(self, model, batch)",
@@ -52,19 +52,19 @@ _ELSEWHERE = {
     "prepare_data": "build_data(self)",
     "collate_fn": "build_data(self), which returns Data(..., collate=...)",
 }
-"""What Lightning and the Hugging Face trainer call, and what has its place in a task."""
+"""Methods of Lightning and of the Hugging Face trainer, and the method of a task for each."""
 
 
 def quick_check(parts: Parts) -> list[str]:
-    """Look at a task's methods, one batch and its loss.
+    """Check a task's methods, one batch and its loss.
 
-    The model's state and the generators move: the caller does not train it.
+    This changes the model's state and the random generators: do not train the model afterwards.
 
     Args:
-        parts: What a run would be made of; not compiled.
+        parts: The parts of a run; not compiled.
 
     Returns:
-        Cautions, in sentences.
+        Cautions, a sentence each.
 
     Raises:
         TaskError: The first step of any run would fail; the message says why and what to do.
@@ -72,25 +72,25 @@ def quick_check(parts: Parts) -> list[str]:
     task, data, device = parts.task, parts.data, parts.precision.device
     cautions = uncalled_methods(task)
     try:
-        with translate_torch_errors(device), task_code(), isolated_host_randomness():
+        with translate_torch_errors(device), task_code(), preserved_host_rng():
             if draws_in_validation(data):
                 cautions.append(
                     "collate draws random numbers, and validation samples pass through it too: "
-                    "their scores would depend on what it draws; give validation its own, "
-                    "`Data(train=..., val=..., collate=collate, collate_val=plain)`, with `plain` "
-                    "such as torch.utils.data.default_collate"
+                    "their scores would depend on what it draws; give validation a function of "
+                    "its own, `Data(train=..., val=..., collate=collate, collate_val=plain)`, "
+                    "with `plain` such as torch.utils.data.default_collate"
                 )
-            batch, halves, drawn = few(data, "train", _SAMPLES)
+            batch, halves, drawn = first_batch(data, "train", _SAMPLES)
             batch, *halves = (move(one, device) for one in (batch, *halves))
             with parts.precision.autocast():
                 cautions += _loss_cautions(task, parts.model, batch, [] if drawn else halves)
     except OutOfMemory:
-        pass  # the trials, which may split their batches, find out by themselves
+        pass  # not an error yet: trials can split their batches
     except TaskError as problem:
         if problem.__cause__ is None:
             raise
         cautions.append(_first_step(problem))
-    # a user's code may raise anything, and with a batch of another size perhaps nothing
+    # a user's code may raise anything; with another batch size it may raise nothing
     except Exception as problem:
         cautions.append(_first_step(problem))
     return cautions
@@ -106,9 +106,9 @@ def _first_step(problem: Exception) -> str:
 
 
 def uncalled_methods(task: Task) -> list[str]:
-    """Return a sentence for each method that looks like one of a task's and that nothing calls."""
+    """Return a sentence for each method that resembles one of `Task` and that nobody calls."""
     found = []
-    ours = [name for name in vars(Task) if not name.startswith("_") and callable(vars(Task)[name])]
+    known = [n for n in vars(Task) if not n.startswith("_") and callable(vars(Task)[n])]
     for kind in type(task).__mro__:
         if kind is Task:
             break
@@ -117,8 +117,8 @@ def uncalled_methods(task: Task) -> list[str]:
         for name, value in vars(kind).items():
             if hasattr(Task, name) or not inspect.isroutine(inspect.unwrap(value)):
                 continue
-            near = difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)
-            meant = _ELSEWHERE.get(name) or (f"{near[0]}()" if near else None)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+            meant = _OTHER_NAMES.get(name) or (f"{near[0]}()" if near else None)
             if meant is not None and not _is_mentioned(name, {kind, type(task)}):
                 found.append(
                     f"{kind.__name__}.{name}() is called by nothing: a task is trained through "
@@ -129,7 +129,7 @@ def uncalled_methods(task: Task) -> list[str]:
 
 
 def _is_mentioned(name: str, kinds: set[type]) -> bool:
-    """Whether the modules of these classes use a name, or their text is not to be had."""
+    """Whether the modules of these classes use a name, or have no source to search."""
     for kind in kinds:
         try:
             tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
@@ -147,16 +147,16 @@ def _is_mentioned(name: str, kinds: set[type]) -> bool:
 
 
 def draws_in_validation(data: Data) -> bool:
-    """Whether validation samples pass through a `collate` that draws, and was not given for them.
+    """Whether validation samples pass through the training `collate`, and it draws random numbers.
 
-    Moves the generators.
+    This advances the random generators.
     """
     if data.collate is None or data.collate_val is not None or isinstance(data.val, tuple):
         return False
-    return few(data, "val", _SAMPLES)[2]
+    return first_batch(data, "val", _SAMPLES)[2]
 
 
-def few(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], bool]:
+def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], bool]:
     """Return a batch of a split's first samples, the same samples as two batches, and whether
     collating them drew random numbers.
     """
@@ -171,9 +171,9 @@ def few(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], bool]:
         return whole, halves if middle else [], False
     found = [samples[index] for index in range(count)]
     collate: Callable[[list[Any]], Batch] = data.collate_of(split) or default_collate
-    before = HostRandomness()
+    before = HostRngState()
     whole = collate(found)
-    drawn = before.moved()
+    drawn = before.has_changed()
     halves = [collate(found[:middle]), collate(found[middle:])] if middle and not drawn else []
     return whole, halves, drawn
 
@@ -195,22 +195,23 @@ def _loss_cautions(
         yield no_targets(len(halves) * _SAMPLES // 2 or 1)
         return
     model.eval()
-    before = HostRandomness()
+    before = HostRngState()
     with torch.no_grad():
         whole, *parts = (task.loss(model, one) for one in (batch, *halves))
-    if len(parts) == 2 and not before.moved() and is_mean(whole, parts):
-        yield MEAN.format(whole=float(whole[0]), first=float(parts[0][0]), rest=float(parts[1][0]))
+    if len(parts) == 2 and not before.has_changed() and is_mean(whole, parts):
+        first, rest = (float(part[0]) for part in parts)
+        yield MEAN_LOSS.format(whole=float(whole[0]), first=first, rest=rest)
 
 
-MEAN = (
+MEAN_LOSS = (
     "loss() seems to return a mean: {whole:g} for a batch, {first:g} and {rest:g} for its two "
     "halves; return a sum over samples, not a mean, and the number of targets as the weight, "
-    "because the window of a step divides once; such as (loss * n, n), or reduction='sum'"
+    "because a step divides by the weight once; such as (loss * n, n), or reduction='sum'"
 )
 
 
 def is_mean(whole: tuple[Scalar, Scalar], halves: Sequence[tuple[Scalar, Scalar]]) -> bool:
-    """Whether a loss of a batch is the mean of that of its two halves, and not their sum."""
+    """Whether the loss of a batch is the mean, and not the sum, of the losses of its halves."""
     total, parts = float(whole[0]), [float(part[0]) for part in halves]
     return _close(total, sum(parts) / len(parts)) and not _close(total, sum(parts))
 
@@ -220,7 +221,7 @@ def _close(one: float, other: float) -> bool:
 
 
 def no_targets(samples: int) -> str:
-    """Say that the weight of a batch is 0."""
+    """Return the message for a batch whose weight is 0."""
     return (
         f"the first {samples} samples have no targets that count: loss() gives them the weight 0, "
         "and nothing is learned from them; check the targets, and that they are not all ignored "
@@ -229,7 +230,7 @@ def no_targets(samples: int) -> str:
 
 
 def result_problem(result: object) -> str | None:
-    """Say what of a loss' result no step can use."""
+    """Return what is wrong with the result of `loss()`; None if a step can use it."""
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         return (
             f"loss() returned {type(result).__name__}; return (sum of losses, weight), "
@@ -245,7 +246,7 @@ def result_problem(result: object) -> str | None:
 
 
 def batch_problem(batch: object) -> str | None:
-    """Say why the default loss cannot take a batch apart."""
+    """Return why the default loss cannot use a batch; None if it can."""
     remedy = "give batches of (inputs, targets), or define loss() and evaluate()"
     rule = "the default loss takes batches of (inputs, targets)"
     if isinstance(batch, Tensor):
@@ -261,7 +262,7 @@ def batch_problem(batch: object) -> str | None:
 
 
 def output_problem(output: object, targets: object) -> str | None:
-    """Say why cross entropy cannot compare a model's output with targets."""
+    """Return why cross entropy cannot compare a model's output with targets; None if it can."""
     remedy = "or define loss() and evaluate()"
     if not isinstance(output, Tensor):
         names = f" of {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
@@ -307,7 +308,7 @@ def output_problem(output: object, targets: object) -> str | None:
     if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= output.shape[1]):
         return (
             f"the targets reach from {int(counted.min())} to {int(counted.max())} and the model "
-            f"gives {output.shape[1]} logits; classes are counted from 0 and lie below their "
-            "number; correct the targets, or give the last layer more outputs"
+            f"gives {output.shape[1]} logits; class indices begin at 0 and must be below the "
+            "number of logits; correct the targets, or give the last layer more outputs"
         )
     return None

@@ -1,8 +1,8 @@
-"""Exceptions that end loops, generators and processes in silence, when a task raises one of them.
+"""Turn exceptions that would silently end a loop or a process into errors of the task.
 
-`StopIteration` out of a data set ends the loop over its windows as if all of them had come;
-`KeyboardInterrupt` and `SystemExit` end a process. Raised by a task they are errors of the task.
-What must not live here: errors that torch raises (`step.known_errors`).
+A `StopIteration` from a data set would end the loop over its windows as if all of them had come.
+`KeyboardInterrupt` and `SystemExit` would end the process.
+What must not live here: errors that torch raises (`step.translate_torch_errors`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def task_code(what: str = "") -> Iterator[None]:
-    """Run a task's code: an exception that would end our loop or process becomes a `TaskError`.
+    """Run a task's code; an exception that would end the loop or process becomes a `TaskError`.
 
-    Never enter it around a `yield`: a generator that is closed receives `GeneratorExit` there.
+    Do not put a `yield` inside: a generator that is closed receives `GeneratorExit` there.
 
     Args:
-        what: What the code was to give, such as `window 5 of 10`; begins the message.
+        what: What the code should return, such as `window 5 of 10`; the message begins with it.
 
     Raises:
-        TaskError: The code raised StopIteration, StopAsyncIteration, or anything that is no
-            `Exception`. The interrupt of a signal, such as Ctrl-C, leaves as it is.
+        TaskError: The code raised StopIteration, StopAsyncIteration, or an exception that is not
+            an `Exception`. The KeyboardInterrupt of a signal is raised again unchanged.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def task_code(what: str = "") -> Iterator[None]:
     except Exception:
         raise
     except BaseException as problem:
-        if _comes_from_a_signal(problem):
+        if _is_from_signal(problem):
             raise
         raise _as_task_error(problem, what) from problem
 
@@ -49,16 +49,16 @@ def _as_task_error(problem: BaseException, what: str) -> TaskError:
     said = f"{type(problem).__name__}{f' ({problem})' if str(problem) else ''}"
     return TaskError(
         f"{f'{what}: ' if what else ''}{said} was raised at {frame.filename}:{frame.lineno} in "
-        f"{frame.name}(); a task must not let out what ends a loop or a process; give every item "
+        f"{frame.name}(); a task must not raise what ends a loop or a process; return each item "
         "that the length promises, and raise an error such as RuntimeError where that fails"
     )
 
 
-def _comes_from_a_signal(problem: BaseException) -> bool:
-    """Whether a signal raised it: in its handler, or between two instructions of any code.
+def _is_from_signal(problem: BaseException) -> bool:
+    """Whether a signal caused an exception, in its handler or between two instructions.
 
-    Python's own handler of SIGINT has no frame. The innermost frame then stands at the instruction
-    that was interrupted; where code raises by itself it stands at its `raise`.
+    Python's own SIGINT handler has no frame: the innermost frame is then at the interrupted
+    instruction. If code raised the exception, that frame is at a `raise` instruction.
     """
     innermost = _innermost(problem.__traceback__)
     if innermost is None:

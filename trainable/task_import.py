@@ -1,8 +1,8 @@
-"""How a process imports a user's task: the same `sys.argv`, `sys.path` and errors in each of them.
+"""Prepare a process to import a user's task: the same `sys.argv`, `sys.path` and errors in each.
 
-Every process that imports a task calls `prepare_process` (or `prepared`) first: the child of
+Each process that imports a task calls `prepare_process` (or `prepared`) first: the child of
 `sweep check`, `sweep train`, each Ray worker, and the child that registers a model. What must not
-live here: what a task is (`task`), and which names are built in (`naming`).
+live here: what a task is (`task.py`), and which names are built in (`task_registry.py`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 from trainable.errors import ConfigError
 
 ARGUMENTS = ("sweep",)
-"""`sys.argv` for a task: a program without arguments, so that no parser reads ours."""
+"""`sys.argv` for a task: a program without arguments, so that no parser reads those of `sweep`."""
 SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "gradsweep"
-"""What the command line sets for all of its children, so that none of them imports from the
-directory of its program or from the working directory; any value does. This one tells it from the
-user's own, which programs that a task starts keep."""
+"""The variable that the command line sets for its children: with any value, Python does not import
+from the program's directory or the working directory. This value differs from a user's own, which
+programs that a task starts inherit."""
 COMPILE_PATH_VARIABLE = "TORCH_CUSTOM_PYTHONPATH"
 """The PYTHONPATH of the processes in which torch compiles. Without it torch passes on `sys.path`
 with the working directory, and Python runs a `sitecustomize.py` there."""
@@ -32,27 +32,27 @@ with the working directory, and Python runs a `sitecustomize.py` there."""
 
 @functools.cache
 def prepare_process() -> None:
-    """Set `sys.argv` and `sys.path` as each process has them that imports a task; once in a
-    process, because a task may change either while it is imported.
+    """Set `sys.argv` and `sys.path` for importing a task. Runs once in a process, because a task
+    may change either during its import.
 
-    The working directory stands last in `sys.path`: a file in it is found under its own name, and
-    never in the place of a module that Python or a package needs.
+    The working directory is the last entry of `sys.path`: its files can be imported, but never
+    hide a module of Python or of an installed package.
     """
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
     os.environ.setdefault(COMPILE_PATH_VARIABLE, os.pathsep.join(sys.path[:-1]))
-    _take_back_safe_path()
+    _unset_safe_path()
 
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """The same for as long as the context is open, in a process that has work of its own."""
+    """Do the same as `prepare_process`, and undo it when the context ends."""
     arguments, path = list(sys.argv), list(sys.path)
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
     compile_path = os.environ.get(COMPILE_PATH_VARIABLE)
     os.environ.setdefault(COMPILE_PATH_VARIABLE, os.pathsep.join(sys.path[:-1]))
-    ours = _take_back_safe_path()
+    ours = _unset_safe_path()
     try:
         yield
     finally:
@@ -63,9 +63,10 @@ def prepared() -> Iterator[None]:
             os.environ[SAFE_PATH_VARIABLE] = SAFE_PATH
 
 
-def _take_back_safe_path() -> bool:
-    """Have what a task starts find its neighbours, as `python prepare.py` does for its user;
-    returns whether it would not have.
+def _unset_safe_path() -> bool:
+    """Unset PYTHONSAFEPATH if `sweep` has set it, and return whether it had.
+
+    Otherwise a program that a task starts could not import the files in its own directory.
     """
     ours = os.environ.get(SAFE_PATH_VARIABLE) == SAFE_PATH
     if ours:
@@ -75,27 +76,26 @@ def _take_back_safe_path() -> bool:
 
 def _import_path(program: str) -> list[str]:
     here = os.getcwd()
-    # Python puts the directory of the program first, which differs between the processes.
+    # Python's first entry is the program's directory, which differs between the processes.
     kept = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = os.path.dirname(program)
     left_out = {"", here, os.path.realpath(here)}
     left_out |= {own, os.path.realpath(own)} if own and own not in kept else set()
     found = [path for path in sys.path if path not in left_out]
-    # What Ray brings of others stands first in its workers; there as elsewhere an installed
-    # package comes first.
+    # Ray's workers have Ray's vendored packages first: put installed packages before them.
     vendored = [path for path in found if os.path.basename(path) == "thirdparty_files"]
     return [*(path for path in found if path not in vendored), *vendored, here]
 
 
 @contextmanager
 def no_exit(what: str, key: str) -> Iterator[None]:
-    """Turn what would end the process, while the user's code runs, into a `ConfigError`.
+    """Raise a `ConfigError` if the user's code would end the process.
 
     A real Ctrl-C stays a KeyboardInterrupt.
 
     Args:
         what: Whose code runs and when, such as "the task, while it was built,".
-        key: What of the configuration it is about.
+        key: The setting that the error names.
 
     Raises:
         ConfigError: The code raised SystemExit, KeyboardInterrupt or another BaseException.
@@ -118,15 +118,15 @@ def no_exit(what: str, key: str) -> Iterator[None]:
                 raise
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise ConfigError(
-                f"{what} ended its process ({text}); a process that imports a task goes on to "
-                "train it; raise an exception that says what is wrong, or move what ends a "
-                'program below `if __name__ == "__main__":`',
+                f"{what} ended its process ({text}); a process that imports a task also trains "
+                "it; raise an exception that says what is wrong, or move what ends a program "
+                'below `if __name__ == "__main__":`',
                 key=key,
             ) from error
 
 
 class _ParserError(SystemExit):
-    """What argparse raises here in the place of printing its usage.
+    """An error of argparse, raised instead of printing the usage.
 
     Args:
         message: What argparse would have printed.
@@ -139,7 +139,7 @@ class _ParserError(SystemExit):
 
 @contextmanager
 def _parser_errors() -> Iterator[None]:
-    theirs = argparse.ArgumentParser.error
+    original = argparse.ArgumentParser.error
 
     def error(_: argparse.ArgumentParser, message: str) -> NoReturn:
         raise _ParserError(message)
@@ -149,25 +149,25 @@ def _parser_errors() -> Iterator[None]:
     try:
         yield
     finally:
-        parser.error = theirs
+        parser.error = original
 
 
 @contextmanager
 def _interruptions() -> Iterator[list[int]]:
-    """The SIGINTs that arrive while the context is open; what answers them still does."""
+    """Record the SIGINTs that arrive while the context is open, and pass them to their handler."""
     received: list[int] = []
-    theirs = signal.getsignal(signal.SIGINT)
-    if not callable(theirs) or threading.current_thread() is not threading.main_thread():
+    original = signal.getsignal(signal.SIGINT)
+    if not callable(original) or threading.current_thread() is not threading.main_thread():
         yield received
         return
 
-    def note(number: int, frame: Any) -> Any:
+    def record(number: int, frame: Any) -> Any:
         received.append(number)
-        return theirs(number, frame)
+        return original(number, frame)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, record)
     try:
         yield received
     finally:
-        if signal.getsignal(signal.SIGINT) is note:  # else the user's code has its own
-            signal.signal(signal.SIGINT, theirs)
+        if signal.getsignal(signal.SIGINT) is record:  # else the user's code has set its own
+            signal.signal(signal.SIGINT, original)

@@ -1,6 +1,6 @@
-"""What the name of a task stands for, as far as that is known without importing it.
+"""Resolve the name of a task without importing it.
 
-What must not live here: importing (`task`), and torch.
+What must not live here: importing a task (`task.py`), and torch.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ BUILT_IN = {
 }
 
 
-def parts_of(name: str) -> tuple[str, str]:
-    """Return the module of a task and the name in it.
+def resolve_task_name(name: str) -> tuple[str, str]:
+    """Return the module of a task and the class name in it.
 
     Args:
         name: A built-in task's name, or `package.module:ClassName`.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The name is neither.
     """
     module, colon, inside = BUILT_IN.get(name, name).partition(":")
     if not colon or not module or not inside:
         raise ConfigError(
-            f"{name!r} is no built-in task{nearest(name, BUILT_IN)}; built in are "
+            f"{name!r} is not a built-in task{nearest(name, BUILT_IN)}; built in are "
             f"{', '.join(BUILT_IN)}; write one of these, or your own as package.module:ClassName",
             key="task.name",
         )

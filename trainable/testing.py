@@ -1,7 +1,7 @@
-"""The contract of a `Task`, as checks that users run against their own: `check_task(MyTask())`.
+"""`check_task`: check in a test that a task keeps its contract.
 
-One call in a test file is enough; it needs no GPU, no sweep and a second or two. What must not
-live here: tests of the platform itself.
+`check_task(MyTask())` takes a second or two and needs neither a GPU nor a sweep. What must not
+live here: tests of Gradsweep itself.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trainable.data import sample_count
 from trainable.errors import CheckpointError, TaskError
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState
-from trainable.optim import Scalar, check_form
+from trainable.optim import Scalar, normalize_groups
 from trainable.seeding import (
-    HostRandomness,
+    HostRngState,
     derive_seed,
-    isolated_host_randomness,
+    preserved_host_rng,
     seed_host,
     set_seed,
 )
 from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import (
-    MEAN,
+    MEAN_LOSS,
     batch_problem,
-    few,
+    first_batch,
     is_mean,
     no_targets,
     output_problem,
@@ -42,21 +42,21 @@ from trainable.task_checks import (
 from trainable.task_state import modules_state
 from trainable.train_state import check_read_back, check_state, model_state
 
-_SAMPLES = 8  # enough for two halves of a batch, few enough for a large model on a CPU
-_TOLERANCE = 1e-3  # relative; sums of float32 in another order differ by far less
+_SAMPLES = 8  # enough for two halves of a batch, and few enough for a large model on a CPU
+_TOLERANCE = 1e-3  # relative; reordering a float32 sum changes it by far less
 
 
 def check_task(task: Task, *, seed: int = 0) -> None:
-    """Check that a task keeps its contract, on the CPU and on a handful of its samples.
+    """Check that a task keeps its contract, on the CPU and with a few of its samples.
 
     Args:
-        task: An instance, as the loop would use it.
-        seed: Seeds what is random.
+        task: An instance of the task.
+        seed: Seed of all random numbers.
 
     Raises:
-        TaskError: It does not; the message lists every broken promise and what to do about each.
+        TaskError: It does not; the message lists every problem with its remedy.
     """
-    with isolated_host_randomness():
+    with preserved_host_rng():
         problems = list(_problems(task, seed))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
@@ -86,9 +86,9 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
     yield from _data_problems(task, data, seed)
     set_seed(seed)
     try:
-        # where collating draws, what it makes of the halves says nothing of the whole
-        batch, halves, _ = few(data, "train", _SAMPLES)
-    # a user's collate may fail in any way; what was found before is told all the same
+        # no halves where `collate` draws random numbers: they would differ from the whole batch
+        batch, halves, _ = first_batch(data, "train", _SAMPLES)
+    # a user's collate may raise anything; the problems found before are still reported
     except Exception as problem:
         yield f"collating the first samples raised {type(problem).__name__}: {problem}"
         return
@@ -97,7 +97,7 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
         broken += list(_target_problems(task, model, batch)) or [
             problem for problem in _form_problems(task, model, batch) if not broken
         ]
-    # a user's loss may fail in any way; what was found before is told all the same
+    # a user's loss may raise anything; the problems found before are still reported
     except Exception as problem:
         broken = (
             list(_target_problems(task, model, batch))
@@ -107,9 +107,9 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
     yield from broken
     trained = _copy(task, model).train()
     modules = modules_state(trained, trained.parameters(), task)
-    if not broken:  # whatever breaks the loss breaks the evaluation too: say it once
+    if not broken:  # a broken loss breaks the evaluation, too: report it once
         yield from _training_problems(task, trained, batch)
-        yield from _evaluation_problems(task, model, few(data, "val", _SAMPLES)[0])
+        yield from _evaluation_problems(task, model, first_batch(data, "val", _SAMPLES)[0])
     yield from _state_problems(task, trained, modules)
 
 
@@ -124,13 +124,13 @@ def _initialisation_problems(task: Task, model: nn.Module, seed: int) -> Iterato
         torch.equal(first[key], second[key]) for key in first if isinstance(first[key], Tensor)
     ):
         yield (
-            "build_model() gives other weights under the same seed; draw them from torch's, "
+            "build_model() returns other weights under the same seed; draw them from torch's, "
             "NumPy's or Python's global generators, which the run seeds"
         )
 
 
 def _state_problems(task: Task, model: nn.Module, modules: ObjectState) -> Iterator[str]:
-    """Whether the state of a trained model goes into a new one, as resumption needs."""
+    """Check that a new model accepts the state of a trained one, as a resumed run requires."""
     try:
         check_state(model_state(model), "the model's state_dict()")
         check_read_back(model, task.build_model(), modules)
@@ -140,20 +140,20 @@ def _state_problems(task: Task, model: nn.Module, modules: ObjectState) -> Itera
 
 def _group_problems(task: Task, model: nn.Module) -> Iterator[str]:
     try:
-        groups = check_form(task.param_groups(model))
+        groups = normalize_groups(task.param_groups(model))
     except TaskError as problem:
         yield str(problem)
         return
     names = {id(p): name for name, p in model.named_parameters()}
     listed = [id(p) for group in groups for p in group["params"]]
     twice = sorted({names.get(key, "?") for key in listed if listed.count(key) > 1})
-    left = [names[id(p)] for p in model.parameters() if p.requires_grad and id(p) not in listed]
+    missing = [names[id(p)] for p in model.parameters() if p.requires_grad and id(p) not in listed]
     if twice:
         yield f"param_groups() lists {', '.join(twice)} twice; list each parameter once"
-    if left:
+    if missing:
         yield (
-            f"param_groups() leaves out {', '.join(left)}; add them, or set requires_grad_(False) "
-            "where they are not to be trained"
+            f"param_groups() leaves out {', '.join(missing)}; add them, or set "
+            "requires_grad_(False) if they are not to be trained"
         )
 
 
@@ -182,12 +182,14 @@ def _loss_problems(
             "finite; check the scale of the inputs and the targets"
         )
         return
-    before = HostRandomness()
+    before = HostRngState()
     parts = [(part.detach(), share) for part, share in (task.loss(model, h) for h in halves)]
-    if not parts or before.moved():  # one that draws gives another loss each time
+    if not parts or before.has_changed():  # a loss with random numbers differs each time
         return
     if is_mean((total, weight), parts):
-        yield MEAN.format(whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0]))
+        yield MEAN_LOSS.format(
+            whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0])
+        )
         return
     for name, whole, pieces in (
         ("sum", total, [part for part, _ in parts]),
@@ -195,25 +197,27 @@ def _loss_problems(
     ):
         if not _close(whole, sum(float(piece) for piece in pieces)):
             yield (
-                f"loss() of a batch has {name} {float(whole):g}, its two halves together "
+                f"loss() of a batch has {name} {float(whole):g}, its two halves add up to "
                 f"{sum(float(piece) for piece in pieces):g}; return a sum over samples, not a "
                 "mean, and the number of targets as the weight"
             )
 
 
 def _form_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
-    """What keeps the default loss from taking this batch, or this model's output."""
+    """Check the form of the batch and of the model's output for the default loss."""
     if type(task).loss is not Task.loss:
         return
     problem = batch_problem(batch)
-    with torch.no_grad(), contextlib.suppress(Exception):  # the model's own: told by the caller
+    with torch.no_grad(), contextlib.suppress(Exception):  # the caller reports the model's errors
         problem = problem or output_problem(model(batch[0]), batch[1])
     if problem is not None:
         yield problem
 
 
 def _target_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
-    """Targets and outputs that cross entropy takes, or refuses with words that do not help."""
+    """Check for one-hot targets and for probabilities, which cross entropy accepts silently or
+    refuses with an unhelpful message.
+    """
     if not isinstance(batch, (list, tuple)) or len(batch) != 2:
         return
     targets = batch[1]
@@ -251,35 +255,36 @@ def _is_probabilities(output: Tensor) -> bool:
 
 
 def _is_cross_entropy(task: Task, model: nn.Module, batch: Batch, output: Tensor) -> bool:
-    """Whether the task's loss is the cross entropy of this output, told by its value."""
+    """Return whether the task's loss equals the cross entropy of this output."""
     try:
         plain = cross_entropy(output, batch[1])[0]
         return _close(task.loss(_copy(task, model).eval(), batch)[0], float(plain))
-    except Exception:  # targets it does not take, a loss that fails in any way: told elsewhere
+    except Exception:  # other targets, or an error in the task's loss, which is reported elsewhere
         return False
 
 
 def _data_problems(task: Task, data: Data, seed: int) -> Iterator[str]:
-    """Whether samples are the same whoever builds them, and whenever they are fetched."""
+    """Check that samples are the same on each build and each fetch."""
     set_seed(seed)
     again = check_data(task.build_data(), task)
     for split, first, second in (("train", data.train, again.train), ("val", data.val, again.val)):
         if not _same(_seeded(first, seed), _seeded(first, seed)):
             yield (
                 f"{split}[0] is another sample under the same seed; draw augmentation from "
-                "torch's, NumPy's or Python's global generators, which are seeded for each sample"
+                "torch's, NumPy's or Python's global generators; the loop seeds them for each "
+                "sample"
             )
         elif sample_count(first) != sample_count(second) or not _same(
             _seeded(first, seed), _seeded(second, seed)
         ):
             yield (
-                f"build_data() gives another {split} split each time; fix its seed, such as "
-                "torch.Generator().manual_seed(0), or scores of different runs mean nothing"
+                f"build_data() returns another {split} split each time; fix its seed, such as "
+                "torch.Generator().manual_seed(0); otherwise runs are not comparable"
             )
 
 
 def _seeded(samples: Samples, seed: int) -> list[Any]:
-    """The first samples, each fetched under a seed of its own, as the loop does."""
+    """Return the first samples, each fetched under its own seed, as the loop does."""
     if isinstance(samples, tuple):
         return [tensor[:_SAMPLES] for tensor in samples]
     found = []
@@ -290,7 +295,7 @@ def _seeded(samples: Samples, seed: int) -> list[Any]:
 
 
 def _same(first: object, second: object) -> bool:
-    """Deep equality of tensors, arrays and plain values; what else there is counts as equal."""
+    """Compare tensors, arrays and plain values deeply; other objects count as equal."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return first.shape == second.shape and bool(
             ((first == second) | ((first != first) & (second != second))).all()
@@ -314,7 +319,7 @@ def _training_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[s
     elif without:
         yield (
             f"loss() gives {', '.join(without)} no gradient, so they would never be trained; use "
-            "them in forward(), or set requires_grad_(False)"
+            "them in forward(), or set requires_grad_(False) on them"
         )
 
 
@@ -329,15 +334,15 @@ def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator
         if not isinstance(name, str) or "/" in name:
             yield f"evaluate() names a metric {name!r}; use a plain name, the loop adds val/"
         try:
-            one_number(value, f"evaluate() gives {name!r}")
+            one_number(value, f"evaluate() returned {name!r}")
         except TaskError as problem:
             yield str(problem)
 
 
 def _copy(task: Task, model: nn.Module) -> nn.Module:
-    """Return a new model with the weights of another: not every model can be deep-copied."""
+    """Return a new model with the weights of `model`; not every model can be deep-copied."""
     new = task.build_model()
-    # a state_dict that a new model does not take is told by `_state_problems`
+    # `_state_problems` reports a state_dict that a new model does not accept
     with contextlib.suppress(RuntimeError, KeyError, ValueError, TypeError):
         new.load_state_dict(model.state_dict())
     return new

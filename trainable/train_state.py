@@ -1,9 +1,9 @@
-"""Everything that exact resumption needs, as one `state_dict()`.
+"""TrainState: everything that an exact resume needs, as one `state_dict()`.
 
-Model, what is trained beside it, optimizer, schedule, loss scale, counters, position in the data,
-best value, and the random generators of torch (CPU and every CUDA device), NumPy and Python. Only
-types that `torch.load(weights_only=True)` accepts. What must not live here: files (see
-`checkpoint.py`).
+It has the model, parameters trained outside it, optimizer, schedule, loss scale, counters,
+position in the data, best value, and the random generators of torch (CPU and every CUDA device),
+NumPy and Python. All types are ones that `torch.load(weights_only=True)` accepts.
+What must not live here: files (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from trainable.task import Task
 from trainable.task_state import TaskState, modules_state
 
 FORMAT = 2
-"""1 had neither what torch keeps outside a model's state dict nor what a task holds."""
+"""Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _OWN_OPTIONS = ("initial_lr", "lr_multiplier")
-"""What a parameter group holds beside an optimizer's own options."""
+"""Options that this project adds to an optimizer's parameter groups."""
 
 
 @dataclass
 class TrainProgress:
-    """Where a run stands. Plain numbers, saved and restored as they are."""
+    """The counters and last metrics of a run: plain values, saved and restored unchanged."""
 
     step: int = 0
     """Optimizer steps taken."""
@@ -48,15 +48,15 @@ class TrainProgress:
     window: int = 0
     """Windows of the current epoch consumed, skipped ones included."""
     batch_size: int = 0
-    """Samples in each of them; 0 in states of earlier versions, which did not say."""
+    """Samples in each window; 0 in states of earlier versions, which did not record it."""
     samples: int = 0
     """Samples trained on."""
     skipped: int = 0
     """Windows whose fp16 gradients overflowed."""
     skipped_in_a_row: int = 0
-    """Of these, the latest without a step between them."""
+    """Windows skipped since the last optimizer step."""
     clipped: int = 0
-    """Steps whose gradient was clipped, since the last report."""
+    """Steps with a clipped gradient since the last report."""
     reported_step: int = 0
     """Steps taken at the last report."""
     best: float | None = None
@@ -64,20 +64,20 @@ class TrainProgress:
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last report."""
     evaluated: list[str] = field(default_factory=list)
-    """Names of those that `evaluate()` gave; none in states of earlier versions."""
+    """Names of the metrics that `evaluate()` returned; empty in states of earlier versions."""
 
 
 class TrainState:
-    """The state of one run, gathered from the objects that hold it.
+    """The state of one run, read from and restored into the objects that hold it.
 
     Args:
-        model: What is trained.
-        optimizer: With its moments, and with what is trained outside the model, such as a loss's
-            weights.
-        schedule: With what is no function of the step.
-        precision: With its loss scale.
-        task: With what it holds.
-        data: Its samples, whose tensors are no state.
+        model: The model that is trained.
+        optimizer: Its moments are saved, and the parameters that it trains outside the model,
+            such as a loss's weights.
+        schedule: Saved as far as it is no function of the step.
+        precision: Its loss scale is saved.
+        task: What has changed in its attributes is saved.
+        data: The task's samples, whose tensors are not saved.
     """
 
     def __init__(
@@ -106,12 +106,11 @@ class TrainState:
         self._held = None if task is None else TaskState(task, model, trained, data)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. Tensors are the live ones: copy or write them before the next step.
+        """Return the state. Its tensors are not copies: copy or write them before the next step.
 
         Raises:
             CheckpointError: The model's state could not be read back.
-            TaskError: The task, or the model, holds something that has changed and cannot be
-                restored.
+            TaskError: The task or the model has an attribute that changed and cannot be restored.
         """
         outside = {"outside": self._outside.state_dict()} if self._outside else {}
         held = {} if self._task is None else self._task.state_dict()
@@ -134,24 +133,22 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put a state back, from any device onto the one in use.
+        """Restore a state, from any device onto the one in use.
 
-        The optimizer's options stay what it was built with: a run may go on with the moments of
-        another one and other hyperparameters.
-
-        Random generators of CUDA devices are restored where there are as many; a run that moved to
-        another kind of device continues with the same data order, but draws its dropout elsewhere.
+        The optimizer's options stay as built: a run may resume with the moments of another run and
+        with other hyperparameters. CUDA random generators are restored only if the number of
+        devices is the same. On another kind of device the data order is the same, dropout is not.
 
         Raises:
-            CheckpointError: Keys are missing or unknown, the format is another, or the model or
-                optimizer differs.
+            CheckpointError: Keys are missing or unknown, this version cannot read the format, or
+                the model or optimizer differs.
         """
         if state.get("format", FORMAT) not in (1, FORMAT):
             raise CheckpointError(
                 f"the state has format {state['format']}; this version reads {FORMAT} and 1; use "
                 "the version that wrote it"
             )
-        # Format 1 has neither; a run that inherits from one that has them may have them, too.
+        # A state of format 1 may have them if its run warm-started from one of format 2.
         optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
         state = {**optional, **state}
         _check_keys("the state", state, self._expected_keys())
@@ -182,14 +179,14 @@ class TrainState:
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return a model's state, all of which can be read back.
+    """Return a model's state dict, after a check that torch can load all of it.
 
     Raises:
-        CheckpointError: It could not: `get_extra_state()` may return anything.
+        CheckpointError: torch cannot: `get_extra_state()` may return anything.
     """
     state = model.state_dict()
     extra = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-    if extra and not _comes_back(extra):
+    if extra and not _can_load(extra):
         check_state(extra, "the model's state")
         raise CheckpointError(
             f"the model's state has {', '.join(extra)}, which torch does not read back without "
@@ -198,27 +195,27 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return state
 
 
-def _comes_back(state: dict[str, Any]) -> bool:
+def _can_load(state: dict[str, Any]) -> bool:
     file = io.BytesIO()
     try:
         torch.save(state, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    except Exception:  # what is in it may raise anything
+    except Exception:  # objects of the user may raise anything
         return False
     return True
 
 
 def check_read_back(model: nn.Module, fresh: nn.Module, modules: ObjectState) -> None:
-    """Put a model's state into one that has just been built, as a resumed run would.
+    """Load a model's state into a newly built model, as a resumed run does.
 
     Args:
-        model: One that may have been trained.
-        fresh: A new one, which is changed.
-        modules: What has changed in `model` beside its state dict.
+        model: A model that may have been trained.
+        fresh: A newly built model, which is changed.
+        modules: What has changed in `model` outside its state dict.
 
     Raises:
-        TaskError: The new one does not take it.
+        TaskError: The new model rejects the state.
     """
     state, changed = model_state(model), modules.state_dict()
     try:
@@ -229,12 +226,13 @@ def check_read_back(model: nn.Module, fresh: nn.Module, modules: ObjectState) ->
 
 
 def check_loading(model: nn.Module) -> None:
-    """Let a model load its own state, which changes nothing: its first save must be of use.
+    """Check that a model can load its own state, before its first checkpoint relies on it.
 
-    Whether a new one has the same parameters and buffers is known without building it.
+    Changes nothing. Whether a newly built model has the same parameters and buffers is known
+    without building one.
 
     Raises:
-        TaskError: It does not take it.
+        TaskError: The model rejects its own state.
     """
     try:
         load_model_state(model, model_state(model))
@@ -251,10 +249,10 @@ def _unreadable(problem: Exception) -> TaskError:
 
 
 def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
-    """Load a model's state dict, also into buffers that are expanded views.
+    """Load a model's state dict, even into buffers that are expanded views.
 
     Raises:
-        RuntimeError: It does not fit.
+        RuntimeError: The state does not fit the model.
     """
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -264,7 +262,7 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def check_state(state: object, where: str = "state") -> None:
-    """Refuse what `torch.load(weights_only=True)` would not give back.
+    """Check that `torch.load(weights_only=True)` can load a state.
 
     Raises:
         CheckpointError: An object in it is neither a tensor nor plain data.
@@ -297,14 +295,14 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         {key: group[key] for key in (*optimizer.defaults, *_OWN_OPTIONS) if key in group}
         for group in optimizer.param_groups
     ]
-    # Moments are put back by their order, which is another one in groups of other parameters.
+    # torch restores moments by the order of parameters, which other groups would change.
     saved, ours = (
         [len(group["params"]) for group in groups]
         for groups in (state["param_groups"], optimizer.param_groups)
     )
     if saved != ours:
         raise ValueError(f"its parameter groups hold {saved} parameters, those of the task {ours}")
-    # On what device a step's count lies depends on the kernels that will read it.
+    # `fused` decides on which device torch puts the step count: keep the value of this run.
     groups = [
         {**group, "fused": own["fused"]} if "fused" in own else group
         for group, own in zip(state["param_groups"], options, strict=True)
@@ -313,11 +311,10 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     optimizer.load_state_dict({**state, "param_groups": groups})
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
-    for parameter, moments in made.items():  # which a state without them would throw away
+    for parameter, moments in made.items():  # loading drops moments that the state lacks
         for key, value in moments.items():
             optimizer.state[parameter].setdefault(key, value)
-    # Fused kernels walk memory without a look at shapes and strides, and a run may be resumed with
-    # another `channels_last`.
+    # Fused kernels ignore shapes and strides, and a resumed run may change `channels_last`.
     fused = optimizer.defaults.get("fused")
     for parameter, moments in optimizer.state.items():
         for key, value in moments.items():
@@ -325,8 +322,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
                 continue
             if fused and value.shape != parameter.shape:
                 raise ValueError(
-                    f"its {key} is of a parameter of shape {list(value.shape)}, in whose place "
-                    f"the task has one of shape {list(parameter.shape)}"
+                    f"its {key} belongs to a parameter of shape {list(value.shape)}, but the "
+                    f"task's parameter has shape {list(parameter.shape)}"
                 )
             if value.shape == parameter.shape and value.stride() != parameter.stride():
                 moments[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,5 +1,4 @@
-"""What a trial prints, in a file that others read: line by line, without secrets and control
-characters.
+"""TrialLog: a file for a trial's output, written by lines, without secrets or control characters.
 
 What must not live here: what counts as a secret (`redaction`), and who prints.
 """
@@ -19,56 +18,54 @@ from redaction.secrets import redact
 from trainable.storage.regular_files import UNLIMITED, open_regular
 
 TRIAL_LOG = "trial.log"
-"""What a trial printed, in its directory."""
+"""The file in a trial's directory with the trial's output."""
 MOST_LOG_BYTES = 10 << 20
 _HEAD, _TAIL = 2 << 20, 4 << 20
 _PIECE = 1 << 20
 _CUT = re.compile(rb"\n\[about (\d+) bytes were cut here")
 
 LONGEST_LINE = 2 << 20
-"""Characters of a line that are held until it ends."""
+"""The most characters of an incomplete line that are kept in memory."""
 _KEPT_BACK = 8 << 10
-"""Characters at the end of what a longer line has so far: a secret may have begun there."""
+"""Characters at the end of a longer line that are not written yet: a secret may begin there."""
 
 
 class TrialLog(io.TextIOWrapper):
-    """A text file in UTF-8 that keeps the beginning and the end of what grows beyond
-    `MOST_LOG_BYTES`.
+    """A text file in UTF-8. Beyond `MOST_LOG_BYTES`, only its beginning and its end are kept.
 
-    A line is written once it is complete, at once and without its secrets, whether it came as text
-    or through `buffer` as bytes, in one piece or in many; what is left of one when the log is
-    closed is written then. A carriage return ends a line, too: of a progress bar each state is
-    kept. What a full disk refuses is missing: a log ends nobody's work. What a program that was
-    given `fileno()` writes goes past all this.
+    A line is written without its secrets as soon as it is complete, whether it came as text or as
+    bytes through `buffer`. Closing the log writes an incomplete line. A carriage return ends a
+    line, too, so that each state of a progress bar is kept. If the disk is full, text is lost, and
+    the trial continues. A program that writes to `fileno()` bypasses all this.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         super().__init__(
-            _Lines(path),  # it has all that is used
+            _Lines(path),  # has the methods that TextIOWrapper uses
             encoding="utf-8",
             errors="backslashreplace",
             write_through=True,
         )
 
     def reopened(self) -> TrialLog:
-        """Return the same log, where this one was closed."""
+        """Return a new log for the same file, after this one was closed."""
         return TrialLog(self._path)
 
 
 class _Lines(io.RawIOBase):
-    """Takes bytes, and writes lines."""
+    """Receives bytes and writes complete lines."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        if path == os.devnull:  # where there is no room for a log
+        if path == os.devnull:  # used when a log cannot be created
             number = os.open(path, flags)
         else:
-            number = open_regular(path, flags, limit=UNLIMITED)  # one that has grown is cut
+            number = open_regular(path, flags, limit=UNLIMITED)  # a log beyond its limit is cut
         self._file = os.fdopen(number, "ab", buffering=0)
         self._size = os.fstat(self._file.fileno()).st_size
-        self.name = os.fspath(path)  # a text file says what its buffer is called
+        self.name = os.fspath(path)  # TextIOWrapper.name returns the name of its buffer
         self._begin()
 
     def _begin(self) -> None:
@@ -78,7 +75,7 @@ class _Lines(io.RawIOBase):
         self._length = 0
 
     def _in_this_process(self) -> threading.RLock:
-        if self._owner != os.getpid():  # a fork: the line, and whoever holds the lock, are not its
+        if self._owner != os.getpid():  # a fork: the line and the lock belong to the parent
             self._begin()
             self._forked = True
         return self._lock
@@ -101,7 +98,7 @@ class _Lines(io.RawIOBase):
         return len(data)
 
     def flush(self) -> None:
-        """Write, in a process that was forked and ends without closing this, what is left."""
+        """In a forked process, which may never close the log, write the incomplete line."""
         if not self.closed:
             with self._in_this_process():
                 if self._forked:
@@ -117,7 +114,7 @@ class _Lines(io.RawIOBase):
 
     def _write_lines(self) -> None:
         text = "".join(self._line)
-        # A carriage return may be half of a line break.
+        # A carriage return at the end may be the first half of a line break.
         end = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
         lines, rest = text[:end], text[end:]
         if len(rest) > LONGEST_LINE:
@@ -145,7 +142,7 @@ class _Lines(io.RawIOBase):
     def _cut(self) -> None:
         number = self._file.fileno()
         size = os.fstat(number).st_size
-        if size > MOST_LOG_BYTES:  # a process that was forked may have cut it
+        if size > MOST_LOG_BYTES:  # else a forked process has cut it already
             with os.fdopen(open_regular(self._path, limit=UNLIMITED), "rb") as file:
                 file.seek(_HEAD)
                 mark = _CUT.match(file.read(200))
@@ -153,6 +150,6 @@ class _Lines(io.RawIOBase):
                 end = file.read()
             cut = size - _HEAD - _TAIL + (int(mark[1]) if mark else 0)
             os.ftruncate(number, _HEAD)
-            said = f"a trial's log keeps its first {_HEAD >> 20} and its last {_TAIL >> 20} MiB"
-            os.write(number, f"\n[about {cut} bytes were cut here: {said}]\n".encode() + end)
+            rule = f"a trial's log keeps its first {_HEAD >> 20} and its last {_TAIL >> 20} MiB"
+            os.write(number, f"\n[about {cut} bytes were cut here: {rule}]\n".encode() + end)
         self._size = os.fstat(number).st_size

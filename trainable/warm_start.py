@@ -1,9 +1,9 @@
-"""Inheritance: a run goes on with what another one has learned, as a member of a population does.
+"""Warm start: a run resumes from the checkpoint of another run, as trials of PBT do.
 
-The other run's generation is linked into `inherited/` beside the run's own checkpoints; no byte of
-it is copied where the storage can link. Whoever opens the run puts the two together, until the
-run has saved a state of its own that lies beyond. What must not live here: who inherits from whom,
-and torch.
+The other run's generation is hard-linked into `inherited/` beside the run's own checkpoints, or
+copied if the storage has no links. When the run is opened, the two states are merged, until the
+run has saved a later state of its own. What must not live here: the choice of the other run
+(`sweeps.population`), and torch.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError
 from trainable.storage.local import LocalFiles
 
-_ROOM = "inherited"
-_ITS_OWN = ("progress", "random")
-"""What of a state stays a run's own, whoever's loop it is."""
+_DIRECTORY = "inherited"
+_NOT_INHERITED = ("progress", "random")
+"""The entries of a state that a run keeps from its own state."""
 
 
 def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
-    """Let the run in a directory go on from another one's generation. Nobody may work on it.
+    """Let a run resume from a generation of another run. The run must not be in training.
 
-    Whoever dies here leaves the run with what it inherited before, or with both; the later epoch
-    counts.
+    A process that is killed here leaves the run with the earlier inherited generation, or with
+    both; the one with the later epoch is used.
 
     Raises:
-        OSError: The generation is gone, or the storage refuses.
-        Fenced: Another process does the same.
+        OSError: The generation does not exist any more, or the storage fails.
+        WriterReplaced: Another process does the same.
     """
     files = _files(run)
     files.open()
@@ -42,7 +42,7 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
 
 
 def inherited(run: Path) -> Generation | None:
-    """Return what the run in a directory inherited last; None: nothing."""
+    """Return the generation that a run inherited last; None if it has none."""
     found = CheckpointStore(run, files=_files(run)).generations()
     return max(found, key=lambda generation: generation.epoch, default=None)
 
@@ -50,16 +50,16 @@ def inherited(run: Path) -> Generation | None:
 def with_inheritance(
     run: Path, own: dict[str, Any] | None, warnings: list[str]
 ) -> dict[str, Any] | None:
-    """Return the state from which a run goes on: its own, or the inherited one in its own place.
+    """Return the state from which a run resumes: its own, or merged with the inherited one.
 
-    A run that inherits keeps where it stands, its best value and its random generators; weights,
-    optimizer, schedule and loss scale are the other run's. Only what it saved after that is its
-    own again.
+    A run that has inherited a state keeps its own counters, best value and random generators.
+    Weights, optimizer, schedule and loss scale come from the other run. Once the run has saved a
+    later state, it resumes from that.
 
     Args:
         run: Its directory.
         own: Its newest state; None when it never saved one.
-        warnings: Gets a sentence when what it inherited is damaged: it goes on as it was.
+        warnings: Gets a sentence if the inherited state is damaged; then `own` is returned.
     """
     generation = inherited(run)
     if generation is None or _position(own) > (generation.epoch, 0):
@@ -67,14 +67,14 @@ def with_inheritance(
     try:
         state = CheckpointStore(run, files=_files(run)).load(generation)
     except CheckpointError as problem:
-        warnings.append(f"what was inherited is not used: {problem}")
+        warnings.append(f"the inherited checkpoint is not used: {problem}")
         return own
     if own is None:
         return state
-    # Older than what it inherits only where newer ones were damaged.
-    place = own if _position(own) == (generation.epoch, 0) else state
-    progress = place["progress"] | {"best": own["progress"]["best"]}
-    learned = {key: value for key, value in state.items() if key not in _ITS_OWN}
+    # The run's own state is older than the inherited one only if newer ones were damaged.
+    latest = own if _position(own) == (generation.epoch, 0) else state
+    progress = latest["progress"] | {"best": own["progress"]["best"]}
+    learned = {key: value for key, value in state.items() if key not in _NOT_INHERITED}
     return {**own, **learned, "progress": progress}
 
 
@@ -84,4 +84,4 @@ def _position(state: dict[str, Any] | None) -> tuple[int, int]:
 
 
 def _files(run: Path) -> LocalFiles:
-    return LocalFiles(run / _ROOM)
+    return LocalFiles(run / _DIRECTORY)

@@ -233,7 +233,7 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
 
 def _is_concluded(ledger: LedgerReader) -> bool:
     """Return whether a driver has published the best of all trials."""
-    return 0 < ledger.concluded == len(ledger.trials)
+    return 0 < ledger.num_published == len(ledger.trials)
 
 
 class _Resender:

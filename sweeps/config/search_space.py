@@ -23,12 +23,11 @@ from sweeps.config.space import Distribution
 MOST_DRAWS = 10_000
 """One of so many random points must satisfy the constraints."""
 MOST_GRID_POINTS = 1_000_000
-"""Of a grid, from its first: what lies beyond is nobody's to try."""
-Place = frozenset[tuple[str, Any]]
-"""Where a point lies in a grid."""
+"""The most points of a grid that are tried, from its first."""
+PointKey = frozenset[tuple[str, Any]]
+"""Identifies a point in a grid."""
 UNFIT = ("train.batch_size", "train.loader.drop_last")
-"""What members of a population must have in common: a step of one would not be a step of the
-other."""
+"""Parameters that a population cannot search: trials that differ in them take different steps."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +133,12 @@ class SearchSpace:
             return sum(1 for _ in itertools.islice(self.grid(), most))
         return math.prod(one.num_values() or 0 for one in self.distributions.values())
 
-    def place(self, point: Mapping[str, Any]) -> Place:
-        """Return what two points have in common when a grid has them once."""
+    def point_key(self, point: Mapping[str, Any]) -> PointKey:
+        """Return a key that is equal for equal points of a grid."""
         return frozenset(point.items())
 
     def digest(self) -> str:
-        """Return what two spaces have in common when they draw from the same distributions."""
+        """Return a digest that is equal for spaces with the same distributions."""
         data = {key: one.to_data() for key, one in sorted(self.distributions.items())}
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 

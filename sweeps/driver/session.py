@@ -41,7 +41,7 @@ from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.recording.tags import SWEEP_GOES_ON, attempt_tags, curve_tags, leaders_views
+from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
 from sweeps.tracker import find_tracker, open_tracker, tracker_at
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance
@@ -129,7 +129,7 @@ class SweepSession:
         paths, spec, ledger = self.paths, self.spec, self.ledger
         if self.lost_runs is not None:
             warn(self.lost_runs)
-        if not ledger.trials() and (warm_start := ledger.warm_start.told):
+        if not ledger.trials() and (warm_start := ledger.warm_start.summary):
             warn(warm_start)
 
         for sentence in self._lost_files():
@@ -213,7 +213,7 @@ def open_sweep(
     """
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
-    ledger.note_attempt(now)
+    ledger.add_attempt(now)
     root = paths.root
     tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
     lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
@@ -225,7 +225,7 @@ def open_sweep(
         tags={
             **attempt_tags(ledger.attempts),
             **curve_tags([one.tracking.every for one in read_revisions(paths.spec)]),
-            **({} if new else SWEEP_GOES_ON),
+            **({} if new else SWEEP_RESUMED),
         },
         inherited=now,
         experiment_tags=leaders_views(spec, ledger.sweep_id),
@@ -284,8 +284,8 @@ def open_ledger(
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
-        if warm.told:
-            ledger.note_warm_start(warm)
+        if warm.summary:
+            ledger.store_warm_start(warm)
     else:
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
@@ -299,7 +299,7 @@ def open_ledger(
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
-    ledger.note_origin(origin)
+    ledger.store_origin(origin)
     write_spec(paths.spec, spec)
     return ledger
 

@@ -108,7 +108,7 @@ class _TrialLoop:
             self._scheduler,
             fence=lock.check,
             refuse=self.events.refuse,
-            settle=self.events.flush,
+            flush=self.events.flush,
             concurrency=plan.concurrency,
             threads=max(1, int(plan.cpu)),
             warn=observer.warned,
@@ -117,7 +117,7 @@ class _TrialLoop:
             sweep.spec,
             sweep.ledger,
             ends=lambda: self.events.num_finished,
-            settle=self.events.flush,
+            flush=self.events.flush,
             fence=lock.check,
         )
 

@@ -33,7 +33,7 @@ from tracking.address import credentials
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.module_names import hidden_by, hidden_imports
-from trainable.task_registry import parts_of
+from trainable.task_registry import resolve_task_name
 
 _SECONDS_TO_END = 5.0
 """How long the child may run after its answer; the task's threads may keep it alive."""
@@ -261,7 +261,7 @@ def check_names(spec: SweepSpec) -> None:
     """
     name, here = spec.task.name, os.getcwd()
     try:
-        module = parts_of(name)[0]
+        module = resolve_task_name(name)[0]
     except ConfigError as error:
         raise TaskRefused(spec, error.key, error.message) from None
     package = module.partition(".")[0]

@@ -33,11 +33,11 @@ class RunTaker:
 
     def params(self, params: Mapping[str, str]) -> None:
         """Log parameters."""
-        self._log().note("params", params)
+        self._log().set_values("params", params)
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Log tags."""
-        self._log().note("tags", tags)
+        self._log().set_values("tags", tags)
 
     def directory(self) -> Path | None:
         """Return the directory for artifacts; None while no run is open."""

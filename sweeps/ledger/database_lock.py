@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from sweeps.ledger.dialect import one
-from sweeps.ledger.postgres import LedgerDatabase, Rows
+from sweeps.ledger.postgres import LedgerDatabase, PostgresConnection
 from sweeps.sweep_lock import LockOwner, sweep_locked
 
 _CHECK_EVERY = 0.25
@@ -68,8 +68,8 @@ class DatabaseLock:
             SweepLockedError: Another driver holds it.
             LedgerError: The database cannot be used.
         """
-        with self._location.schema_lock() as rows:
-            rows.execute(_TABLE)
+        with self._location.schema_lock() as db:
+            db.execute(_TABLE)
         with self._location.translate_errors():
             self._connect()
             if not self._query(_LOCK):
@@ -133,7 +133,7 @@ class DatabaseLock:
 
     def _query(self, sql: str, **parameters: Any) -> Any:
         values = {"sweep": self._location.study, **parameters}
-        return one(Rows(self._connection).execute(sql, values))
+        return one(PostgresConnection(self._connection).execute(sql, values))
 
     def _read_owner(self) -> LockOwner | None:
         """Return the owner: it writes its row a moment after it acquires the lock."""

@@ -13,7 +13,7 @@ from sweeps.errors import LedgerError
 from sweeps.optuna_compat import tables
 
 
-class Rows(Protocol):
+class ReadConnection(Protocol):
     """A connection for reading. Parameters are written `:name`."""
 
     def execute(self, sql: str, parameters: Mapping[str, Any] = ..., /) -> Any:
@@ -47,7 +47,7 @@ class Dialect:
         return self.starts.format(text=text)
 
 
-def check_tables(db: Rows, location: str) -> None:
+def check_tables(db: ReadConnection, location: str) -> None:
     """Check that the tables have the version that this release reads.
 
     Args:

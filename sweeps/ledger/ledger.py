@@ -40,8 +40,8 @@ from sweeps.ledger.reader import (
     best_reports,
     front,
     is_finite,
-    noted,
     reports_in,
+    trial_fields,
 )
 from sweeps.ledger.storage import EditableRDBStorage, open_storage
 from sweeps.ledger.suggestion import Suggestion
@@ -181,7 +181,7 @@ class Ledger:
                     storage=storage, study_name=location.study, directions=directions
                 )
                 study.set_user_attr("sweep_id", sweep_id)
-                for key, value in location.notes.items():
+                for key, value in location.study_attributes.items():
                     study.set_user_attr(key, value)
                 return study
 
@@ -240,7 +240,7 @@ class Ledger:
         return Origin(**attributes.get("origin", {}), samples=attributes.get("samples", {}))
 
     @_in_transaction
-    def note_origin(self, origin: Origin) -> None:
+    def store_origin(self, origin: Origin) -> None:
         """Store the code, data and samples from which trials run from now on."""
         before = self.origin
         if (origin.code, origin.data) != (before.code, before.data):
@@ -255,14 +255,14 @@ class Ledger:
         return attempts_in(self._study.user_attrs)
 
     @_in_transaction
-    def note_attempt(self, tags: Mapping[str, str]) -> None:
-        """Store the host, command and versions with which a driver runs the sweep."""
+    def add_attempt(self, tags: Mapping[str, str]) -> None:
+        """Store the host, command and versions of one more driver of the sweep."""
         number = len(self.attempts) + 1
         self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
 
     @property
     @_translated
-    def concluded(self) -> int:
+    def num_published(self) -> int:
         """How many trials the sweep had when its best trial was last published; 0 before."""
         return int(self._study.user_attrs.get("concluded", 0))
 
@@ -278,7 +278,7 @@ class Ledger:
         return float(self._study.user_attrs.get(SECONDS, 0.0))
 
     @_in_transaction
-    def note_seconds(self, seconds: float) -> None:
+    def store_seconds(self, seconds: float) -> None:
         """Store for how many seconds the sweep's trials have been run."""
         self._study.set_user_attr(SECONDS, round(seconds, 3))
 
@@ -324,7 +324,7 @@ class Ledger:
         return WarmStart.from_data(attributes.get(WARM_START))
 
     @_in_transaction
-    def note_warm_start(self, warm: WarmStart) -> None:
+    def store_warm_start(self, warm: WarmStart) -> None:
         """Store which trials of earlier sweeps a new sweep's sampler learns from."""
         self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
 
@@ -340,7 +340,7 @@ class Ledger:
             state=TrialState.RUNNING,
             params=dict(suggestion.params),
             distributions=dict(suggestion.distributions),
-            system_attrs=dict(suggestion.notes),
+            system_attrs=dict(suggestion.system_attrs),
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
@@ -491,7 +491,7 @@ class Ledger:
         return int(trial.user_attrs.get("attempts", 0))
 
     def _reports(self, trial: FrozenTrial) -> Mapping[int, Sequence[float]]:
-        """The value of each metric after each reported epoch."""
+        """Return the value of each metric after each reported epoch."""
         if len(self.minimizes) > 1:
             return reports_in(trial.user_attrs)
         return {epoch: (value,) for epoch, value in sorted(trial.intermediate_values.items())}
@@ -509,7 +509,7 @@ class Ledger:
             value=best[0],
             others=tuple(value for value in best[1:] if value is not None),
             ended_at=trial.datetime_complete,
-            **noted(dict(trial.params), trial.user_attrs),
+            **trial_fields(dict(trial.params), trial.user_attrs),
         )
 
 

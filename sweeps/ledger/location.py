@@ -17,7 +17,7 @@ from typing import Protocol
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import LedgerError
 from sweeps.ledger.database_lock import DatabaseLock
-from sweeps.ledger.dialect import Dialect, Rows
+from sweeps.ledger.dialect import Dialect, ReadConnection
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import SweepPaths
@@ -40,10 +40,10 @@ class LedgerLocation(Protocol):
         """The exceptions of the database's client library."""
 
     @property
-    def notes(self) -> Mapping[str, str]:
+    def study_attributes(self) -> Mapping[str, str]:
         """The user attributes that a new study gets."""
 
-    def reading(self) -> AbstractContextManager[Rows]:
+    def reading(self) -> AbstractContextManager[ReadConnection]:
         """Open the ledger for one read transaction, which sees one consistent snapshot.
 
         Raises:

@@ -72,7 +72,7 @@ class SweepTaken(LedgerError):
     """The database already holds a sweep of that name."""
 
 
-class Rows:
+class PostgresConnection:
     """A psycopg2 connection whose statements write parameters as `:name`."""
 
     def __init__(self, connection: Any) -> None:
@@ -99,7 +99,7 @@ class LedgerDatabase:
         self.uri = uri
         self.study = study
         self.directory = directory
-        self.notes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
+        self.study_attributes = {_DIRECTORY: f"{socket.gethostname()}:{directory}"}
         self.fencing_token: int | None = None
         """The token of the driver that may write; None until this object acquires the lock."""
         self.commit_count: int | None = None
@@ -129,8 +129,8 @@ class LedgerDatabase:
             import psycopg2  # 0.1 s, and not every installation has it
         except ImportError:
             raise LedgerRefused(
-                f"the ledger {self} cannot be used: psycopg2 is not installed, by which "
-                "PostgreSQL is asked; install it with: pip install 'gradsweep[postgres]'"
+                f"the ledger {self} cannot be used: psycopg2, the client library of PostgreSQL, "
+                "is not installed; install it with: pip install 'gradsweep[postgres]'"
             ) from None
         address = re.sub(r"^postgresql\+\w+:", "postgresql:", self.uri)
         given = psycopg2.extensions.parse_dsn(secured(address))
@@ -163,7 +163,7 @@ class LedgerDatabase:
             raise self.refusal(error) from error
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Rows]:
+    def reading(self) -> Iterator[PostgresConnection]:
         """Open the ledger for one read transaction, which sees one consistent snapshot.
 
         Raises:
@@ -172,7 +172,7 @@ class LedgerDatabase:
         try:
             with self.translate_errors(), contextlib.closing(self.connect()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-                yield Rows(connection)
+                yield PostgresConnection(connection)
         except LedgerError:
             raise
         except Exception as error:  # a decoder may raise anything on rows of another program
@@ -230,7 +230,7 @@ class LedgerDatabase:
             return
         with self.translate_errors(), contextlib.closing(self.connect()) as connection, connection:
             for statement in tables.DELETE_EMPTY_STUDY:
-                Rows(connection).execute(statement, {"name": self.study})
+                PostgresConnection(connection).execute(statement, {"name": self.study})
 
     def _is_incomplete(self) -> bool:
         """Return whether there is an empty study of this directory, which may be removed.
@@ -246,7 +246,7 @@ class LedgerDatabase:
                 db.execute(tables.STUDY_ATTRIBUTE_QUERY, {"name": self.study, "key": _DIRECTORY})
             )
         directory = None if stored is None else json.loads(stored)
-        if count == 0 and directory == self.notes[_DIRECTORY]:
+        if count == 0 and directory == self.study_attributes[_DIRECTORY]:
             return True
         where = f", whose files are at {directory}" if directory else ""
         # SQLAlchemy would use psycopg 3 for an address without a driver.
@@ -280,19 +280,19 @@ class LedgerDatabase:
         """Return the error about a database that lacks transactions that it had committed."""
         return LedgerRefused(
             f"the ledger {self} has lost {count} of the transactions that this driver had "
-            "committed, as it happens when a copy that lagged behind takes over; nothing is "
-            "written on top of what is left; resume, which goes on from there and names what is "
-            "in the way of a trial that was lost"
+            "committed, as happens when a replica that lagged behind becomes the primary; nothing "
+            "more is written; `sweep resume` continues from what is left, and names each trial "
+            "directory that has no trial any more"
         )
 
     @contextlib.contextmanager
-    def schema_lock(self) -> Iterator[Rows]:
+    def schema_lock(self) -> Iterator[PostgresConnection]:
         """Hold the lock that one driver needs to create tables in the database."""
         with self.translate_errors(), contextlib.closing(self.connect()) as connection:
             connection.autocommit = True
-            rows = Rows(connection)
-            rows.execute("SELECT pg_advisory_lock(:key)", {"key": _SCHEMA_LOCK})
-            yield rows
+            db = PostgresConnection(connection)
+            db.execute("SELECT pg_advisory_lock(:key)", {"key": _SCHEMA_LOCK})
+            yield db
 
     def retry_transient(self, do: Callable[[], _T], *, before_again: Callable[[], None]) -> _T:
         """Retry while the database is unavailable, for at most `WAIT_SECONDS`.
@@ -360,5 +360,5 @@ class LedgerDatabase:
             error = getattr(error, "orig", None) or error.__cause__
 
 
-def _has_table(db: Rows, name: str) -> bool:
+def _has_table(db: PostgresConnection, name: str) -> bool:
     return one(db.execute("SELECT to_regclass(:name)", {"name": name})) is not None

@@ -1,8 +1,7 @@
-"""Looking into a ledger from any process, by plain SQL: what a trial is, and reading them all.
+"""Read a ledger from any process by plain SQL, without Optuna; define what a trial is.
 
-Optuna and SQLAlchemy take half a second to import and as long again to build their objects for a
-thousand trials; looking needs neither. What must not live here: anything that writes, and Optuna
-(see `ledger`).
+Optuna and SQLAlchemy take half a second to import, and another half to build their objects for a
+thousand trials. What must not live here: code that writes, and Optuna (`ledger`).
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from redaction.escapes import printable, visible
-from sweeps.ledger.dialect import Rows, check_tables, one, typed
+from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
 from sweeps.optuna_compat import tables
 
 ATTEMPT = "attempt "
-"""A study's notes, by number from 1: from where and with what each driver ran it."""
+"""Study attributes, numbered from 1: the host, command and versions of each driver."""
 SECONDS = "seconds"
-"""A study's note: how long its trials have been run."""
+"""A study attribute: for how many seconds the trials have run."""
 SIGNALS = "signals"
-"""A trial's note: what deserved a look when it reported last."""
+"""A trial attribute: the health signals of its last report."""
 GENERATION = "generation"
-"""A study's note: the epoch at which a population last decided who goes on from whom."""
+"""A study attribute: the epoch of the last exploit decision of a population."""
 WARM_START = "gradsweep:warm_start"
-"""A study's system attribute, which is read only where it is asked for."""
+"""A study's system attribute: the trials of earlier sweeps. Read only on request."""
 LINEAGE = "lineage"
-"""A trial's note: from whom it went on, after which epoch, and with what parameters."""
+"""A trial attribute: each change of a population's trial, with donor, epoch and parameters."""
 ACCUMULATION = "accumulation"
-"""A trial's note: its micro-batches per step, once they are not those of its configuration."""
+"""A trial attribute: micro-batches per step, if it differs from the configuration."""
 ENDED = "ended"
-"""A trial's note: how many of the sweep's trials had ended with it. Clocks may be set back."""
+"""A trial attribute: how many of the sweep's trials had ended, itself included. Clocks may be set
+back, so a time would not order the ends."""
 REPORT = "report "
-"""A trial's notes where the sweep has several metrics, by epoch: all their values. Optuna reports
-single values, and TPE breaks on a trial that was pruned after one if the study has several
-directions."""
+"""Trial attributes of a sweep with several metrics, by epoch: all values. Optuna stores one value
+per report, and TPE fails on such a trial if it is pruned and the study has several directions."""
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 
@@ -57,50 +56,49 @@ _STATES = {
 
 
 class PbtPerturbation(NamedTuple):
-    """A member of a population goes on from another one, with other parameters."""
+    """A trial of a population resumes from another trial's checkpoint with other parameters."""
 
     epoch: int
     """Epochs completed by then."""
     donor: int
-    """Whose weights it takes, by number."""
+    """The number of the trial whose checkpoint it takes."""
     params: dict[str, Any]
-    """With what it goes on."""
+    """The new parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
-    """One trial as the ledger knows it, without its curve."""
+    """One trial in the ledger, without its curve."""
 
     number: int
     state: str
     """`waiting`, `running`, `complete`, `pruned` or `failed`."""
     params: dict[str, Any]
-    """With what it trains, or trained last."""
+    """Its current parameters; for a population, those of the last change."""
     value: float | None
     """The best reported value of the (first) metric, None before the first report."""
     others: tuple[float, ...] = ()
-    """What the sweep's other metrics were in that report: all of these values belong to one
-    checkpoint, the best one."""
+    """The sweep's other metrics in the report of `value`: all belong to the best checkpoint."""
     ended_at: datetime | None = None
-    """When its end was told."""
+    """When its end was recorded."""
     finish_order: int = 0
-    """Which end among the sweep's that was, from 1; 0 where an earlier version told it."""
+    """Its position among the sweep's ended trials, from 1; 0 if an earlier version recorded it."""
     attempts: int = 0
     reason: str | None = None
     traceback: str | None = None
     step: int = 0
     epoch: int = 0
     best_step: int | None = None
-    """Where `value` was reported."""
+    """The step of `value`'s report."""
     best_epoch: int | None = None
     signals: tuple[str, ...] | None = None
-    """What deserved a look when it reported last, in sentences; None where nothing ever did."""
+    """The health signals of its last report, in sentences; None if it never had any."""
     accumulation: int | None = None
-    """Micro-batches per step, when the memory did not suffice for those it was configured with."""
+    """Micro-batches per step, if the configured number needed too much memory."""
     suggested: dict[str, Any] = field(default_factory=dict)
-    """With what it began."""
+    """Its first parameters."""
     lineage: tuple[PbtPerturbation, ...] = ()
-    """How its parameters changed while it trained, the earliest first."""
+    """The changes of its parameters during training, the earliest first."""
 
     @property
     def finished(self) -> bool:
@@ -108,17 +106,17 @@ class TrialSummary:
 
     @property
     def ended_ms(self) -> int | None:
-        """When its end was told, in milliseconds since the Unix epoch."""
+        """When its end was recorded, in milliseconds since the Unix epoch."""
         return None if self.ended_at is None else round(self.ended_at.timestamp() * 1000)
 
     def params_at(self, epoch: int) -> dict[str, Any]:
-        """Return with what it trained that epoch, counted from 1."""
+        """Return the parameters with which it trained an epoch, counted from 1."""
         before = [one.params for one in self.lineage if one.epoch < epoch]
         return before[-1] if before else self.suggested
 
     @property
     def best_params(self) -> dict[str, Any]:
-        """With what it came to its best report."""
+        """The parameters of its best report."""
         return self.params if self.best_epoch is None else self.params_at(self.best_epoch)
 
     @property
@@ -128,7 +126,7 @@ class TrialSummary:
 
     @property
     def result(self) -> float | list[float] | None:
-        """The value as it is told: a number, or a list where the sweep has several metrics."""
+        """The value as messages show it: a number, or a list for several metrics."""
         return [*self.values] if self.others else self.value
 
 
@@ -144,35 +142,35 @@ Trial = TypeVar("Trial", bound=TrialSummary)
 
 
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
-    """Return the best of some reports: NaN and infinity never are, and of none there is none."""
+    """Return the best finite value; None without one."""
     return (min if minimize else max)(filter(math.isfinite, values), default=None)
 
 
 def best_reports(
     reports: Mapping[int, Sequence[float]], *, minimize: bool
 ) -> tuple[float, ...] | None:
-    """Return the values of the report that is best by its first; of equals the earlier.
+    """Return the values of the report with the best first value; of equals, the earliest.
 
-    A report of which a value is not finite is never the best.
+    A report with a value that is not finite is never the best.
     """
     finite = [tuple(reports[epoch]) for epoch in sorted(reports) if is_finite(reports[epoch])]
     return (min if minimize else max)(finite, key=operator.itemgetter(0), default=None)
 
 
 def is_finite(values: Sequence[float]) -> bool:
-    """Whether each value is a number that has an order."""
+    """Whether all values are finite."""
     return all(map(math.isfinite, values))
 
 
 def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
-    """Return the best trials, by the first metric the best first.
+    """Return the best trial or the Pareto front, sorted by the first metric.
 
-    With one metric that is the complete trial with the best value, of equals the first. With
-    several it is the Pareto front: the complete trials that no other one beats in one metric while
-    it is as good in all. Optuna's `best_trials` is the same, but Optuna is not loaded to look.
+    With one metric, this is the complete trial with the best value; of equals, the first. With
+    several metrics, it is the Pareto front: the complete trials that no other one dominates.
+    Optuna's `best_trials` gives the same, but would need Optuna.
 
     Args:
-        minimizes: Of each metric, whether less is better.
+        minimizes: For each metric, whether less is better.
     """
     ranked = ranking(trials, minimize=minimizes[0])
     if len(minimizes) == 1:
@@ -181,14 +179,12 @@ def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
 
 
 def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) -> list[int]:
-    """Return the indices of those that none of the others dominates, by the first value the best
-    first.
-    """
+    """Return the indices of values that no others dominate, sorted by the first value."""
     losses = [
         tuple(v if low else -v for v, low in zip(one, minimizes, strict=True)) for one in values
     ]
     kept: list[int] = []
-    # In this order nothing dominates what comes before it.
+    # In this order, no value dominates an earlier one.
     for index in sorted(range(len(losses)), key=losses.__getitem__):
         mine = losses[index]
         if not any(
@@ -199,13 +195,13 @@ def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) ->
 
 
 def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
-    """Return the complete trials, by the first metric the best first."""
+    """Return the complete trials, the best by the first metric first."""
     complete = [t for t in trials if t.state == "complete" and t.value is not None]
     return sorted(complete, key=lambda t: t.value or 0.0, reverse=not minimize)
 
 
-def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a trial that a ledger keeps as parameters and user attributes."""
+def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's fields from its stored parameters and user attributes."""
     attributes = clipped(attributes)
     progress = attributes.get("progress", {})
     lineage = tuple(PbtPerturbation(*one) for one in attributes.get(LINEAGE, ()))
@@ -214,9 +210,9 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
         "lineage": lineage,
         "params": lineage[-1].params if lineage else suggested,
         "attempts": int(attributes.get("attempts", 0)),
-        # A user's code said so, to an earlier release perhaps, which kept it as it came.
+        # The user's code wrote these texts, and earlier releases stored them unchanged.
         "reason": printable(reason) if (reason := attributes.get("reason")) else None,
-        "traceback": visible(said) if (said := attributes.get("traceback")) else None,
+        "traceback": visible(text) if (text := attributes.get("traceback")) else None,
         "step": int(progress.get("step", 0)),
         "epoch": int(progress.get("epoch", 0)),
         "best_step": progress.get("best_step"),
@@ -228,25 +224,25 @@ def noted(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str,
 
 
 def reports_in(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
-    """Return the values after each epoch that a trial of several metrics has among its notes."""
+    """Return the values by epoch from the attributes of a trial with several metrics."""
     found = {k.removeprefix(REPORT): v for k, v in attributes.items() if k.startswith(REPORT)}
     return {epoch: found[str(epoch)] for epoch in sorted(map(int, found))}
 
 
 def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return what a study's attributes say of each driver, in turn."""
+    """Return the tags of each driver from a study's attributes, in order."""
     names = (f"{ATTEMPT}{number}" for number in itertools.count(1))
     return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
 
 
 class LedgerReader:
-    """A ledger as it is at one moment, in a time that does not grow with the trials' curves.
+    """A snapshot of a ledger. Reading takes a time that does not grow with the trials' curves.
 
     Args:
-        location: Where the ledger is; a path stands for the file there.
+        location: The ledger's location; a path means the SQLite file there.
 
     Raises:
-        LedgerError: There is none, it is not readable as one, or a release of Optuna with other
+        LedgerError: There is no ledger, it cannot be read, or a release of Optuna with other
             tables wrote it.
     """
 
@@ -267,42 +263,42 @@ class LedgerReader:
             attributes = dict(db.execute(tables.STUDY_ATTRIBUTES_QUERY, self._study))
             notes = {key: json.loads(text) for key, text in attributes.items()}
             self.minimizes = tuple(direction == "MINIMIZE" for _, direction in directions)
-            """Of each metric, whether less is better."""
+            """For each metric, whether less is better."""
             self.minimize: bool = self.minimizes[0]
             self.sweep_id = str(notes["sweep_id"])
             """The sweep's identity, by which tracking finds its runs again."""
             self.attempts = attempts_in(notes)
-            """From where and with what each driver of the sweep ran it, as tags."""
-            self.concluded = int(notes.get("concluded", 0))
-            """How many trials the sweep had when its best was last published; 0 before."""
+            """The host, command and versions of each driver of the sweep, as tags."""
+            self.num_published = int(notes.get("concluded", 0))
+            """How many trials the sweep had when its best trial was last published; 0 before."""
             self.seconds = float(notes.get(SECONDS, 0.0))
-            """How long its trials have been run, by all drivers together."""
+            """For how many seconds all drivers together have run the sweep's trials."""
             self.trials = list(self._read_trials(db))
             """All trials, in the order of their numbers."""
 
     def front(self) -> list[TrialSummary]:
-        """The best trial, or with several metrics the Pareto front; see `front`."""
+        """Return the best trial, or with several metrics the Pareto front; see `front`."""
         return front(self.trials, self.minimizes)
 
     def best(self) -> TrialSummary | None:
-        """The trial that is the best; None when none is complete, or several are."""
+        """Return the best trial; None when no trial is complete, or several are equally best."""
         best = self.front()
         return best[0] if len(best) == 1 else None
 
     def records(self) -> list[TrialRecord]:
-        """All trials with their curves.
+        """Return all trials with their curves.
 
         Raises:
-            LedgerError: It can no longer be read.
+            LedgerError: The ledger can no longer be read.
         """
         curves = self.reports()
         return [TrialRecord(**vars(t), reports=curves[t.number]) for t in self.trials]
 
     def warm_start(self) -> dict[str, Any] | None:
-        """What the sweep was given of earlier ones, as `WarmStart` writes it.
+        """Return the stored trials of earlier sweeps, in the form of `WarmStart.to_data`.
 
         Raises:
-            LedgerError: It can no longer be read.
+            LedgerError: The ledger can no longer be read.
         """
         with self._location.reading() as db:
             text = one(
@@ -311,30 +307,30 @@ class LedgerReader:
         return None if text is None else json.loads(text)
 
     def reports(self) -> dict[int, dict[int, float]]:
-        """The (first) metric after each reported epoch, by trial.
+        """Return the (first) metric after each reported epoch, by trial.
 
         Raises:
-            LedgerError: It can no longer be read.
+            LedgerError: The ledger can no longer be read.
         """
         found: dict[int, dict[int, float]] = {trial.number: {} for trial in self.trials}
         with self._location.reading() as db:
             for number, epoch, values in self._reported(db):
-                if number in found:  # not one that was added after this view was taken
+                if number in found:  # else the trial was added after this snapshot
                     found[number][epoch] = values[0]
         return found
 
     def reports_of(self, number: int) -> dict[int, float] | dict[int, Sequence[float]]:
-        """One trial's reports: a number each, or a list where the sweep has several metrics.
+        """Return one trial's reports: a number each, or a list for several metrics.
 
         Raises:
-            LedgerError: It can no longer be read.
+            LedgerError: The ledger can no longer be read.
         """
         with self._location.reading() as db:
             found = {epoch: values for _, epoch, values in self._reported(db, number)}
         return found if len(self.minimizes) > 1 else {e: v[0] for e, v in found.items()}
 
     def _reported(
-        self, db: Rows, number: int | None = None
+        self, db: ReadConnection, number: int | None = None
     ) -> Iterator[tuple[int, int, Sequence[float]]]:
         """Yield number, epoch and values of each report, of one trial or of all."""
         asked = {**self._study, "number": number}
@@ -351,7 +347,7 @@ class LedgerReader:
             for epoch, values in reports_in(mine).items():
                 yield trial, epoch, values
 
-    def _read_trials(self, db: Rows) -> Iterator[TrialSummary]:
+    def _read_trials(self, db: ReadConnection) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
         read = tables.ParamDecoder()
         suggested = db.execute(tables.PARAMS_QUERY, self._study)
@@ -372,13 +368,13 @@ class LedgerReader:
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
                 ended_at=datetime.fromisoformat(str(ended)) if ended else None,
-                **noted(params.get(trial, {}), attributes.get(trial, {})),
+                **trial_fields(params.get(trial, {}), attributes.get(trial, {})),
             )
 
-    def _best_values(self, db: Rows) -> dict[int, tuple[Any, ...]]:
-        """The values of each trial's best report, by the study's own number.
+    def _best_values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:
+        """Return the values of each trial's best report, by Optuna's trial id.
 
-        A complete trial was told them as its values: its curve need not be read.
+        A complete trial has them as its values, so its curve is not read.
         """
         if len(self.minimizes) == 1:
             pick = "MIN" if self.minimize else "MAX"
@@ -399,9 +395,9 @@ class LedgerReader:
 
 
 def _number(value: Any) -> float | None:
-    """Return a column's number; SQLite keeps whatever is put there.
+    """Return a column's value as a number; SQLite stores any type in any column.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not a number.
     """
     return None if value is None else float(value)

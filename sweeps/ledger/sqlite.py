@@ -33,7 +33,7 @@ class LedgerFile:
     study = "sweep"
     sql = Dialect(infinity="9e999", minus_infinity="-9e999", starts="key GLOB '{text}*'")
     errors: tuple[type[Exception], ...] = (sqlite3.Error,)
-    notes: Mapping[str, str] = MappingProxyType({})
+    study_attributes: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:
         self.path = path

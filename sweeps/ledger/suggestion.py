@@ -16,5 +16,5 @@ class Suggestion:
     params: Mapping[str, Any]
     distributions: Mapping[str, BaseDistribution]
     """The distribution of each parameter."""
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    system_attrs: Mapping[str, Any] = field(default_factory=dict)
     """The sampler's own state of this trial, stored as the trial's system attributes."""

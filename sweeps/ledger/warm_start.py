@@ -1,8 +1,8 @@
-"""Trials of earlier sweeps, taken along for the sampler alone.
+"""Collect trials of earlier sweeps from which a new sweep's sampler learns.
 
-What is taken is fixed when a sweep is created, and kept in its ledger: the earlier sweep may be
-deleted then. It is none of this sweep's trials, and shows nowhere but in what is suggested. What
-must not live here: how samplers are shown it (`proposals`).
+The trials are chosen when the sweep is created, and stored in its ledger, so that the earlier
+sweep may be deleted. They do not count as trials of the new sweep; they only influence
+suggestions. What must not live here: how samplers receive them (`sweeps.search.suggest`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sweeps.paths import SweepPaths
 
 
 class WarmStartRefused(UserError):
-    """An earlier sweep cannot be learnt from.
+    """An earlier sweep cannot be used for a warm start.
 
     Args:
-        place: Its place in `search.warm_start`.
-        message: Why; the rule; what to do.
+        index: Its index in `search.warm_start`.
+        message: Value, rule and remedy.
     """
 
-    def __init__(self, place: int, message: str) -> None:
-        super().__init__([Issue(("search", "warm_start", place), message)])
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__([Issue(("search", "warm_start", index), message)])
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,30 @@ class PriorTrial:
     """One trial of an earlier sweep."""
 
     params: Mapping[str, Any]
-    """A point of the search space that the new sweep was created with."""
+    """Its parameters as a point of the new sweep's first search space."""
     value: float
-    """Its best report; of one that was stopped, its last."""
+    """The best report of a complete trial; the last report of a stopped trial."""
     epoch: int
-    """How far it was trained."""
+    """The epoch of that report."""
     complete: bool
-    """Whether it was trained to its end; otherwise it was stopped."""
+    """Whether it trained to its end; if false, it was stopped early."""
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a sweep was given of earlier ones."""
+    """The trials of earlier sweeps that a sweep's sampler learns from."""
 
     trials: Sequence[PriorTrial] = ()
-    told: str = ""
-    """What was taken and what was left, in a sentence."""
+    summary: str = ""
+    """How many trials were taken and left out, in a sentence."""
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data that `from_data` reads."""
-        return {"trials": [asdict(trial) for trial in self.trials], "told": self.told}
+        """Return plain data for `from_data`."""
+        return {"trials": [asdict(trial) for trial in self.trials], "told": self.summary}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any] | None) -> WarmStart:
-        """Read what `to_data` wrote; None: nothing was."""
+        """Return the warm start in the data of `to_data`; an empty one for None."""
         return (
             cls()
             if data is None
@@ -72,25 +72,25 @@ class WarmStart:
 
 
 def collect_warm_start(root: Path, spec: SweepSpec) -> WarmStart:
-    """Read what the sweeps that `search.warm_start` names can teach.
+    """Read the trials of the sweeps that `search.warm_start` names.
 
     Raises:
-        WarmStartRefused: One of them does not exist, or measures something else.
+        WarmStartRefused: One of them does not exist, or has another metric or mode.
     """
     taken: list[PriorTrial] = []
-    told: list[str] = []
-    for place, name in enumerate(spec.search.warm_start):
-        found, left = _read(SweepPaths(root, name), spec, place)
+    parts: list[str] = []
+    for index, name in enumerate(spec.search.warm_start):
+        found, left_out = _read(SweepPaths(root, name), spec, index)
         taken += found
-        why = ", ".join(f"{count} {reason}" for reason, count in sorted(left.items()))
-        told.append(f"{len(found)} trials of '{name}'" + (f" (left out: {why})" if why else ""))
-    return WarmStart(taken, f"warm start from {' and '.join(told)}" if told else "")
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
+        parts.append(f"{len(found)} trials of '{name}'" + (f" (left out: {why})" if why else ""))
+    return WarmStart(taken, f"warm start from {' and '.join(parts)}" if parts else "")
 
 
-def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[PriorTrial], Counter[str]]:
+def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTrial], Counter[str]]:
     if not paths.exists():
         raise WarmStartRefused(
-            place,
+            index,
             f"'{paths.name}': there is no such sweep below {paths.root}; a warm start takes "
             "trials of earlier sweeps there; `sweep list` shows them",
         )
@@ -99,40 +99,40 @@ def _read(paths: SweepPaths, spec: SweepSpec, place: int) -> tuple[list[PriorTri
         was, wanted = getattr(other, key), getattr(spec, key)
         if was != wanted:
             raise WarmStartRefused(
-                place,
-                f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; results of "
-                "another kind teach nothing; leave it out of search.warm_start",
+                index,
+                f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; a sampler "
+                "cannot learn from another metric; leave it out of search.warm_start",
             )
     view, space = LedgerReader(ledger_location(paths, other)), spec.search_space()
     reports = view.reports()
     taken: list[PriorTrial] = []
-    left: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     for trial in view.trials:
         found = _take(trial, other, space, reports[trial.number])
         if isinstance(found, PriorTrial):
             taken.append(found)
         else:
-            left[found] += 1
-    return taken, left
+            left_out[found] += 1
+    return taken, left_out
 
 
 def _take(
     trial: TrialSummary, other: SweepSpec, space: SearchSpace, reports: Mapping[int, float]
 ) -> PriorTrial | str:
-    """Return a trial as it is taken along, or why it is not."""
+    """Return a trial as a point of the search space, or why it is left out."""
     if not trial.finished:
         return "unfinished"
     if trial.state == "failed" or trial.value is None:
         return "without a result"
-    # What was stopped is taken at its last report, with what it was trained with then.
-    last = max(reports)  # there is one, or there were no value
+    # A stopped trial counts with its last report and the parameters at that time.
+    last = max(reports)  # not empty, because the trial has a value
     params = trial.best_params if trial.state == "complete" else trial.params_at(last)
     values = dict(params)
     if not space.unconditional().keys() <= values.keys():
         try:
             config = other.trial_config(trial.number, params)
         except SpecError:
-            return "not of its spec any more"
+            return "not valid in its own spec any more"
         values = dict(flatten(config.model_dump())) | values
     point = space.project(values)
     if point is None:

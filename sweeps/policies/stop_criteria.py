@@ -138,7 +138,7 @@ class StopMonitor:
         spec: The sweep.
         ledger: Its trials, and its time so far.
         ends: Returns how many trials have finished.
-        settle: Returns once the ledger has stored all of them.
+        flush: Returns once the ledger has stored all of them.
         fence: Called right before each write; raises when another driver may run the sweep.
         clock: Returns monotonic seconds.
     """
@@ -149,12 +149,12 @@ class StopMonitor:
         ledger: Ledger,
         *,
         ends: Callable[[], int],
-        settle: Callable[[], object],
+        flush: Callable[[], object],
         fence: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._ledger, self._clock = spec, ledger, clock
-        self._ends, self._settle, self._fence = ends, settle, fence
+        self._ends, self._flush, self._fence = ends, flush, fence
         self._num_ends = 0
         self._before = self._kept = ledger.seconds
         self._started = clock()
@@ -164,7 +164,7 @@ class StopMonitor:
         """Return the criterion that is met; called in each turn of the driver's loop."""
         # Reading thousands of trials takes long and waits for the disk, so only when one ended.
         if _watches(self._spec) and self._num_ends != (ends := self._ends()):
-            self._settle()
+            self._flush()
             self._num_ends, self._trials = ends, self._ledger.trials()
         over = active_stop_criterion(self._spec, self._trials, self._seconds)
         # A killed driver leaves the stored time; with it the next driver must stop as well.
@@ -180,7 +180,7 @@ class StopMonitor:
         """Store the sweep's time in the ledger."""
         self._fence()
         self._kept = self._seconds
-        self._ledger.note_seconds(self._kept)
+        self._ledger.store_seconds(self._kept)
 
     @property
     def _seconds(self) -> float:

@@ -22,7 +22,7 @@ from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
-from trainable.export import AWAY
+from trainable.export import STORAGE_UNAVAILABLE
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
@@ -103,7 +103,7 @@ def export_trial(
         start_new_session=True,  # so that only the driver handles Ctrl-C
     )
     if child.returncode:
-        later = child.returncode == AWAY or child.returncode < 0
+        later = child.returncode == STORAGE_UNAVAILABLE or child.returncode < 0
         raise StorageError(_reason(child)) if later else NoBest(_reason(child))
     config.write_bytes(resolved)
     card = directory / FILE_NAME

@@ -1,1 +1,1 @@
-"""What of a trial tracking is given: its curve, its tags."""
+"""Choose what the tracking server receives of a trial: its thinned curve, its tags."""

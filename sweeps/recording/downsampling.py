@@ -1,7 +1,7 @@
-"""What of a trial's curve tracking is given; the file on disk keeps all of it.
+"""Thin a trial's curve for the tracking server; `metrics.jsonl` keeps all rows.
 
-A row is kept or thinned by what stands in it alone, so that whoever sends it, when, and how often
-makes no difference. What must not live here: reading curves, and sending them.
+The content of a row alone decides whether it is sent. So the driver, a resumed driver and
+`sweep sync` send the same rows. What must not live here: reading curves, and sending them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Iterable, Iterator
 from trainable.metrics_file import Row
 
 _AT_BOUNDARIES = "epoch"
-# Logged every `train.layer_norms_every` steps: they have a policy of their own.
+# Logged every `train.layer_norms_every` steps, so they need no thinning.
 _SPARSE = "grad_norm/"
 
 
 def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterator[Row]:
-    """Yield what tracking is given of a curve.
+    """Yield the rows of a curve that the tracking server receives.
 
-    Of the first step, each epoch's end and every `every`-th step that is everything; of the
-    others, the norms of layers alone.
+    Rows of the first step, of each epoch's end and of every `every`-th step are complete. Other
+    rows keep only the layers' gradient norms.
 
     Args:
         rows: In the order of their steps.
         every: `tracking.every` of the spec.
-        ended: No further row will come, in this attempt or another: the last one stays.
+        ended: The trial has ended and will have no further row: the last row is kept.
     """
-    rows = list(_joined(rows))
+    rows = list(_merge_steps(rows))
     last = rows[-1] if rows and ended else None
     for row in rows:
         is_boundary = _AT_BOUNDARIES in row.metrics
@@ -36,8 +36,8 @@ def thin_rows(rows: Iterable[Row], every: int, *, ended: bool = False) -> Iterat
             yield row._replace(metrics=sparse)
 
 
-def _joined(rows: Iterable[Row]) -> Iterator[Row]:
-    """Join neighbours of the same step, as those who read the file do."""
+def _merge_steps(rows: Iterable[Row]) -> Iterator[Row]:
+    """Merge consecutive rows of the same step, as readers of the file do."""
     last: Row | None = None
     for row in rows:
         if last is not None and last.step != row.step:

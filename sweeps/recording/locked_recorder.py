@@ -1,7 +1,7 @@
-"""A recorder for whoever runs a sweep: it looks at the sweep's lock before each record.
+"""LockedRecorder: checks the sweep's lock before each record.
 
-A driver that stood still may have been replaced meanwhile, and what it queues would come after
-what the other one has told. What must not live here: what is recorded, and the lock.
+Another driver may replace a driver that was suspended. Records of the old driver would then follow
+those of the new one. What must not live here: what is recorded, and the lock.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tracking.recorder import MetricRow, Recorder, Status
 
 
 class LockedRecorder:
-    """Records for as long as that is this driver's to do.
+    """Records as long as this driver holds the sweep's lock.
 
     Args:
-        recorder: Where to.
-        fence: Called before each record; raises when another driver may run the sweep by now.
+        recorder: The recorder that receives each call.
+        fence: Called before each record; raises if another driver may run the sweep.
     """
 
     def __init__(self, recorder: Recorder, fence: Callable[[], None]) -> None:

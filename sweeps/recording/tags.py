@@ -1,7 +1,7 @@
-"""What runs in the tracking store say of themselves, as tags.
+"""The tags of runs in the tracking store: how a trial ended, lineage, health, the best trial.
 
-What must not live here: where a sweep ran and from what (`tracking.provenance`, `origin`), and who
-sets the tags.
+What must not live here: tags about the machine and the code (`tracking.provenance`), and calls
+that set tags.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
 
 BY_THE_USER = "stopped by the user"
-"""The reason of a trial that was pruned so."""
+"""The reason in the ledger of a trial that the user stopped."""
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
-"""What a run that goes on is tagged with: the interruption it was stopped by is over."""
-SWEEP_GOES_ON = NOT_STOPPED | {"reason": "", "health": ""}
-"""The same of a sweep's own run, whose end says anew why it failed and who deserves a look."""
+"""Clears the tag of a trial's run that resumes after an interruption."""
+SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": ""}
+"""Clears the tags of the sweep's own run that its end sets again."""
 
 
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
-    """Return why a trial ended, and where it was at its best."""
+    """Return the tags for the end of a trial: why it ended, and its best step and epoch."""
     tags = status_tags(record)
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
@@ -36,15 +36,13 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     if record.reason is None:
         return tags
     tags |= {"reason": record.reason, "failure.kind": kind_of(record.reason)}
-    if record.traceback:  # what was raised stands at its end
+    if record.traceback:  # the exception is at its end
         tags["failure.traceback"] = clip_start(record.traceback, MAX_TAG_VALUE)
     return tags
 
 
 def status_tags(record: TrialRecord) -> dict[str, str]:
-    """Return what the ledger notes of how often a trial was begun, how it trains, and from whom it
-    went on.
-    """
+    """Return tags for a trial's attempts, health signals, accumulation and lineage."""
     tags = lineage_tags(record)
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
@@ -62,7 +60,7 @@ def _stopped_by(reason: str, spec: SweepSpec) -> str:
 
 
 def lineage_tags(record: TrialSummary) -> dict[str, str]:
-    """Return from whom a member of a population went on, and when; nothing for other trials."""
+    """Return from which donors a trial of a population resumed; empty for other trials."""
     if not record.lineage:
         return {}
     steps = [f"epoch {one.epoch} from trial {one.donor}" for one in record.lineage]
@@ -70,16 +68,16 @@ def lineage_tags(record: TrialSummary) -> dict[str, str]:
 
 
 def best_tags(best: TrialRecord) -> dict[str, str]:
-    """Return, for the sweep's own run, which trial was the best."""
+    """Return, for the sweep's own run, tags that name the best trial."""
     found = {"best_trial": best.number, "best_value": best.value, "best_step": best.best_step}
     return {name: repr(value) for name, value in found.items()}
 
 
 def leaders_view(spec: SweepSpec, sweep_id: str | None = None) -> SharedView:
-    """Return the view of a sweep's trials in MLflow's charts: what was searched, best first.
+    """Return a view for MLflow's charts: a sweep's trials and searched parameters, best first.
 
     Args:
-        sweep_id: Only its trials; None: all in the experiments that are looked at.
+        sweep_id: The sweep whose trials are shown; None: all trials of the chosen experiments.
     """
     curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
     ascending = spec.modes[0] == "min"
@@ -89,16 +87,16 @@ def leaders_view(spec: SweepSpec, sweep_id: str | None = None) -> SharedView:
 
 
 def leaders_views(spec: SweepSpec, sweep_id: str) -> dict[str, str]:
-    """Return, as tags of the experiment, the view of the sweep alone, and that for comparisons."""
+    """Return the experiment's tags for two views: of this sweep, and of all sweeps to compare."""
     return {one.tag: one.state for one in (leaders_view(spec, sweep_id), leaders_view(spec))}
 
 
 def front_tags(
     front: Sequence[TrialRecord], records: Sequence[TrialRecord]
 ) -> dict[int | None, dict[str, str]]:
-    """Return, by trial and for the sweep's own run (None), which trials the Pareto front is.
+    """Return tags, by trial and for the sweep's own run (None), that name the Pareto front.
 
-    A trial that more trials have pushed off it is told so.
+    Trials that are dominated by now get `pareto=false`.
     """
     numbers = [record.number for record in front]
     complete = [record.number for record in records if record.state == "complete"]
@@ -109,7 +107,7 @@ def front_tags(
 
 
 def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
-    """Return, for the sweep's own run, which trials deserve a look and why."""
+    """Return, for the sweep's own run, which trials have health signals."""
     found = [record for record in records if record.signals]
     if not found:
         return {}
@@ -118,7 +116,7 @@ def health_tags(records: Sequence[TrialRecord]) -> dict[str, str]:
 
 
 def curve_tags(every: Sequence[int]) -> dict[str, str]:
-    """Return, for the sweep's own run, what its curves leave out; nothing where they are whole.
+    """Return, for the sweep's own run, how its curves are thinned; empty if they are complete.
 
     Args:
         every: `tracking.every` in each revision of the spec, the newest last.
@@ -126,9 +124,9 @@ def curve_tags(every: Sequence[int]) -> dict[str, str]:
     now, *before = reversed([density for density, _ in groupby(every)])
     if now == 1 and not before:
         return {}
-    told = [f"{_density(now)} since that was changed" if before else _density(now)]
-    told += [f"{_density(one)} before{' that' * (i > 0)}" for i, one in enumerate(before)]
-    return {"curves": f"{', '.join(told)}; every step is in metrics.jsonl"}
+    parts = [f"{_density(now)} since that was changed" if before else _density(now)]
+    parts += [f"{_density(one)} before{' that' * (i > 0)}" for i, one in enumerate(before)]
+    return {"curves": f"{', '.join(parts)}; every step is in metrics.jsonl"}
 
 
 def _density(every: int) -> str:
@@ -138,10 +136,10 @@ def _density(every: int) -> str:
 
 
 def attempt_tags(attempts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return from where and with what a sweep was run, by all drivers that it had.
+    """Return the provenance tags of a sweep, for all drivers that it had.
 
-    The first one's tags stay as they were; those in which a later one differs have its number:
-    `gradsweep.command.2`.
+    The tags of the first driver keep their names. Where a later driver differs, its tag has the
+    driver's number: `gradsweep.command.2`.
 
     Args:
         attempts: The tags of each driver in turn.

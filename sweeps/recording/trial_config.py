@@ -1,7 +1,6 @@
-"""What a trial was trained with, from its own directory: the spec may have been changed since.
+"""Read the configuration of a trial from its directory: the spec may have been edited since.
 
-What must not live here: writing that file (the driver), and the parameters that were drawn alone
-(`ledger.view`).
+What must not live here: writing that file (the driver), and sampled parameters (`ledger.reader`).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
 def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> dict[str, Any]:
-    """Return a trial's resolved configuration as plain data, with the parameters that came to its
-    best value; the spec's, which need not fit them, where the trial has none that can be read.
+    """Return a trial's resolved configuration as plain data, with the parameters of its best
+    value. If the trial has no readable configuration, the spec's is used.
     """
     try:
         found = read_config(paths.trial(record.number) / TRIAL_CONFIG).model_dump(mode="json")
@@ -35,14 +34,14 @@ def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) 
 
 
 def read_config(file: Path) -> TrialConfig:
-    """Return the resolved configuration that a run was begun with.
+    """Return the resolved configuration with which a run started.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It holds something else.
+        OSError: The file cannot be read.
+        ValueError: The file has other content.
     """
     found = parse(read_regular(file, LARGEST_TEXT).decode(), str(file), {}).data
-    if not found:  # its driver died right before it wrote
+    if not found:  # the driver was killed right before it wrote
         raise ValueError(f"{file} is empty")
-    # Runs of an earlier release do not say, and there was one version of the rules then.
+    # Configurations of earlier releases have no version of the rules: only one existed.
     return TrialConfig.model_validate({"training_rules": EARLIEST, **found})

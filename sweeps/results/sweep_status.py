@@ -29,8 +29,8 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import describe_foreign_lock
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from trainable.checkpoint import rank
 from trainable.errors import ConfigError
+from trainable.manifest import best_first
 
 _REQUESTS = 16
 """Parallel requests to an object store."""
@@ -150,7 +150,7 @@ class SweepStatus:
         done = self.state in ("finished", "failed") and not self.delivered.pending
         return (
             done
-            and self.ledger.concluded == len(self.records)
+            and self.ledger.num_published == len(self.records)
             and all(isinstance(wrong, UnknownDirectory) for wrong in self.corrections())
         )
 
@@ -302,7 +302,7 @@ class SweepStatus:
     def trial(self, record: TrialSummary) -> dict[str, Any]:
         """Return one trial with its checkpoints; `best_checkpoint` is None if it is lost."""
         saved = trial_store(self.paths, self.spec, record.number).generations()
-        best = min((g for g in saved if g.value is not None), key=rank, default=None)
+        best = min((g for g in saved if g.value is not None), key=best_first, default=None)
         if best is not None and not is_of_best_value(best, self.spec, record):
             best = None
         return {

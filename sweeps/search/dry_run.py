@@ -32,7 +32,7 @@ _LEARNT = 3  # suggestions after them
 _WARM = 12  # trials of a warm start, more than any sampler needs before it learns from them
 
 
-def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
+def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
     """Build the sampler of a sweep and let it suggest before and after trials have ended.
 
     Args:
@@ -65,13 +65,15 @@ def rehearse(spec: SweepSpec, warm: WarmStart | None = None) -> None:
                     history.end(space.draw(number) or {}, distributions, FIRST_GENERATION)
                 else:
                     suggestion = suggester.propose(number)
-                    history.end(suggestion.params, suggestion.distributions, suggestion.notes)
+                    history.end(
+                        suggestion.params, suggestion.distributions, suggestion.system_attrs
+                    )
     except SamplerRejected:
         raise
     except Exception as error:  # a sampler of the user may raise anything
         given = f" with {write_flow(search.arguments)}" if search.arguments else ""
         raise SamplerRejected(
-            f"{search.sampler}{given} fails at trial {number} of a rehearsal "
+            f"{search.sampler}{given} fails at trial {number} of a dry run "
             f"({type(error).__name__}: {error}); a sampler suggests a point whatever has ended; "
             f"change {'search.arguments' if given else 'the space'}, or choose another sampler",
             *(("arguments",) if given else ()),
@@ -107,7 +109,7 @@ class _InventedHistory:
         self,
         params: Mapping[str, Any],
         distributions: Mapping[str, BaseDistribution],
-        notes: Mapping[str, Any],
+        system_attrs: Mapping[str, Any],
     ) -> None:
         """Add a complete trial with random values."""
         values = [self._random.random() for _ in self.directions]
@@ -116,7 +118,7 @@ class _InventedHistory:
             params=dict(params),
             distributions={key: distributions[key] for key in params},
             intermediate_values={self._epochs: values[0]},
-            system_attrs=dict(notes),
+            system_attrs=dict(system_attrs),
         )
         trial.number = len(self._trials)
         set_trial_id(trial, trial.number + 1)

@@ -24,7 +24,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.search_space import Place
+from sweeps.config.search_space import PointKey
 from sweeps.config.sections import SearchConfig
 from sweeps.config.space import Choice
 from sweeps.config.spec import SweepSpec
@@ -89,13 +89,13 @@ class Samplers:
         self._trials = spec.trials
         self._space = spec.search_space()
 
-    def of(self, number: int, attempt: int = 0, tried: Set[Place] = frozenset()) -> BaseSampler:
+    def of(self, number: int, attempt: int = 0, tried: Set[PointKey] = frozenset()) -> BaseSampler:
         """Build the sampler of a trial.
 
         Args:
             number: The number of the trial.
             attempt: How many of its points were dropped before.
-            tried: The places of a grid that are taken, without points to try first.
+            tried: The points of a grid that trials have used, without points to try first.
 
         Raises:
             SamplerRejected: The sampler cannot be built.
@@ -111,9 +111,9 @@ class Samplers:
                 return self._of_grid(number, seed, tried)
             return self._build(number, seed)
 
-    def _of_grid(self, number: int, seed: int, tried: Set[Place]) -> BaseSampler:
+    def _of_grid(self, number: int, seed: int, tried: Set[PointKey]) -> BaseSampler:
         _checked(_GridPoint, self._search, "point")
-        left = (point for place, point in self._grid.items() if place not in tried)
+        left = (point for key, point in self._grid.items() if key not in tried)
         point = next(left, None) if number >= len(self._search.try_first) else None
         if point is None:  # parameters that try_first leaves out, or a grid without a free point
             return optuna.samplers.RandomSampler(seed=seed)
@@ -134,10 +134,10 @@ class Samplers:
         ]
 
     @cached_property
-    def _grid(self) -> Mapping[Place, Mapping[str, Any]]:
+    def _grid(self) -> Mapping[PointKey, Mapping[str, Any]]:
         # As many points as there are trials, so at least one of them is free.
         points = itertools.islice(self._space.grid(), self._trials)
-        return {self._space.place(point): point for point in points}
+        return {self._space.point_key(point): point for point in points}
 
     def _build(self, number: int, seed: int) -> BaseSampler:
         search = self._search

@@ -28,7 +28,7 @@ from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.suggest import Suggester
 from trainable.ray_adapter import OBJECTIVE
 
-_TOGETHER_SECONDS = 0.2
+_REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""
 
 
@@ -47,7 +47,7 @@ class LedgerSearcher(Searcher):
         concurrency: How many trials may run at once.
         threads: CPU threads of each trial.
         warn: Called with a trial's number and a message for the user.
-        settle: Returns once the ledger has stored all reports so far.
+        flush: Returns once the ledger has stored all reports so far.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LedgerSearcher(Searcher):
         concurrency: int,
         threads: int,
         warn: Callable[[int, str], None] = lambda *_: None,
-        settle: Callable[[], None] = lambda: None,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
@@ -75,7 +75,7 @@ class LedgerSearcher(Searcher):
         self._concurrency = concurrency
         self._threads = threads
         self._pauses = make_pausing_rule(spec)
-        self._settle = settle
+        self._flush = flush
         self._exploit = (
             PbtExploit(spec, paths, ledger, fence, warn)
             if spec.early_stopping.rule.is_population
@@ -121,16 +121,16 @@ class LedgerSearcher(Searcher):
             self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
             resolved = config.model_dump(mode="json")
-            noted, train = trial.accumulation or 0, config.train
+            stored, train = trial.accumulation or 0, config.train
             if (
-                noted > train.accumulation and train.batch_size % noted == 0
+                stored > train.accumulation and train.batch_size % stored == 0
             ):  # else the user edited the spec
-                resolved["train"]["accumulation"] = noted
+                resolved["train"]["accumulation"] = stored
             return {
                 "number": trial.number,
                 "params": trial.params,
                 "config": resolved,
-                "until": self._pauses
+                "pause_at_epoch": self._pauses
                 and self._pauses.pause_at_epoch(max(trial.reports, default=0)),
                 "directory": str(self._paths.trial(trial.number)),
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
@@ -139,9 +139,9 @@ class LedgerSearcher(Searcher):
                 "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
-                "together": 0.0
+                "report_buffer_seconds": 0.0
                 if self._spec.early_stopping.rule.decides_per_report
-                else _TOGETHER_SECONDS,
+                else _REPORT_BUFFER_SECONDS,
             }
         if self._live and not self.stopping:
             return None  # their results may promote a paused trial
@@ -189,7 +189,7 @@ class LedgerSearcher(Searcher):
         if self._next_number >= self._spec.trials:
             return None
         if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
-            self._settle()
+            self._flush()
         number = self._next_number
         self._next_number += 1
         suggestion = self._suggester.propose(number)  # may take seconds
@@ -211,7 +211,7 @@ class LedgerSearcher(Searcher):
     def _promoted(self) -> TrialRecord | None:
         if self._pauses is None or not self._may_promote:
             return None
-        self._settle()
+        self._flush()
         number = self._pauses.next_promotion(*self._reports(), live=set(self._live.values()))
         self._may_promote = number is not None  # until another trial reaches a rung
         if number is not None and self._exploit is not None:

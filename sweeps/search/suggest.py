@@ -22,7 +22,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.logged_params import flatten
-from sweeps.config.search_space import Place
+from sweeps.config.search_space import PointKey
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
@@ -79,7 +79,7 @@ class Suggester:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.epochs)
-        self._places: dict[int, Place | None] = {}  # of a trial in a grid; it never changes
+        self._point_keys: dict[int, PointKey | None] = {}  # of a trial in a grid; it never changes
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[
             int, FrozenTrial
@@ -97,15 +97,15 @@ class Suggester:
         known = {**self._inside(known), **self._inside(stored or {})}
         shown = [*self._warm, *self._others(number)]
         for attempt in range(_ATTEMPTS if self._space.constraints else 1):
-            params, notes = self._suggest_once(number, attempt, shown, known)
+            params, attrs = self._suggest_once(number, attempt, shown, known)
             if self._space.allows(params):
                 break
         else:
-            params, notes = self._sample_random(number, known), {}
+            params, attrs = self._sample_random(number, known), {}
         return Suggestion(
             params,
             {key: self._distributions[key] for key in params},
-            {**notes, SPACE: self._digest},
+            {**attrs, SPACE: self._digest},
         )
 
     def _others(self, number: int) -> list[FrozenTrial]:
@@ -114,16 +114,17 @@ class Suggester:
         trials = self._ledger.frozen_trials()
         return [self._show(trial) for trial in trials if trial.number != number]
 
-    def _tried(self, number: int) -> set[Place]:
-        """Return the places of a grid that trials have taken; points to try first do not count."""
+    def _tried(self, number: int) -> set[PointKey]:
+        """Return the points of a grid that trials have used; points to try first do not count."""
         if self._spec.search.sampler != "grid":
             return set()
         for trial in self._ledger.frozen_trials()[len(self._spec.search.try_first) :]:
-            if trial.number not in self._places and trial.number != number:
+            if trial.number not in self._point_keys and trial.number != number:
                 point = self._point(trial)
-                self._places[trial.number] = None if point is None else self._space.place(point)
-        had = (place for other, place in self._places.items() if other != number)
-        return {place for place in had if place is not None}
+                key = None if point is None else self._space.point_key(point)
+                self._point_keys[trial.number] = key
+        others = (key for other, key in self._point_keys.items() if other != number)
+        return {key for key in others if key is not None}
 
     def _suggest_once(
         self, number: int, attempt: int, shown: list[FrozenTrial], known: Mapping[str, Any]

@@ -213,7 +213,7 @@ def drive(side: Side, train: Train, *, epochs: int, at_once: int) -> Iterator[Re
             return
         turn = running.popleft()
         training = turn.training
-        until = turn.config.get("until") or epochs
+        until = turn.config.get("pause_at_epoch") or epochs
         training.epoch += 1
         loss = next(training.losses, math.nan)
         yield Report(training.params, training.epoch, loss)

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from tests.bench.table import Goal, Result, alone, paired
-from tests.chaos.cases import SEED
-from tests.chaos.harness import References, Sandbox, Template, assert_all
+from tests.chaos.invariants import References, Sandbox, Template, assert_all
+from tests.chaos.kill_cases import SEED
 
 # The digits example's size: 24 trials of 10 epochs, a checkpoint after each.
 _SPEC = """
@@ -69,7 +69,7 @@ def _kill_ten_times(sandbox: Sandbox, draw: random.Random, useful: int) -> None:
             driver = None
         else:
             psutil.Process(worker).send_signal(signal.SIGKILL)
-        sandbox.probe.let_go(place)
+        sandbox.probe.release(place)
     ended = (driver or sandbox.resume()).wait()
     assert ended.code == 0, ended.text
 

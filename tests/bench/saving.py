@@ -150,7 +150,7 @@ def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: in
     """
     stamps: list[float] = []
 
-    def interrupted() -> bool:  # asked after each step, and before its checkpoint
+    def should_stop() -> bool:  # asked after each step, and before its checkpoint
         assert isinstance(trainer, Trainer)
         step = trainer.state.progress.step
         if step % steps == 0 and (stamps or step % every == 0 or every == _NEVER):
@@ -176,7 +176,7 @@ def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: in
             device="cpu",
             threads=1,
             task=_Unrated(task),
-            interrupted=interrupted,
+            should_stop=should_stop,
         ) as trainer,
     ):
         for _ in trainer.events():

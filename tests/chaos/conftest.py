@@ -12,7 +12,7 @@ import pytest
 
 from tests.chaos.engine import Engine, own_or_running
 from tests.chaos.faults import Faults, compile_shim
-from tests.chaos.harness import SERIAL, References, Sandbox, Template
+from tests.chaos.invariants import SERIAL, References, Sandbox, Template
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.chaos.scripted_proxy import Proxy
 from tests.chaos.tracking_service import Service

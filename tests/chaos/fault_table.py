@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import SEED
+from tests.chaos.kill_cases import SEED
 
 REPORT = "CHAOS_REPORT"
 """The environment variable that names a file for the table."""

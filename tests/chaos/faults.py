@@ -4,7 +4,7 @@ A `Faults` watches one directory for every process that is started with its `env
 their children. It records each call that persists something, kills the caller before the call of
 a given index, lets calls fail, fills the disk, or shifts Python's wall clock; all of it may be
 changed while the processes run. What must not live here: what has to survive, or what is left
-after a power loss (`power.py`).
+after a power loss (`power_loss.py`).
 """
 
 from __future__ import annotations

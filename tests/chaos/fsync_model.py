@@ -1,4 +1,4 @@
-"""Everything that this project persists, each as a short program that says what it has promised.
+"""Programs that each persist one kind of data and print what must survive.
 
     python -m tests.chaos.fsync_model
 
@@ -6,7 +6,7 @@ For each line `NAME DIRECTORY ACKNOWLEDGED` on standard input it imports what th
 once, runs it in a forked process and prints how that one ended. A program writes a line into
 the file `ACKNOWLEDGED` whenever a caller has been told that something is done; each begins with
 the number of persisting calls made by then.
-What must not live here: faults, or what must hold after one (`test_every_operation.py`).
+What must not live here: faults, or what must hold after one (`test_crash_points.py`).
 """
 
 from __future__ import annotations

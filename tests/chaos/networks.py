@@ -1,5 +1,5 @@
-"""Hosts with networks of their own on this machine: network namespaces on a switch, which can cut
-one off or make it slow.
+"""Hosts with their own networks on this machine: network namespaces on a switch that can drop or
+delay frames.
 
 A namespace lives as long as a process in it, a TAP device as long as the descriptor that the
 switch reads. So neither has a name that is kept anywhere, and both go with the process that made

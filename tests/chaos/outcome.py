@@ -1,7 +1,6 @@
-"""What a sweep has come to, read back from all three owners of the truth: the ledger, the
-checkpoint store, and the tracking store.
+"""The final state of a sweep, read from the ledger, the checkpoint store and the tracking store.
 
-What must not live here: what of it must be true (see `harness.py`).
+What must not live here: what of it must be true (see `invariants.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from sweeps.checkpoint_locations import trial_store
 from sweeps.config.revisions import read_spec
 from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
+from tests.chaos.killed_runs import curve
 from tests.chaos.probe_task import KINDS
-from tests.chaos.runs import curve
 from tests.chaos.sandbox import Sandbox
 from tests.chaos.tracking_service import Run, read_store
 from trainable.diagnostics import MEASURED

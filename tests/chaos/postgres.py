@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.time_limits import Deadline
+
 INSTALL = "apt-get install postgresql"
 _BINARIES = Path("/usr/lib/postgresql")  # where Debian has them, one directory a version
 _UNPRIVILEGED = ("postgres", "nobody")
@@ -86,12 +88,12 @@ class Cluster:
         """
         with closing(self.connect()) as connection, connection.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
-            deadline = time.monotonic() + seconds
+            deadline = Deadline(seconds)
             while not self.query(
                 "SELECT 1 FROM pg_stat_activity "
                 f"WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO {table}%'"
             ):
-                assert time.monotonic() < deadline, f"nobody wrote to {table}"
+                assert not deadline.passed, f"nobody wrote to {table}"
                 time.sleep(0.02)
             self._control("restart", "-m", "immediate")
 

@@ -1,4 +1,4 @@
-"""A task that says where it is, and stays there when a test wants it to.
+"""A task that reports its position and pauses there on request.
 
 A sandbox copies this file beside its spec, so that workers import it as a user's own module. What
 is trained is the same with and without a test that looks: the test speaks through the directory

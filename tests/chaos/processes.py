@@ -1,11 +1,11 @@
-"""A process of its own for each run: it dies with os._exit(1), and another one goes on.
+"""Run each training in its own process, which dies with os._exit(1) and is resumed by another.
 
     python -m tests.chaos.processes      forks a child for each line of its input, and answers
                                          with the child's exit status
 
 Starting Python with torch takes seconds, a fork of a process that has imported it milliseconds.
 The process that forks trains nothing itself: its children start as a new one would, and share
-nothing with each other but the disk. What must not live here: what a run is (see `runs.py`).
+nothing with each other but the disk. What must not live here: runs (`killed_runs.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy
 import torch
 from torch import nn
 
-from tests.chaos.cases import Case
-from tests.chaos.runs import differences, ending, open_case, train
+from tests.chaos.kill_cases import Case
+from tests.chaos.killed_runs import differences, ending, open_case, train
 
 ENDED, DEAD, FAILED = 0, 1, 2
 _ROOT = Path(__file__).parents[2]

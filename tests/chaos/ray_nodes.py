@@ -1,4 +1,4 @@
-"""Ray nodes on this machine, each with processes of its own, to be killed one by one.
+"""Ray nodes on this machine, each with its own processes, so that a test can kill one.
 
     python -m tests.chaos.ray_nodes OPTIONS    starts one node, says in JSON where it is, and keeps
                                                it until its input ends or it is killed

@@ -1,7 +1,7 @@
-"""One sweep in a directory of its own, the drivers that are started on it, and what they print.
+"""One sweep in its own directory, its drivers, and their output.
 
 Everything goes through the real command line. What must not live here: what must be true after a
-fault (see `harness.py`), or faults themselves.
+fault (see `invariants.py`), or faults themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import read_holder
 from tests.chaos import probe_task
 from tests.integration.commandline import CommandLine
+from tests.time_limits import Deadline
 
 NAME = "chaos"
 PATIENCE = 240.0
@@ -152,13 +153,13 @@ class Driver:
             seconds: At most this long.
             unless_ended: Whether it is a failure when the driver ends before.
         """
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         while not condition():
             running = self.running
             if not running and not condition():
                 assert not unless_ended, f"the driver ended too early:\n{self.text}"
                 return
-            assert time.monotonic() < deadline, f"not reached within {seconds} s:\n{self.text}"
+            assert not deadline.passed, f"not reached within {deadline}:\n{self.text}"
             time.sleep(0.02)
 
 
@@ -196,7 +197,7 @@ class ProbeDirectory:
         found = list(self.directory.glob(f"held-{place}-*"))
         return int(found[0].name.rpartition("-")[2]) if found else None
 
-    def let_go(self, place: str) -> None:
+    def release(self, place: str) -> None:
         """Let the process at a place go on, and hold nobody there who has not come yet."""
         for path in [*self.directory.glob(f"held-{place}-*"), self.directory / f"hold-{place}"]:
             path.unlink(missing_ok=True)
@@ -258,7 +259,7 @@ class Sandbox:
         """Start `sweep resume`."""
         return self.start("resume", NAME, *arguments)
 
-    def go_on(self, *arguments: str) -> Ended:
+    def resume_to_end(self, *arguments: str) -> Ended:
         """Do what a user does after an interruption, to the sweep's end: resume it, or run it if
         it was interrupted before it existed.
         """

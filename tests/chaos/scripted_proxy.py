@@ -1,4 +1,4 @@
-"""An HTTP proxy on 127.0.0.1 that does to single requests what networks and servers do.
+"""An HTTP proxy on 127.0.0.1 that injects network and server faults into single requests.
 
 It stands before a real tracking server and passes on what no script speaks of. What must not live
 here: MLflow, or what must be true afterwards.
@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.time_limits import scaled
 
 _OF_ONE_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "host"}
 _UPSTREAM_SECONDS = 60.0
@@ -58,7 +60,7 @@ class Exchange:
             OSError: The server is not there, or ended meanwhile.
         """
         upstream = http.client.HTTPConnection(
-            self._handler.server.proxy.upstream, timeout=_UPSTREAM_SECONDS
+            self._handler.server.proxy.upstream, timeout=scaled(_UPSTREAM_SECONDS)
         )
         try:
             kept = {k: v for k, v in self._handler.headers.items() if k.lower() not in _OF_ONE_HOP}

@@ -1,4 +1,4 @@
-"""The stack of docker/compose.yaml as one test session's own: its secrets, its names, its end.
+"""The stack of docker/compose.yaml with its own secrets and names, for one test session.
 
 What must not live here: the engine (`engine.py`), and what must be true of the stack.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.engine import Engine
+from tests.time_limits import Deadline
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
@@ -123,14 +124,14 @@ class Stack:
 
     def await_health(self, service: str | None = None) -> None:
         """Wait until all containers, or those of a service, say that they are well."""
-        deadline = time.monotonic() + _HEALTHY_SECONDS
+        deadline = Deadline(_HEALTHY_SECONDS)
         while ill := {
             one["Name"]: (one["State"]["Status"], one["State"]["Health"]["Status"])
             for one in self.containers(service)
             if one["State"]["Health"]["Status"] != "healthy"
         }:
             logs = self.compose("logs", "--tail=20", check=False).stdout
-            assert time.monotonic() < deadline, f"not healthy: {ill}\n{logs}"
+            assert not deadline.passed, f"not healthy: {ill}\n{logs}"
             time.sleep(2)
 
     def kill(self, container: Any) -> None:

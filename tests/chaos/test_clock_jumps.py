@@ -1,4 +1,4 @@
-"""Row 29: the clock jumps by an hour, forwards and back, while processes run and between them."""
+"""Row 29: the clock jumps by an hour, forwards and back, during and between processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import Faults
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
 
@@ -26,11 +26,11 @@ def test_row_29_clock_jumps(
     faults.shift_clock(HOUR)
     driver, _ = sandbox.run_to("backward", 8)
     faults.shift_clock(-HOUR)
-    sandbox.probe.let_go("backward-8")
+    sandbox.probe.release("backward-8")
     place = sandbox.probe.hold("backward", 54)
     driver.until_held(place)
     driver.power_off()
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     # Without this, nothing would have been shown: the times of the first trial do go back.
     times = [row.timestamp_ms / 1000 - time.time() for row in read_rows(sandbox.paths.trial(0))]
     assert max(times) > HOUR / 2
@@ -41,7 +41,7 @@ def test_row_29_clock_jumps(
     driver = sandbox.resume()
     driver.until_held(place)
     faults.shift_clock(HOUR)
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     found = assert_all(sandbox, references.of(SERIAL), driver.wait())
     assert [trial["attempts"] for trial in found.trials] == [1, 1, 2, 1]
 

@@ -1,4 +1,4 @@
-"""Sweeps on a cluster of several Ray nodes: rows 4, 5, 6 and 32, and what is refused before any.
+"""Rows 4, 5, 6 and 32: sweeps on a cluster of several Ray nodes, and unusable clusters.
 
 The nodes are processes of their own on this machine; for row 32 each has a network of its own.
 """
@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.chaos import probe_task
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     Driver,
     References,
@@ -37,6 +37,7 @@ from tests.chaos.ray_nodes import LOOPBACK, Node, RayNodes
 from tests.chaos.tracking_service import Service
 from tests.integration.commandline import wait_until
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
+from tests.time_limits import scaled
 from trainable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.chaos
@@ -137,14 +138,14 @@ def test_row_04_node_killed(
         os.kill(node.raylet, signal.SIGKILL)
     seconds = _until_further(driver, log)
     print(f"trained again {seconds:.1f} s after the kill")
-    assert seconds < _RESCHEDULED
+    assert seconds < scaled(_RESCHEDULED)
     found = assert_all(sandbox, reference, driver.wait())
     assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + 1
     _assert_gone(*others)
 
 
 @pytest.mark.fault(4, "the same where ledger, checkpoints and records are shared, and its driver")
-def test_row_04_node_and_driver_killed_where_everything_is_shared(
+def test_row_04_node_and_driver_killed_on_shared_storage(
     references: References, cluster: Cluster, service_on_postgres: Service, tmp_path: Path
 ) -> None:
     """The three lines of a spec that a team shares, with trials on a cluster."""
@@ -187,14 +188,14 @@ def test_row_05_head_killed(sandbox: Sandbox, references: References, nodes: Ray
     ended = driver.wait()
     seconds = time.monotonic() - began
     print(f"left {seconds:.1f} s after the kill")
-    assert seconds < _GONE
+    assert seconds < scaled(_GONE)
     assert_ended(ended, 3, "the Ray cluster is lost: its (head|node)")
     assert ended.last_line == "sweep resume chaos"
     nodes.close()
     new = _nodes(sandbox)
     try:
         sandbox.cli.environment["RAY_ADDRESS"] = new.start(cpus=2).address
-        assert_all(sandbox, reference, sandbox.go_on())
+        assert_all(sandbox, reference, sandbox.resume_to_end())
     finally:
         new.close()
 
@@ -235,10 +236,10 @@ def test_row_32_node_cut_off(
     sandbox.probe.pace(_PACE)  # so that both train at once
     seconds = _until_further(driver, log)
     print(f"trained again {seconds:.1f} s after the cut")
-    assert seconds < _RESCHEDULED
+    assert seconds < scaled(_RESCHEDULED)
     # It has not heard of any of this, and writes the step that it is in.
     assert _FENCED not in Path(log).read_text()
-    sandbox.probe.let_go(_PLACE)
+    sandbox.probe.release(_PLACE)
     wait_until(lambda: _FENCED in Path(log).read_text(), seconds=30)
     assert psutil.pid_exists(stale)
     network.heal(cut_off)
@@ -318,7 +319,7 @@ def test_row_06_driver_of_a_cluster_killed(
             assert_no_residue(sandbox)
         print("asked again", file=job.stdin, flush=True)
         assert job.stdout.readline() == actor
-        assert_all(sandbox, reference, sandbox.go_on("--address", head.address))
+        assert_all(sandbox, reference, sandbox.resume_to_end("--address", head.address))
         job.stdin.close()
         assert job.wait(60) == 0
 
@@ -329,7 +330,7 @@ def store() -> Iterator[ObjectStore]:
         yield made
 
 
-def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
+def test_unusable_cluster_is_refused_before_anything_exists(
     sandbox: Sandbox, nodes: RayNodes, store: ObjectStore, tmp_path: Path
 ) -> None:
     """Each within 30 s, with exit 2, a sentence, and nothing made below the root."""
@@ -341,7 +342,7 @@ def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
     def refused(cause: str, *more: str, address: str = head.address) -> str:
         ended = sandbox.run("--address", address, *more).wait(60)
         assert_ended(ended, 2, cause)
-        assert ended.seconds < 30
+        assert ended.seconds < scaled(30)
         assert not sandbox.cli.root.exists()
         return ended.text
 
@@ -365,7 +366,7 @@ def test_what_cannot_run_a_sweep_is_refused_and_nothing_created(
     refused(r"^node .*: has gradsweep 0\.0\.9; this process has ")
 
 
-def test_nodes_that_do_not_share_the_root_are_named(sandbox: Sandbox, nodes: RayNodes) -> None:
+def test_nodes_without_the_shared_root_are_named(sandbox: Sandbox, nodes: RayNodes) -> None:
     """One has other files where the root is, one may only read them: mounts of their own."""
     if os.geteuid() != 0:
         pytest.skip("mounts of a process' own are for root alone; be root")
@@ -391,7 +392,7 @@ def test_nodes_that_do_not_share_the_root_are_named(sandbox: Sandbox, nodes: Ray
 
 
 @pytest.mark.parametrize("stranger", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "mine"}])
-def test_who_lacks_the_token_runs_nothing_there(
+def test_client_without_token_runs_nothing_on_the_cluster(
     nodes: RayNodes, tmp_path: Path, stranger: dict[str, str]
 ) -> None:
     head, marker = nodes.start(cpus=1), tmp_path / "marker"
@@ -403,7 +404,7 @@ def test_who_lacks_the_token_runs_nothing_there(
                 [sys.executable, "-c", _SUBMIT, head.address, str(marker)],
                 env=plain | {LOOPBACK: "0", "RAY_AUTH_MODE": "disabled"} | environment,
                 capture_output=True,
-                timeout=seconds,
+                timeout=scaled(seconds),
                 check=False,
             )
 

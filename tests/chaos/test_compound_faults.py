@@ -1,4 +1,4 @@
-"""Row 34: three faults, one after the other, drawn from a seed.
+"""Row 34: three random faults in sequence.
 
 `CHAOS_COMPOUND=200 make chaos` runs 200 cases. One is replayed by its seed, which its name says:
 `CHAOS_SEED=20261127 CHAOS_COMPOUND=1 make chaos CHAOS=row_34`. A fault counts when it was really
@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import SEED
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     Driver,
     Outcome,
@@ -26,8 +25,9 @@ from tests.chaos.harness import (
     Sandbox,
     assert_all,
     assert_ended,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
+from tests.chaos.kill_cases import SEED
 from tests.chaos.probe_task import KINDS
 from trainable.checkpoint import CheckpointStore
 from trainable.storage.generations import STATE
@@ -72,7 +72,7 @@ class Case:
                 exists = self._sandbox.paths.exists()
                 self._driver = self._sandbox.resume() if exists else self._sandbox.run()
             self._at_a_pass(self._draw.choice(faults), FAULTS - number)
-        ended = self._driver.wait() if self._driver else self._sandbox.go_on()
+        ended = self._driver.wait() if self._driver else self._sandbox.resume_to_end()
         assert_all(self._sandbox, self._reference, ended)
         assert len(self.played) == FAULTS, self.played
 
@@ -86,7 +86,7 @@ class Case:
         worker = driver.until_held(place)
         while fault == self._damage and not self._with_two_generations():
             before, place = place, probe.further("backward", _FURTHER)
-            probe.let_go(before)
+            probe.release(before)
             worker = driver.until_held(place)
         print(f"{place}: {fault.__name__}")
         fault(driver, worker, place)
@@ -95,18 +95,18 @@ class Case:
     def _kill_worker(self, driver: Driver, worker: int, place: str) -> None:
         del driver
         os.kill(worker, signal.SIGKILL)
-        self._sandbox.probe.let_go(place)
+        self._sandbox.probe.release(place)
 
     def _kill_driver(self, driver: Driver, worker: int, place: str) -> None:
         del worker
         driver.kill()
-        self._sandbox.probe.let_go(place)
+        self._sandbox.probe.release(place)
         self._driver = None
 
     def _power_off(self, driver: Driver, worker: int, place: str) -> None:
         del worker
         driver.power_off()
-        self._sandbox.probe.let_go(place)
+        self._sandbox.probe.release(place)
         self._driver = None
 
     def _interrupt(self, driver: Driver, worker: int, place: str) -> None:
@@ -118,8 +118,8 @@ class Case:
     def _signal(self, driver: Driver, number: int, worker: int, place: str) -> None:
         del worker
         driver.send(number)
-        self._sandbox.probe.let_go(place)
-        assert_says_how_to_go_on(driver.wait(), 128 + number)
+        self._sandbox.probe.release(place)
+        assert_prints_resume_command(driver.wait(), 128 + number)
         self._driver = None
 
     def _stop(self, driver: Driver, worker: int, place: str) -> None:
@@ -129,16 +129,16 @@ class Case:
         del worker
         stop = self._sandbox.start("stop", self._sandbox.paths.name)
         stop.until(self._sandbox.paths.drain.exists)
-        self._sandbox.probe.let_go(place)
+        self._sandbox.probe.release(place)
         assert_ended(stop.wait(), 0)
-        assert_says_how_to_go_on(driver.wait(), 130)
+        assert_prints_resume_command(driver.wait(), 130)
         self._driver = None
 
     def _stand_still(self, driver: Driver, worker: int, place: str) -> None:
         stopped = self._draw.choice([[worker], [driver.pid], [driver.pid, worker]])
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        self._sandbox.probe.let_go(place)
+        self._sandbox.probe.release(place)
         time.sleep(self._draw.uniform(0.1, 3.0))
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)

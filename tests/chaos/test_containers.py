@@ -1,5 +1,5 @@
-"""The image and the stack of docker/, really built and really run: who gets in, what a container
-may do, where secrets are found, and a sweep that loses a worker and its tracking server.
+"""Build and run the image and the stack of docker/: access, confinement, secrets, and a sweep that
+loses a worker and its tracking server.
 
 It takes an engine (`engine.INSTALL`), some 15 GB of disk and a quarter of an hour.
 """
@@ -19,6 +19,7 @@ import pytest
 
 from tests.chaos.engine import Engine
 from tests.chaos.stack import SECRETS, Stack, up
+from tests.time_limits import scaled
 
 pytestmark = [
     pytest.mark.chaos,
@@ -62,7 +63,7 @@ def _ask(
         data=b'{"name": "made by a stranger"}' if method == "POST" else None,
     )
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=scaled(20)) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:
@@ -91,13 +92,13 @@ _CREATE = "/api/2.0/mlflow/experiments/create"
         "/v1/traces",
     ],
 )
-def test_who_does_not_say_the_password_gets_nothing(stack: Stack, path: str) -> None:
+def test_client_without_password_gets_nothing(stack: Stack, path: str) -> None:
     assert _ask(stack, path) == 401
     assert _ask(stack, path, method="POST") == 401
     assert _ask(stack, path, password="not the password") == 401
 
 
-def test_who_says_the_password_comes_in_from_here_alone(stack: Stack) -> None:
+def test_client_with_password_connects_from_this_host_only(stack: Stack) -> None:
     password = stack.secrets["mlflow_password"]
     assert _ask(stack, _SEARCH, password=password) == 200
     assert _ask(stack, _SEARCH, password=password, Host="evil.example") == 403
@@ -106,7 +107,7 @@ def test_who_says_the_password_comes_in_from_here_alone(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("mode", ["disabled", "token"])
-def test_ray_obeys_nobody_without_its_token(stack: Stack, mode: str) -> None:
+def test_ray_refuses_clients_without_token(stack: Stack, mode: str) -> None:
     (head,) = stack.containers("ray-head")
     wrong = (f"RAY_AUTH_MODE={mode}", "RAY_AUTH_TOKEN=0123456789abcdef")
     asked = stack.inside(
@@ -117,7 +118,7 @@ def test_ray_obeys_nobody_without_its_token(stack: Stack, mode: str) -> None:
     stack.inside(head, "ray", "health-check", "--address", "gcs:6379")
 
 
-def test_a_container_can_do_little(stack: Stack) -> None:
+def test_container_is_confined(stack: Stack) -> None:
     for container in stack.containers():
         status = stack.inside(container, "cat", "/proc/self/status").stdout
         facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -134,7 +135,7 @@ def test_a_container_can_do_little(stack: Stack) -> None:
         }
 
 
-def test_a_worker_reaches_neither_the_tracking_server_nor_its_database(stack: Stack) -> None:
+def test_worker_reaches_no_tracking_server_or_database(stack: Stack) -> None:
     worker, *_ = stack.containers("ray-worker")
     (head,) = stack.containers("ray-head")
     for service, port in (("mlflow", 5000), ("postgres", 5432)):
@@ -147,7 +148,7 @@ def test_a_worker_reaches_neither_the_tracking_server_nor_its_database(stack: St
     assert stack.inside(worker, "ls", "/run/secrets").stdout.split() == ["ray_token"]
 
 
-def test_each_role_of_the_database_comes_to_its_own_alone(stack: Stack) -> None:
+def test_each_database_role_reaches_its_own_database_only(stack: Stack) -> None:
     asked = "import psycopg2; psycopg2.connect('postgresql://{0}@postgres/{1}').close()"
     for service, role, own in (
         ("ray-head", "ledger", {"ledger"}),
@@ -160,7 +161,7 @@ def test_each_role_of_the_database_comes_to_its_own_alone(stack: Stack) -> None:
             assert (said.returncode == 0) is (database in own), (service, database, said.stderr)
 
 
-def test_a_sweep_outlives_a_worker_and_its_tracking_server(stack: Stack) -> None:
+def test_sweep_survives_loss_of_worker_and_tracking_server(stack: Stack) -> None:
     settings = [word for setting in _SETTINGS for word in ("-s", setting)]
     tracking = ("--tracking-uri", "http://mlflow:5000")
     lines: list[str] = []
@@ -216,7 +217,7 @@ def _steps(trials: list[Any]) -> list[int]:
     return list(range(last // _EPOCHS, last + 1, last // _EPOCHS))
 
 
-def test_no_secret_is_where_it_can_be_seen(stack: Stack) -> None:
+def test_no_secret_is_visible(stack: Stack) -> None:
     """After the sweep: in what the engine tells, in processes, logs, and files but their own."""
     shown = {"image": stack.engine.run("history", "--no-trunc", _image(stack)).stdout}
     shown["its settings"] = stack.engine.run("image", "inspect", _image(stack)).stdout

@@ -1,5 +1,5 @@
-"""The stack of docker/ with `compose.tls.yaml`: a sweep runs to its end, nothing of it is readable
-in a capture of the containers' networks, and each port refuses clients without TLS.
+"""The stack of docker/ with `compose.tls.yaml`: a capture of the network is unreadable, and each
+port refuses clients without TLS.
 
 It takes what `test_containers.py` takes. What must not live here: what holds without TLS, too.
 """
@@ -19,6 +19,7 @@ import pytest
 
 from tests.chaos.engine import Engine
 from tests.chaos.stack import Stack, up
+from tests.time_limits import Deadline, scaled
 
 pytestmark = [
     pytest.mark.chaos,
@@ -137,9 +138,9 @@ def _captured(stack: Stack, head: Any, directory: Path) -> Iterator[None]:
         *(head["Config"]["Image"], "-u", "-c", _CAPTURE),
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = Deadline(60)
         while not (directory / "packets").exists():
-            assert time.monotonic() < deadline
+            assert not deadline.passed
             time.sleep(0.5)
         yield
         time.sleep(2)  # what was sent last is read
@@ -163,7 +164,7 @@ def _send_in_clear(stack: Stack, head: Any, text: str) -> None:
     stack.inside(head, "python", "-c", send)
 
 
-def test_a_sweep_runs_to_its_end_and_is_not_readable_on_the_network(
+def test_sweep_finishes_and_network_capture_is_unreadable(
     stack: Stack, head: Any, tmp_path: Path
 ) -> None:
     """The capture sees what is sent in clear, and neither the sweep's name nor a secret."""
@@ -172,7 +173,7 @@ def test_a_sweep_runs_to_its_end_and_is_not_readable_on_the_network(
     with _captured(stack, head, tmp_path):
         _send_in_clear(stack, head, control)
         with stack.start("ray-head", "sweep", "run", *_SWEEP, "--name", name, *settings) as sweep:
-            said, _ = sweep.communicate(timeout=600)
+            said, _ = sweep.communicate(timeout=scaled(600))
         assert sweep.returncode == 0, said
     trials = json.loads(stack.inside(head, "sweep", "trials", name, "--json").stdout)
     assert [trial["state"] for trial in trials] == ["complete", "complete"]
@@ -188,7 +189,7 @@ def test_a_sweep_runs_to_its_end_and_is_not_readable_on_the_network(
     assert [text for text in unreadable if text.encode() in packets] == []
 
 
-def test_the_tracking_server_is_used_over_tls_alone(stack: Stack, head: Any, foreign: str) -> None:
+def test_tracking_server_accepts_tls_only(stack: Stack, head: Any, foreign: str) -> None:
     assert int(stack.inside(head, "python", "-c", _MLFLOW, environment=_QUICKLY).stdout) > 0
     said = stack.inside(head, "python", "-c", _PLAIN, "mlflow", "5000").stdout
     assert "HTTP/" not in said
@@ -198,7 +199,7 @@ def test_the_tracking_server_is_used_over_tls_alone(stack: Stack, head: Any, for
     assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
 
 
-def test_postgresql_is_used_over_tls_alone(stack: Stack, head: Any, foreign: str) -> None:
+def test_postgresql_accepts_tls_only(stack: Stack, head: Any, foreign: str) -> None:
     assert stack.inside(head, "python", "-c", _POSTGRES).stdout.startswith("TLSv1.")
     for setting, cause in (
         ("PGSSLMODE=disable", "no encryption"),
@@ -211,7 +212,7 @@ def test_postgresql_is_used_over_tls_alone(stack: Stack, head: Any, foreign: str
         assert cause in refused.stderr
 
 
-def test_ray_obeys_nobody_without_a_certificate_of_the_stack(
+def test_ray_refuses_clients_without_stack_certificate(
     stack: Stack, head: Any, foreign: str
 ) -> None:
     """Each of these clients has the right token."""
@@ -228,7 +229,7 @@ def test_ray_obeys_nobody_without_a_certificate_of_the_stack(
         assert stack.inside(head, *asked, environment=settings, check=False).returncode != 0
 
 
-def test_each_node_of_ray_asks_for_a_certificate(stack: Stack, head: Any, foreign: str) -> None:
+def test_each_ray_node_requires_a_certificate(stack: Stack, head: Any, foreign: str) -> None:
     own = [f"/run/secrets/tls_ray_head_{kind}" for kind in ("cert", "key")]
     other = [f"{foreign}tls_ray_head_{kind}" for kind in ("cert", "key")]
     for kind in ("cert", "key"):  # of the authority, but a server's
@@ -241,7 +242,7 @@ def test_each_node_of_ray_asks_for_a_certificate(stack: Stack, head: Any, foreig
             assert (int(said.stdout) > 0) is answered, (place, certificate)
 
 
-def test_no_port_of_ray_answers_in_clear_but_to_ask_for_the_token(stack: Stack, head: Any) -> None:
+def test_ray_ports_in_clear_only_ask_for_the_token(stack: Stack, head: Any) -> None:
     """Each node has an agent that its own processes alone ask, over HTTP and with the token."""
     for node in (head, *stack.containers("ray-worker")):
         ports = stack.inside(node, "python", "-c", _LISTENING).stdout.split()
@@ -252,7 +253,7 @@ def test_no_port_of_ray_answers_in_clear_but_to_ask_for_the_token(stack: Stack, 
         assert sorted(filter(None, answers)) == ["HTTP/1.0 401 Unauthorized"]
 
 
-def test_a_worker_has_no_key_but_its_own(stack: Stack) -> None:
+def test_worker_holds_its_own_key_only(stack: Stack) -> None:
     for worker in stack.containers("ray-worker"):
         assert stack.inside(worker, "ls", "/run/secrets").stdout.split() == [
             "ray_token",

@@ -1,4 +1,4 @@
-"""Row 18: a recorder before a real tracking server whose connection misbehaves.
+"""Row 18: a recorder with a faulty connection to a real tracking server.
 
 Each kind of fault meets each kind of request. `test_tracking_outages.py` has whole sweeps.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from mlflow import MlflowClient
 
-from tests.chaos.cases import SEED
+from tests.chaos.kill_cases import SEED
 from tests.chaos.scripted_proxy import (
     Exchange,
     Fault,
@@ -31,6 +31,7 @@ from tests.chaos.scripted_proxy import (
 )
 from tests.chaos.tracking_service import Service, read_store
 from tests.integration.commandline import wait_until
+from tests.time_limits import scaled
 from tracking import delivery_loop
 from tracking.outbox_recorder import OutboxRecorder, sync
 
@@ -151,13 +152,15 @@ def test_row_18_each_request_meets_each_fault(
     for path in WRITES:
         proxy.script(path, FAULTS[name], pass_on, FAULTS[name])
     recorder = record(proxy.url, sweep_id, tmp_path)
-    assert recorder.close(PATIENCE) == 0
+    assert recorder.close(scaled(PATIENCE)) == 0
     for path in WRITES:
         assert proxy.unused.count(path) < 3, f"no {path} was met"
     assert_exactly_once(service, sweep_id)
     assert_none_was_sent_twice(proxy)
     before = proxy.count("log-batch")
-    left = sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=PATIENCE)
+    left = sync(
+        proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=scaled(PATIENCE)
+    )
     assert (left, proxy.count("log-batch")) == (0, before)
 
 
@@ -168,7 +171,7 @@ def test_row_18_no_request_is_safe(service: Service, proxy: Proxy, tmp_path: Pat
     chance = random.Random(SEED)
     faults = [*FAULTS.values(), *[pass_on] * len(FAULTS)]
     proxy.otherwise(lambda exchange: chance.choice(faults)(exchange))
-    assert record(proxy.url, sweep_id, tmp_path).close(PATIENCE) == 0
+    assert record(proxy.url, sweep_id, tmp_path).close(scaled(PATIENCE)) == 0
     assert_exactly_once(service, sweep_id)
     assert_none_was_sent_twice(proxy)
 
@@ -180,7 +183,7 @@ def test_row_18_answer_after_the_client_gave_up(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     sweep_id = uuid.uuid4().hex
     proxy.script("runs/log-batch", late(5.0), pass_on, done_late(2.5))
-    assert record(proxy.url, sweep_id, tmp_path).close(PATIENCE) == 0
+    assert record(proxy.url, sweep_id, tmp_path).close(scaled(PATIENCE)) == 0
     assert_exactly_once(service, sweep_id)
 
 
@@ -195,7 +198,7 @@ def test_row_18_answer_after_the_client_gave_up(
         pytest.param("Bearer right", {"MLFLOW_TRACKING_TOKEN": "right"}, id="token"),
     ],
 )
-def test_a_server_that_asks_for_credentials_gets_everything_with_them(
+def test_server_with_login_receives_everything(
     service: Service,
     proxy: Proxy,
     tmp_path: Path,
@@ -223,6 +226,9 @@ def test_a_server_that_asks_for_credentials_gets_everything_with_them(
     tried = len(refused)
     for name, value in credentials.items():
         monkeypatch.setenv(name, value)
-    assert sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=PATIENCE) == 0
+    assert (
+        sync(proxy.url, None, sweep_id, sweep_id, tmp_path / "outbox", patience=scaled(PATIENCE))
+        == 0
+    )
     assert len(refused) == tried
     assert_exactly_once(service, sweep_id)

@@ -1,4 +1,4 @@
-"""Row 6: the driver dies, at whatever point of its life."""
+"""Row 6: kill the driver at any point of its life."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import SEED
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     SERIAL,
     Outcome,
@@ -26,6 +25,7 @@ from tests.chaos.harness import (
     assert_states,
     assert_trials,
 )
+from tests.chaos.kill_cases import SEED
 from tests.chaos.outcome import read_outcome
 from tests.chaos.probe_task import KINDS
 from tests.integration.commandline import wait_until
@@ -74,7 +74,7 @@ def _kill_driver(
         where = place or f"{share:.2f} of its life"
         print(f"ended with {ended.code} at {where}; it had said {ended.last_line!r}")
         if place:
-            sandbox.probe.let_go(place)
+            sandbox.probe.release(place)
         if ended.code == -signal.SIGKILL:
             return 1
         life = min(life, ended.seconds)  # the next one has less to do
@@ -89,7 +89,7 @@ def test_row_06_driver_killed(sandbox: Sandbox, references: References) -> None:
     kills += _kill_driver(sandbox, reference, draw, "forward", 0)
     kills += _kill_driver(sandbox, reference, draw, "time", draw.uniform(0.75, 0.95))
     assert kills == 3
-    found = assert_all(sandbox, reference, sandbox.go_on())
+    found = assert_all(sandbox, reference, sandbox.resume_to_end())
     assert {trial["state"] for trial in found.trials} == {"complete", "pruned"}
 
 
@@ -98,7 +98,7 @@ def test_row_06_older_driver_killed(sandbox: Sandbox, references: References) ->
     # Its tracking store was not kept: without the outbox all of it is told to a new one.
     shutil.copytree(OLDER, sandbox.paths.directory, ignore=shutil.ignore_patterns("outbox"))
     # What the task does beside its training has changed since; what it trains has not.
-    reference, ended = references.of(SERIAL), sandbox.go_on("--accept-changes")
+    reference, ended = references.of(SERIAL), sandbox.resume_to_end("--accept-changes")
     assert_ended(ended, 0)
     found = read_outcome(sandbox)
     assert_trials(found, reference)
@@ -134,7 +134,7 @@ def test_row_06_driver_killed_at_random_points(
         kind = draw.choice(["time", "time", *KINDS])
         kills += _kill_driver(sandbox, reference, draw, kind, draw.random())
     assert kills == KILLS_OF_EACH, "every sweep has its share of the fifty"
-    assert_all(sandbox, reference, sandbox.go_on())
+    assert_all(sandbox, reference, sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -147,12 +147,12 @@ def test_row_06_driver_killed_before_it_heard(
     assert [t["epoch"] for t in reference.trials] == [3, 1, 3, 3]  # what the numbers stand for
     driver, _ = sandbox.run_to("validation", epoch)
     driver.send(signal.SIGSTOP)
-    sandbox.probe.let_go(f"validation-{epoch}")
+    sandbox.probe.release(f"validation-{epoch}")
     number, of_trial = {4: (1, 1), 5: (2, 1), 10: (3, 3)}[epoch]
     store = CheckpointStore(sandbox.paths.trial(number))
     wait_until(lambda: [g for g in store.generations() if g.epoch == of_trial])
     assert driver.kill().code == -signal.SIGKILL
-    assert_all(sandbox, reference, sandbox.go_on())
+    assert_all(sandbox, reference, sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -163,4 +163,4 @@ def test_row_06_driver_killed_with_two_trials(sandbox: Sandbox, references: Refe
     kills = _kill_driver(sandbox, reference, draw, "forward", 0)
     kills += _kill_driver(sandbox, reference, draw, "validation", 0)
     assert kills == 2
-    assert_all(sandbox, reference, sandbox.go_on())
+    assert_all(sandbox, reference, sandbox.resume_to_end())

@@ -1,5 +1,5 @@
-"""Row 28, the store's half: a process that was stopped while another one continued its run wakes
-up, and finds nothing that it could still change.
+"""Row 28, the checkpoint store: a stopped process that was replaced wakes up and can change
+nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.commandline import wait_until
+from tests.time_limits import scaled
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
 
@@ -63,15 +64,15 @@ _LONG = [pytest.param(place, marks=pytest.mark.chaos) for place in ("open", "app
     28, "a writer is stopped at five places and wakes up after another one ended the run"
 )
 @pytest.mark.parametrize("place", [*_LONG, "rename", "remove"])
-def test_row_28_process_that_was_replaced_changes_nothing(tmp_path: Path, place: str) -> None:
+def test_row_28_replaced_process_changes_nothing(tmp_path: Path, place: str) -> None:
     stale = _start(tmp_path, place)
     wait_until(lambda: psutil.Process(stale.pid).status() == psutil.STATUS_STOPPED)
     successor = _start(tmp_path, "nowhere")
-    _, said = successor.communicate(timeout=120)
+    _, said = successor.communicate(timeout=scaled(120))
     assert successor.returncode == 0, said
     before = _content(tmp_path)
     os.kill(stale.pid, signal.SIGCONT)
-    _, errors = stale.communicate(timeout=120)
+    _, errors = stale.communicate(timeout=scaled(120))
     assert stale.returncode == 1
     assert "WriterReplaced: another process has taken over" in errors.splitlines()[-1]
     assert _content(tmp_path) == before

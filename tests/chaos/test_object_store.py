@@ -1,4 +1,4 @@
-"""Row 21 of the fault matrix: the object store goes away in the middle of an upload."""
+"""Row 21: the object store becomes unavailable during an upload."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     References,
     Sandbox,
     assert_all,
     assert_ended,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from trainable.checkpoint import CheckpointStore
@@ -42,7 +42,7 @@ def sandbox(store: ObjectStore, tmp_path: Path) -> Iterator[Sandbox]:
 
 @pytest.mark.chaos
 @pytest.mark.fault(21, "the store goes away within an upload, and stays away for a while")
-def test_row_21_store_that_goes_away_within_an_upload_holds_what_was_committed(
+def test_row_21_store_lost_during_upload_keeps_commits(
     store: ObjectStore, sandbox: Sandbox, references: References, tmp_path: Path
 ) -> None:
     driver, _ = sandbox.run_to("backward", _BEFORE_A_SAVE)
@@ -50,8 +50,8 @@ def test_row_21_store_that_goes_away_within_an_upload_holds_what_was_committed(
     assert before[_TRIAL][0] is not None
     where = f"{_PREFIX}/chaos/trials/000{_TRIAL}/checkpoints"
     store.wire.cut_within_upload(rf"/0+{_TRIAL}/checkpoints/step-0+4-\w+/{STATE}", after=3000)
-    sandbox.probe.let_go(f"backward-{_BEFORE_A_SAVE}")
-    assert_says_how_to_go_on(
+    sandbox.probe.release(f"backward-{_BEFORE_A_SAVE}")
+    assert_prints_resume_command(
         driver.wait(), 3, rf"step 4 \(\d+ bytes\) could not be written to {where}/.*untouched"
     )
     # Nobody says that it is there, that it is damaged, or what the best one is.
@@ -65,7 +65,7 @@ def test_row_21_store_that_goes_away_within_an_upload_holds_what_was_committed(
     store.wire.mend()
     assert _told(sandbox) == before
     _assert_loads(before)
-    found = assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    found = assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
     told = [(trial["checkpoint"], trial["best_checkpoint"]) for trial in found.trials]
     _assert_loads(told)
     assert not list(sandbox.paths.directory.glob("trials/*/checkpoints/*"))

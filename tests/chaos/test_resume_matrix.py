@@ -1,9 +1,9 @@
-"""The flagship at scale: whatever is killed, wherever it is killed, it ends bit for bit the same.
+"""Kill a training in many combinations of place and configuration; each resumes to the same bits.
 
 Each case trains to the end; then again, in another process, up to the kill (`os._exit(1)`), and
 from there in a third one. Equal must be: parameters, buffers, optimizer, schedule, scaler,
 counters, every random generator, the samples each step saw (augmentation included), and every
-logged metric that was not measured. `tests/integration/test_resume_exit.py` is a slice of this.
+logged metric that was not measured. A slice: `tests/integration/test_resume_after_exit.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import AXES, SEED, Case, pairs, select
+from tests.chaos.kill_cases import AXES, SEED, Case, pairs, select
 from tests.chaos.processes import Processes
 
 pytestmark = pytest.mark.chaos
@@ -31,7 +31,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.mark.seeds("S15", "S17")
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_killed_run_ends_like_one_that_was_not(
+def test_killed_run_equals_uninterrupted_run(
     processes: Processes, tmp_path: Path, case: Case
 ) -> None:
     began = processes.ends_alike(case, tmp_path)
@@ -47,7 +47,7 @@ def test_fp16_skipped_steps_before_and_after_a_kill() -> None:
     assert _skipped["after"] > 0, _skipped
 
 
-def test_selection_has_every_pair_and_is_large_enough() -> None:
+def test_selection_covers_every_pair() -> None:
     met = set().union(*map(pairs, CASES))
     axes = [len(values) for values in AXES.values()]
     assert len(met) == (sum(axes) ** 2 - sum(n * n for n in axes)) // 2

@@ -1,4 +1,4 @@
-"""Row 27: two drivers want the same sweep."""
+"""Row 27: a second driver starts on a running sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Template, assert_all, assert_ended
+from tests.chaos.invariants import SERIAL, References, Template, assert_all, assert_ended
 
 _IMMEDIATELY = 5.0
 
@@ -28,5 +28,5 @@ def test_row_27_second_driver(references: References, interrupted: Template) -> 
     assert third.seconds <= _IMMEDIATELY, f"refused after {third.seconds:.1f} s"
     assert_ended(sandbox.run().wait(), 4, held)
 
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     assert_all(sandbox, references.of(SERIAL), driver.wait())

@@ -1,5 +1,5 @@
-"""A sweep whose ledger is in PostgreSQL: killed, resumed, run twice at once, and its database
-stopped under it. What comes of it equals the sweep whose ledger is a file.
+"""A sweep with its ledger in PostgreSQL: kills, resumes, a second driver, and database outages.
+The result equals that of a sweep with a SQLite ledger.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from sweeps.ledger.postgres import WAIT_SECONDS, LedgerDatabase
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     SERIAL,
     Driver,
     References,
     Sandbox,
     assert_all,
     assert_ended,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.chaos.postgres import Cluster
 
@@ -39,7 +39,7 @@ def shared(tmp_path: Path, uri: str) -> Iterator[Sandbox]:
     made.close()
 
 
-def test_a_killed_driver_is_resumed_and_nobody_else_may_run_the_sweep(
+def test_killed_driver_resumes_and_second_is_refused(
     references: References, shared: Sandbox, uri: str
 ) -> None:
     driver, _ = shared.run_to("backward", 58)
@@ -55,17 +55,17 @@ def test_a_killed_driver_is_resumed_and_nobody_else_may_run_the_sweep(
     moved = r"storage\.ledger is postgresql.* and cannot become null: .*; leave it out"
     assert_ended(shared.resume("-s", "storage.ledger=null").wait(), 2, moved)
     assert not elsewhere.exists()
-    assert_all(shared, references.of(SERIAL), shared.go_on())
+    assert_all(shared, references.of(SERIAL), shared.resume_to_end())
     assert not shared.paths.ledger.exists()
     assert LedgerDatabase(uri, "chaos", shared.paths.directory).holder() is None
 
 
-def test_a_short_restart_of_the_database_is_waited_for(
+def test_short_database_restart_is_waited_for(
     references: References, shared: Sandbox, cluster: Cluster, uri: str
 ) -> None:
     driver, _ = shared.run_to("forward", 20)
     cluster.stop()
-    shared.probe.let_go("forward-20")
+    shared.probe.release("forward-20")
     _wait(driver, 3.0)
     cluster.start()
     place = LedgerDatabase(uri, "chaos", shared.paths.directory)
@@ -73,21 +73,21 @@ def test_a_short_restart_of_the_database_is_waited_for(
     assert_all(shared, references.of(SERIAL), driver.wait())
 
 
-def test_a_database_that_stays_away_stops_the_sweep_and_loses_nothing(
+def test_unavailable_database_stops_sweep_without_loss(
     references: References, shared: Sandbox, cluster: Cluster
 ) -> None:
     driver, _ = shared.run_to("forward", 20)
     cluster.stop()
     try:
-        shared.probe.let_go("forward-20")
+        shared.probe.release("forward-20")
         ended = driver.wait(3 * WAIT_SECONDS)
         cause = r"stopped: the ledger of sweep 'chaos' in postgresql.* cannot be used: .*untouched"
-        assert_says_how_to_go_on(ended, 3, cause)
+        assert_prints_resume_command(ended, 3, cause)
         away = r"^the ledger of sweep 'chaos' in postgresql.* cannot be used: .*; start the datab"
         assert_ended(shared.resume().wait(), 2, away)
     finally:
         cluster.start()
-    assert_all(shared, references.of(SERIAL), shared.go_on())
+    assert_all(shared, references.of(SERIAL), shared.resume_to_end())
 
 
 def _wait(driver: Driver, seconds: float) -> None:

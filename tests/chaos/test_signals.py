@@ -1,4 +1,4 @@
-"""Rows 7 to 10: the driver is asked to end by signals, in every phase of its life."""
+"""Rows 7 to 10: signals to the driver in every phase of its life."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sweeps.engine.process_cleanup import scratch_directory
-from tests.chaos.harness import (
+from tests.chaos.invariants import (
     PARALLEL,
     SERIAL,
     Driver,
@@ -24,10 +24,11 @@ from tests.chaos.harness import (
     Sandbox,
     assert_all,
     assert_no_residue,
-    assert_says_how_to_go_on,
+    assert_prints_resume_command,
 )
 from tests.chaos.outcome import read_outcome
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
+from tests.time_limits import scaled
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _GRACE = 30.0
@@ -118,7 +119,7 @@ def test_row_07_ctrl_c_unread(sandbox: Sandbox, references: References) -> None:
     pipe.unlink()
     driver.send(signal.SIGINT)
     _wait(driver, sandbox.paths.drain.exists)
-    sandbox.probe.let_go("backward-38")
+    sandbox.probe.release("backward-38")
     assert driver.wait(_GRACE + _AT_ONCE).code == 130
     _goes_on_where_it_was(sandbox, references.of(SERIAL))
 
@@ -134,10 +135,10 @@ def _saves_at_the_step_it_is_at(
     started = time.monotonic()
     _wait(driver, sandbox.paths.drain.exists)
     time.sleep(longer)
-    sandbox.probe.let_go("backward-38")
+    sandbox.probe.release("backward-38")
     ended = driver.wait()
-    assert_says_how_to_go_on(ended, _CODES[number], "stopping: trials save at their next step")
-    assert time.monotonic() - started < _GRACE
+    assert_prints_resume_command(ended, _CODES[number], "stopping: trials save at their next step")
+    assert time.monotonic() - started < scaled(_GRACE)
     _goes_on_where_it_was(sandbox, reference)
 
 
@@ -145,7 +146,7 @@ def _goes_on_where_it_was(sandbox: Sandbox, reference: Outcome) -> None:
     assert_no_residue(sandbox)
     newest = sandbox.cli.json("trials", "chaos")[1]["checkpoint"]
     assert newest.endswith("00000004"), f"not saved at the step it was at: {newest}"
-    found = assert_all(sandbox, reference, sandbox.go_on())
+    found = assert_all(sandbox, reference, sandbox.resume_to_end())
     # Before each start a look at the task takes forward passes of its own.
     trained = [
         {kind: n for kind, n in one.passes.items() if kind != "forward"}
@@ -164,10 +165,10 @@ def test_row_08_twice(sandbox: Sandbox, references: References, second: signal.S
     started = time.monotonic()
     driver.send(second)
     ended = driver.wait(20)
-    assert time.monotonic() - started < _AT_ONCE
-    assert_says_how_to_go_on(ended, 130, "exited immediately; what was saved is complete")
+    assert time.monotonic() - started < scaled(_AT_ONCE)
+    assert_prints_resume_command(ended, 130, "exited immediately; what was saved is complete")
     assert_no_residue(sandbox)
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -186,10 +187,10 @@ def test_row_09_sigterm(sandbox: Sandbox, references: References) -> None:
     _wait(driver, lambda: sandbox.probe.count("backward") > 20)
     driver.send(signal.SIGTERM)
     ended = driver.wait(_GRACE + _AT_ONCE)
-    assert_says_how_to_go_on(ended, 143)
+    assert_prints_resume_command(ended, 143)
     assert_no_residue(sandbox)
     sandbox.probe.pace(0)
-    found = assert_all(sandbox, references.of(PARALLEL), sandbox.go_on())
+    found = assert_all(sandbox, references.of(PARALLEL), sandbox.resume_to_end())
     again = found.passes["backward"] - references.of(PARALLEL).passes["backward"]
     assert again == 0, f"{again} passes were done again: not saved at the steps they were at"
 
@@ -216,7 +217,7 @@ def test_row_09_terminal_closed(sandbox: Sandbox, references: References) -> Non
     viewer.kill()
     viewer.wait()
     _wait(driver, sandbox.paths.drain.exists)
-    sandbox.probe.let_go("backward-38")
+    sandbox.probe.release("backward-38")
     assert driver.wait(_GRACE + _AT_ONCE).code == 129
     _goes_on_where_it_was(sandbox, references.of(SERIAL))
 
@@ -248,17 +249,17 @@ def test_row_10_grace_shorter_than_a_save(tmp_path: Path) -> None:
         slow, saves = sandbox.probe.directory / "slow", sandbox.probe.directory / "saves"
         slow.touch()
         saves.unlink()
-        sandbox.probe.let_go(place)
+        sandbox.probe.release(place)
         driver.until(saves.exists)
         started = time.monotonic()
         driver.send(signal.SIGTERM)
         ended = driver.wait(20)
-        assert time.monotonic() - started < _SHORT_GRACE + _SLACK
-        assert_says_how_to_go_on(ended, 143)
+        assert time.monotonic() - started < _SHORT_GRACE + scaled(_SLACK)
+        assert_prints_resume_command(ended, 143)
         assert _newest(sandbox) == INTERVAL
         assert_no_residue(sandbox)
         slow.unlink()
-        assert_all(sandbox, reference, sandbox.go_on())
+        assert_all(sandbox, reference, sandbox.resume_to_end())
     finally:
         for sandbox in sandboxes:
             sandbox.close()
@@ -289,14 +290,14 @@ def test_row_07_phases(
     driver.send(number)
     ended = driver.wait(_GRACE + _AT_ONCE)
     if sandbox.paths.exists():
-        assert_says_how_to_go_on(ended, _CODES[number])
+        assert_prints_resume_command(ended, _CODES[number])
     else:
         assert ended.code == _CODES[number], ended.text
         assert _EARLY.search(ended.text), ended.text
         assert ended.last_line == "sweep run chaos.yaml"
         assert not sandbox.paths.root.exists()
     assert_no_residue(sandbox)
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -309,7 +310,7 @@ def test_row_08_twice_while_ray_starts(sandbox: Sandbox, references: References)
     started = time.monotonic()
     driver.send(signal.SIGTERM)
     ended = driver.wait(20)
-    assert time.monotonic() - started < _AT_ONCE
-    assert_says_how_to_go_on(ended, 143, "exited immediately")
+    assert time.monotonic() - started < scaled(_AT_ONCE)
+    assert_prints_resume_command(ended, 143, "exited immediately")
     assert_no_residue(sandbox)
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())

@@ -1,4 +1,4 @@
-"""The Slurm script with a real Ray of two nodes, and a real sweep on them; Slurm alone is not."""
+"""The Slurm script with a real Ray of two nodes and a real sweep, without Slurm itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.chaos
-def test_a_slurm_job_runs_a_sweep_on_two_nodes_and_leaves_nothing() -> None:
+def test_slurm_job_runs_on_two_nodes_and_cleans_up() -> None:
     # Ray's sockets lie there, and their addresses hold about 100 characters.
     with tempfile.TemporaryDirectory(prefix="slurm-") as directory:
         environment = {"RAY_TMPDIR": directory, "SLURM_CPUS_PER_TASK": "1"}

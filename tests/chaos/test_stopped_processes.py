@@ -1,4 +1,4 @@
-"""Row 28: processes that stand still for a while and then go on."""
+"""Row 28: processes are stopped (SIGSTOP) and continue later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all, assert_ended
 
 SHORT, LONG = 4.0, 120.0
 
@@ -27,17 +27,17 @@ def _stop_each_in_turn(sandbox: Sandbox, references: References, seconds: float)
     driver = sandbox.run()
     worker = driver.until_held(place)
     os.kill(worker, signal.SIGSTOP)
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     _stand_still([worker], seconds)
     # The driver while its trial goes on; then all of them, as by a suspended machine.
     place = sandbox.probe.further("backward", 12)
     driver.until_held(place)
     os.kill(driver.pid, signal.SIGSTOP)
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     _stand_still([driver.pid], seconds)
     place = sandbox.probe.further("forward", 12)
     driver.until_held(place)
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     _stand_still([driver.pid, *(p.pid for p in sandbox.processes())], seconds)
     assert_all(sandbox, references.of(SERIAL), driver.wait())
 
@@ -54,7 +54,7 @@ def test_row_28_stopped_trial_of_a_dead_driver(sandbox: Sandbox, references: Ref
     stopped = psutil.Process(worker)
     stopped.suspend()
     driver.kill()
-    sandbox.probe.let_go("backward-17")
+    sandbox.probe.release("backward-17")
     again = sandbox.resume()
     again.until(lambda: again.token)
     again.until(lambda: not stopped.is_running())  # it never gets the chance to write again
@@ -81,8 +81,8 @@ def test_row_28_fenced(sandbox: Sandbox, references: References) -> None:
     driver.until_held(place)
     for process in asleep:
         process.resume()
-    sandbox.probe.let_go("backward-47")
+    sandbox.probe.release("backward-47")
     assert_ended(stale.wait(), 4, "the lock .* was removed or replaced")
-    sandbox.probe.let_go(place)
+    sandbox.probe.release(place)
     found = assert_all(sandbox, references.of(SERIAL), driver.wait())
     assert [trial["attempts"] for trial in found.trials] == [1, 1, 2, 1]

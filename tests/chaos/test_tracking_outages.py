@@ -1,4 +1,4 @@
-"""Rows 17 to 20: whole sweeps through the command line, before a tracking server with bad days.
+"""Rows 17 to 20: whole sweeps with an unreliable tracking server.
 
 What is compared is a sweep that nothing happened to. `test_delivery_faults.py` has single
 requests.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.ledger.ledger import Ledger
-from tests.chaos.harness import SERIAL, References, Sandbox, assert_all, assert_ended
+from tests.chaos.invariants import SERIAL, References, Sandbox, assert_all, assert_ended
 from tests.chaos.outcome import read_runs
 from tests.chaos.postgres import Cluster
 from tests.chaos.scripted_proxy import (
@@ -28,6 +28,7 @@ from tests.chaos.scripted_proxy import (
     reset,
 )
 from tests.chaos.tracking_service import Run, Service, read_store
+from tests.time_limits import scaled
 from tracking.outbox_recorder import OutboxRecorder, sync
 
 pytestmark = pytest.mark.integration
@@ -87,7 +88,7 @@ def test_row_17_down_in_the_middle(
     proxy.down()
     down_at = time.monotonic()
     sandbox.probe.pace(seconds / 50)  # so that training has not ended when the server is back
-    sandbox.probe.let_go("forward-10")
+    sandbox.probe.release("forward-10")
     # The training goes on: two trials begin and end, and what they say waits in the outbox.
     driver.until(lambda: sandbox.probe.count() > 70 and time.monotonic() - down_at > seconds)
     status = sandbox.cli.json("status", "chaos")
@@ -102,7 +103,7 @@ def test_row_17_down_in_the_middle(
 
 @pytest.mark.chaos
 @pytest.mark.fault(6, "the power goes off under thinned curves, beside somebody else's runs")
-def test_row_06_thinned_curves_are_the_same_after_a_resume(
+def test_row_06_downsampled_curves_survive_resume(
     references: References,
     service: Service,
     foreign: Callable[[], bool],
@@ -113,7 +114,7 @@ def test_row_06_thinned_curves_are_the_same_after_a_resume(
     try:
         driver, _ = sandbox.run_to("backward", 48, "--tracking-uri", service.url)
         driver.power_off()
-        found = assert_all(sandbox, references.of(thinned), sandbox.go_on())
+        found = assert_all(sandbox, references.of(thinned), sandbox.resume_to_end())
         steps = {step for key, step in found.history(0) if key == "train/loss"}
         assert steps == {1, 4, 5, 8, 10, 12, 15}
         assert foreign()
@@ -123,7 +124,7 @@ def test_row_06_thinned_curves_are_the_same_after_a_resume(
 
 @pytest.mark.chaos
 @pytest.mark.fault(6, "kill -9 of the driver, and a sync that tells what it could not")
-def test_row_06_sync_tells_that_a_killed_sweep_is_not_running(
+def test_row_06_sync_reports_killed_sweep_as_not_running(
     references: References, sandbox: Sandbox, service: Service
 ) -> None:
     driver, _ = sandbox.run_to("forward", 48, "--tracking-uri", service.url)
@@ -135,7 +136,7 @@ def test_row_06_sync_tells_that_a_killed_sweep_is_not_running(
     sandbox.cli.ok("sync", "chaos")
     interrupted = ("KILLED", "interrupt")
     assert _ends(sandbox) == {**before, None: interrupted, 2: interrupted}
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.chaos
@@ -146,16 +147,16 @@ def test_row_17_server_killed_and_started_again(
 ) -> None:
     driver, _ = sandbox.run_to("forward", 40, "--tracking-uri", service.url)
     service.kill()
-    sandbox.probe.let_go("forward-40")
+    sandbox.probe.release("forward-40")
     driver.until(lambda: sandbox.cli.json("status", "chaos")["outbox_pending"] > 5)
     service.start()
     assert_ended(driver.wait(), 0)
     # A server takes long to come up: the sweep may have ended before, and left records waiting.
-    assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.fault(17, "the server accepts and never answers")
-def test_row_17_no_verb_waits_for_the_server(
+def test_row_17_no_recorder_call_waits_for_the_server(
     service: Service, proxy: Proxy, tmp_path: Path
 ) -> None:
     hung = threading.Event()
@@ -199,9 +200,7 @@ def test_row_18_sweep_meets_every_fault(
 
 @on_both_stores
 @pytest.mark.fault(19, "down all run, then delivered")
-def test_row_19_sync_delivers_and_a_second_adds_nothing(
-    service: Service, proxy: Proxy, tmp_path: Path
-) -> None:
+def test_row_19_second_sync_adds_nothing(service: Service, proxy: Proxy, tmp_path: Path) -> None:
     proxy.down()
     sweep_id = uuid.uuid4().hex
     recorder = _recorder(proxy, sweep_id, tmp_path)
@@ -244,7 +243,7 @@ def test_row_19_sweep_without_a_server(
     assert sent == len(proxy.points) == sum(run.points.total() for run in once)
     assert sandbox.cli.ok("sync", "chaos") == "delivered 0 records; 0 wait\n"
     assert (_runs(service, sandbox), proxy.points.total()) == (once, sent)
-    found = assert_all(sandbox, references.of(SERIAL), sandbox.go_on())
+    found = assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
     assert found.status["outbox_pending"] == 0
     assert proxy.points.total() == sent
 
@@ -257,12 +256,12 @@ def test_row_20_recorder_before_a_restart(
     with Proxy(service_on_postgres.url) as proxy:
         recorder = _recorder(proxy, sweep_id, tmp_path)
         recorder.start(0, {"lr": 1}, {})
-        assert recorder.flush(PATIENCE) == 0
+        assert recorder.flush(scaled(PATIENCE)) == 0
         recorder.log(0, [_Line(s, s, {"train/loss": 1 / s}) for s in range(1, 2501)])
         cluster.restart_while_writing("metrics")
         recorder.finish(0, "FINISHED", {})
         recorder.finish(None, "FINISHED", {})
-        assert recorder.close(PATIENCE) == 0
+        assert recorder.close(scaled(PATIENCE)) == 0
     runs = read_store(cluster.uri, sweep_id)
     assert [run.status for run in runs] == ["FINISHED"] * 2
     (run,) = [run for run in runs if "gradsweep.trial" in run.tags]
@@ -277,7 +276,7 @@ def test_row_20_sweep_before_a_restart(
     sandbox = Sandbox(tmp_path / "sweep", SERIAL, store=cluster.uri)
     try:
         driver, _ = sandbox.run_to("forward", 10, "--tracking-uri", service_on_postgres.url)
-        sandbox.probe.let_go("forward-10")
+        sandbox.probe.release("forward-10")
         cluster.restart_while_writing("metrics")
         assert_all(sandbox, references.of(SERIAL), driver.wait())
     finally:

@@ -1,4 +1,4 @@
-"""Row 1: the process in which a trial is trained dies, wherever it is."""
+"""Row 1: kill the process that trains a trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import signal
 
 import pytest
 
-from tests.chaos.harness import PARALLEL, SERIAL, Ended, Outcome, References, Sandbox, assert_all
+from tests.chaos.invariants import (
+    PARALLEL,
+    SERIAL,
+    Ended,
+    Outcome,
+    References,
+    Sandbox,
+    assert_all,
+)
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES
 
 # In the computation of a gradient; between two micro-batches of a step; between two batches of an
@@ -29,7 +37,7 @@ def _kill_workers(sandbox: Sandbox, places: tuple[tuple[str, int], ...]) -> Ende
         # How long a save takes beside the training is the disk's affair, and not counted here.
         driver.until(lambda: not list(sandbox.paths.directory.glob(_SAVING)))
         os.kill(worker, signal.SIGKILL)
-        sandbox.probe.let_go(place)
+        sandbox.probe.release(place)
         place = sandbox.probe.further(*following) if following else ""
     return driver.wait()
 

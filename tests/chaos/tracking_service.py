@@ -1,6 +1,6 @@
-"""A real `mlflow server` that can be killed and started again, and what lies in its database.
+"""A real `mlflow server` that can be killed and restarted, and the contents of its database.
 
-What must not live here: faults (`scripted_proxy.py`), and what must be true (`harness.py`).
+What must not live here: faults (`scripted_proxy.py`), and what must be true (`invariants.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
+from tests.time_limits import Deadline
 from tests.tracking_server import start_tracking_server
 from tracking.ui import PortTaken
 
@@ -100,13 +101,13 @@ class Service:
         self._server.stop()  # what is left of the one before
         port = urlsplit(self.url).port
         assert port is not None
-        deadline = time.monotonic() + 10.0
+        deadline = Deadline(10)
         while True:
             try:
                 self._server = start_tracking_server(self.store, self._artifacts, port=port)
                 return
             except PortTaken:  # a killed worker with much memory takes a moment to be gone
-                if time.monotonic() > deadline:
+                if deadline.passed:
                     raise
                 time.sleep(0.1)
 

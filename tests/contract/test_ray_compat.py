@@ -555,7 +555,7 @@ def test_each_patch_of_tune_is_taken_back() -> None:
     assert len(replaced) == 6
 
 
-def test_schedulers_read_neither_the_controller_nor_more_of_a_trial() -> None:
+def test_schedulers_use_few_attributes_of_a_trial() -> None:
     from ray.tune.schedulers import ASHAScheduler
 
     class Known(NamedTuple):

@@ -1,4 +1,4 @@
-"""What every recorder keeps to, whichever it is; the real one is read back from a real store."""
+"""The contract of every recorder; the real one is read back from a real store."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ def _read(uri: str, run_id: str | None) -> MemoryRun:
     return MemoryRun(run.data.params, run.data.tags, points, artifacts, run.info.status)
 
 
-def test_it_is_a_recorder(case: Case) -> None:
+def test_implements_the_recorder_protocol(case: Case) -> None:
     assert isinstance(case.recorder, Recorder)
 
 
-def test_a_trial_from_start_to_finish(case: Case) -> None:
+def test_trial_from_start_to_finish(case: Case) -> None:
     case.recorder.start(0, {"train.lr": 0.1, "task": None, "flag": True}, {"node": "a"})
     case.recorder.log(0, [Line(1, 1000, {"loss": 2.0}), Line(2, 2000, {"loss": 1.0, "acc": 0.5})])
     case.recorder.tag(0, {"node": "b"})
@@ -174,7 +174,7 @@ def test_parameters_stay_and_changes_become_tags(case: Case) -> None:
         assert run.status == "RUNNING"
 
 
-def test_a_parameter_that_goes_back_is_told_and_is_a_curve(case: Case) -> None:
+def test_parameter_that_changes_back_becomes_a_curve(case: Case) -> None:
     for rate, step in ((0.1, 1), (0.2, 2), (0.1, 3), (0.1, 4)):
         case.recorder.start(0, {"lr": rate, "name": f"n{rate}"}, {})
         case.recorder.log(0, [Line(step, 1000 * step, {"loss": 2.0})])
@@ -187,7 +187,7 @@ def test_a_parameter_that_goes_back_is_told_and_is_a_curve(case: Case) -> None:
         assert changes == {("param/lr", 1): 0.2, ("param/lr", 2): 0.1}
 
 
-def test_the_sweep_has_a_run_of_its_own(case: Case, tmp_path: Path) -> None:
+def test_sweep_has_its_own_run(case: Case, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text("seed: 0")
     case.recorder.tag(None, {"best": "3"})

@@ -30,7 +30,7 @@ def _functions(file: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_each_attack_names_tests_and_nothing_else() -> None:
+def test_each_attack_names_its_tests() -> None:
     attacks = list(_attacks())
     assert attacks
     others = {attack for attack, tests in attacks if re.sub(_TEST, "", tests).strip(" ,|")}
@@ -38,7 +38,7 @@ def test_each_attack_names_tests_and_nothing_else() -> None:
     assert [attack for attack, tests in attacks if not _TEST.search(tests)] == []
 
 
-def test_each_test_that_the_page_names_exists() -> None:
+def test_each_named_test_exists() -> None:
     named = set(_TEST.findall(PAGE.read_text(encoding="utf-8")))
     files = {file for file, _ in named}
     there = {file: _functions(file) for file in files if (ROOT / file).is_file()}

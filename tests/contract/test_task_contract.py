@@ -1,4 +1,4 @@
-"""The suite for users' own tasks: it passes good ones and names what is wrong."""
+"""`check_task` passes valid tasks and names contract violations."""
 
 # ruff: noqa: ARG001, ARG005  what stands in for something keeps its signature
 
@@ -164,7 +164,7 @@ def _log_of_probabilities(self, model, batch):
         "a buffer that is made in forward, and restored",
     ],
 )
-def test_what_only_looks_wrong_passes(override):
+def test_valid_but_unusual_tasks_pass(override):
     check_task(type("Unusual", (Good,), override)())
 
 
@@ -243,12 +243,12 @@ def _unseeded(self):
         ({"evaluate": lambda self, m, b: {"loss": torch.ones(2)}}, "a metric is one number"),
     ],
 )
-def test_broken_promises_are_named(override, message):
+def test_contract_violations_are_named(override, message):
     with pytest.raises(TaskError, match=message):
         check_task(type("Broken", (Good,), override)())
 
 
-def test_all_broken_promises_are_told_at_once():
+def test_all_contract_violations_are_reported_together():
     class Broken(Good):
         loss = _mean_loss
 

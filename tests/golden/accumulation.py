@@ -16,7 +16,7 @@ from torch import nn
 
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.seeding import isolated_host_randomness
+from trainable.seeding import preserved_host_rng
 from trainable.task import Data, Task
 
 FILE = Path(__file__).with_name("accumulation.json")
@@ -71,7 +71,7 @@ def curves(kind: str, split: str) -> dict[str, list[float]]:
             },
         }
     )
-    with tempfile.TemporaryDirectory() as directory, isolated_host_randomness():
+    with tempfile.TemporaryDirectory() as directory, preserved_host_rng():
         options = {"device": "cpu", "threads": 1, "task": Waves(KINDS[kind])}
         with open_trainer(config, Path(directory), **options) as trainer:  # type: ignore[arg-type]
             rows = [row.metrics for report in trainer.events() for row in report.rows]

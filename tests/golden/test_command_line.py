@@ -43,7 +43,7 @@ def test_help(command: str) -> None:
     _compare(f"help{'-' if command else ''}{command}.txt", "\n".join(lines) + "\n")
 
 
-def test_the_short_option_shows_the_same_help() -> None:
+def test_short_help_option_equals_help() -> None:
     def shown(option: str) -> str:
         line = [Path(sys.executable).with_name("sweep"), "status", option]
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout

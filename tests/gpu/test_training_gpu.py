@@ -155,7 +155,7 @@ def test_resume_is_exact_on_the_same_device(tmp_path):
         tmp_path / "cut",
         device=DEVICE,
         task=Blobs(),
-        interrupted=lambda: next(steps) > 12,
+        should_stop=lambda: next(steps) > 12,
     )
     list(first.events())
     first.close()
@@ -176,7 +176,7 @@ def test_run_moves_to_another_kind_of_device(tmp_path, direction):
         tmp_path / "moved",
         device=first,
         task=Blobs(dropout=0.0),
-        interrupted=lambda: next(steps) > 12,
+        should_stop=lambda: next(steps) > 12,
     )
     list(begun.events())
     begun.close()
@@ -240,7 +240,7 @@ def test_sync_debug_mode_sees_what_it_is_trusted_with():
 
 
 @NEEDS_CUDA
-def test_memory_of_the_tensors_is_told_and_capped(tmp_path):
+def test_tensor_memory_is_reported_and_capped(tmp_path):
     """A model that would take half of the device, in a process that may take a hundredth."""
     mebibytes = torch.cuda.get_device_properties(DEVICE).total_memory / 2**20
 
@@ -260,7 +260,7 @@ def test_memory_of_the_tensors_is_told_and_capped(tmp_path):
 
 
 @NEEDS_CUDA
-def test_memory_of_a_report_is_the_most_since_the_one_before(tmp_path):
+def test_reported_memory_is_peak_since_previous_report(tmp_path):
     class Spiky(Blobs):
         def loss(self, model, batch):
             if model.training and self.calls == 0:
@@ -274,7 +274,7 @@ def test_memory_of_a_report_is_the_most_since_the_one_before(tmp_path):
 
 
 @NEEDS_CUDA
-def test_memory_of_a_first_report_is_not_that_of_the_trial_before(tmp_path):
+def test_first_report_excludes_memory_of_previous_trial(tmp_path):
     torch.empty(200 * 2**20, dtype=torch.uint8, device=DEVICE)
     reports, _ = _train(_config(), tmp_path)
     assert reports[0].metrics["memory/gpu_mb"] < 100

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import ConsoleMessage, Page, sync_playwright
 
+from tests.time_limits import scaled
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _FLAGS = [
     "--no-sandbox",
@@ -59,7 +61,7 @@ def open_page(
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
         page = browser.new_page(viewport={"width": width, "height": height})
-        page.set_default_timeout(_PATIENCE_MS)
+        page.set_default_timeout(scaled(_PATIENCE_MS))
         if seen is not None:
             seen.watch(page)
         page.goto(url)

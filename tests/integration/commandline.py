@@ -1,4 +1,4 @@
-"""The command line as a user has it: a real process, in a directory of its own."""
+"""Run the command line as a user does: in a real process and its own directory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import psutil
 
 from sweeps.engine.process_cleanup import find_orphans
 from sweeps.sweep_lock import read_holder
+from tests.time_limits import Deadline, scaled
 
 SWEEP = Path(sys.executable).with_name("sweep")
 
@@ -66,7 +67,7 @@ class CommandLine:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=scaled(timeout),
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -118,9 +119,9 @@ def wait_until(
     condition: Callable[[], object], *, seconds: float = 120, every: float = 0.2
 ) -> None:
     """Wait for something that another process brings about; fail when it does not come."""
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while not condition():
-        assert time.monotonic() < deadline, f"not reached within {seconds} s"
+        assert not deadline.passed, f"not reached within {deadline}"
         time.sleep(every)
 
 

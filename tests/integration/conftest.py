@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commandline import CommandLine
-from tests.no_fsync import hasty_databases
+from tests.no_fsync import databases_without_fsync
 
-__all__ = ["cli", "hasty_databases", "module_cli"]
+__all__ = ["cli", "databases_without_fsync", "module_cli"]
 
 
 @pytest.fixture

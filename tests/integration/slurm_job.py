@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.time_limits import scaled
+
 SCRIPT = Path(__file__).parents[2] / "docker" / "slurm" / "sweep.sbatch"
 
 SLURM = {
@@ -73,7 +75,7 @@ class Job:
     def run(self, *words: str, seconds: float = 30) -> tuple[int, str, str]:
         """Returns the exit status, and what was said on both outputs."""
         with self.start(*words) as running:
-            out, err = running.communicate(timeout=seconds)
+            out, err = running.communicate(timeout=scaled(seconds))
         return running.returncode, out, err
 
     def calls(self, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Wrong input in the real command: a clear message, exit code 2, no traceback, nothing created.
+"""Invalid input to the real command: a clear message, exit code 2, no traceback, no files.
 
 All kinds of it are in `tests/unit`, most of them through the same command line without a process.
 """

@@ -1,4 +1,4 @@
-"""Inputs by which strangers broke the product: epochs, batches, tasks and checks."""
+"""Cases of `tests/cases` about data: epochs, batches, tasks and checks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commandline import CommandLine
+from tests.time_limits import scaled
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -27,13 +28,13 @@ def _python(cli: CommandLine, *arguments: str) -> subprocess.CompletedProcess[st
         cwd=cli.directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
 
 
 @pytest.mark.parametrize("case", ["05-stopiteration"], indirect=True)
-def test_an_epoch_that_ends_early_fails(case: CommandLine) -> None:
+def test_epoch_that_ends_early_fails(case: CommandLine) -> None:
     done = case("train", "sweep.yaml", "--dir", "d1")
     assert done.returncode == 3
     last = done.stderr.strip().splitlines()[-1]
@@ -52,7 +53,7 @@ def test_batches_of_every_type_are_moved(case: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("case", ["17-samplers"], indirect=True)
-def test_what_fails_in_the_first_step_is_refused_before(case: CommandLine) -> None:
+def test_failure_in_first_step_is_refused_at_check(case: CommandLine) -> None:
     for name, commands, said in (
         ("Outputs", ("check", "train", "run"), "the model returns a dict of 'logits'"),
         ("Regression", ("run",), "the targets are torch.float32 numbers"),
@@ -68,7 +69,7 @@ def test_what_fails_in_the_first_step_is_refused_before(case: CommandLine) -> No
 
 
 @pytest.mark.parametrize("case", ["01-weight-norm"], indirect=True)
-def test_a_model_that_cannot_be_deep_copied_passes(case: CommandLine) -> None:
+def test_model_that_cannot_be_deep_copied_passes(case: CommandLine) -> None:
     done = _python(
         case, "-c", "from trainable import check_task; import tcn; check_task(tcn.Waves())"
     )

@@ -1,5 +1,5 @@
-"""What strangers brought about the processes that import a task, and about search spaces, as it
-stands: the same answer from `sweep check`, `train` and `run`.
+"""Cases of `tests/cases` about imports and search spaces: `sweep check`, `train` and `run` give
+the same answer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _refused(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr.splitlines()[-1]
 
 
-def test_04_a_parser_at_import_sees_no_arguments(cli: CommandLine) -> None:
+def test_04_parser_at_import_sees_no_arguments(cli: CommandLine) -> None:
     _take(cli, "04-argparse-at-import")
     for command in COMMANDS:
         cli.ok(command, "sweep.yaml")
@@ -68,7 +68,7 @@ def test_04_required_options_are_refused_alike(cli: CommandLine) -> None:
     assert not cli.root.exists()
 
 
-def test_19_the_name_of_a_module_is_the_trouble(cli: CommandLine) -> None:
+def test_19_shadowing_module_name_is_refused(cli: CommandLine) -> None:
     _take(cli, "19-module-names")
     told = {_refused(cli(command, "s.yaml")) for command in COMMANDS}
     assert len(told) == 1
@@ -77,7 +77,7 @@ def test_19_the_name_of_a_module_is_the_trouble(cli: CommandLine) -> None:
     assert not cli.root.exists()
 
 
-def test_a_neighbour_with_pythons_name_is_nobodys_trouble_but_who_imports_it(
+def test_module_named_like_stdlib_affects_only_its_importers(
     cli: CommandLine,
 ) -> None:
     """The same `sys.argv`, `sys.path` and directory everywhere, and no file beside the task in the
@@ -106,7 +106,7 @@ def test_a_neighbour_with_pythons_name_is_nobodys_trouble_but_who_imports_it(
 
 
 @pytest.mark.parametrize("place", ["import", "__init__", "build_model", "build_data"])
-def test_a_task_that_ends_its_process_is_refused(cli: CommandLine, place: str) -> None:
+def test_task_that_exits_at_import_is_refused(cli: CommandLine, place: str) -> None:
     ending = "raise SystemExit(7)"
     if place == "import":
         text = f"{TASK}\n{ending}\n"
@@ -137,7 +137,7 @@ def test_a_task_that_ends_its_process_is_refused(cli: CommandLine, place: str) -
                         "searched with {int: [low, high], step: n}"),
     ],
 )  # fmt: skip
-def test_08_a_space_is_valid_or_says_what_can_be_written(
+def test_08_space_is_valid_or_error_lists_alternatives(
     cli: CommandLine, file: str, told: str | None
 ) -> None:
     _take(cli, "08-wandb-space")
@@ -147,7 +147,7 @@ def test_08_a_space_is_valid_or_says_what_can_be_written(
         assert _refused(cli("check", file)).endswith(told)
 
 
-def test_08_lists_and_steps_are_trained_with_and_shown(cli: CommandLine) -> None:
+def test_08_lists_and_steps_are_trained_and_shown(cli: CommandLine) -> None:
     _take(cli, "08-wandb-space")
     text = (cli.directory / "lists.yaml").read_text()
     text = text.replace("random}", "grid}").replace("[64, 32], [128], null", "[64, 32], [128]")

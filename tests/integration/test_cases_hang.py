@@ -1,4 +1,4 @@
-"""Tasks that hang, or that limit their own process: one trial's failure, and nobody else's."""
+"""Cases of `tests/cases` that hang or limit their own process: only that trial fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _rogue(cli: CommandLine, *modes: str, more: str = "") -> None:
     cli.write("g.yaml", text + more)
 
 
-def test_what_a_trial_does_to_itself_is_that_trials_failure(cli: CommandLine) -> None:
+def test_trial_that_limits_itself_fails_alone(cli: CommandLine) -> None:
     _rogue(cli, "rlimit", "hang", "ok", more="failures: {step_timeout: 5s}\n")
     done = cli("run", "g.yaml")
     assert done.returncode == 0, done.stderr
@@ -37,7 +37,7 @@ def test_what_a_trial_does_to_itself_is_that_trials_failure(cli: CommandLine) ->
     assert "in misbehave" in log.read_text()
 
 
-def test_stopping_a_trial_that_hangs_ends_its_process(cli: CommandLine) -> None:
+def test_stopping_a_hung_trial_ends_its_process(cli: CommandLine) -> None:
     _rogue(cli, "hang", more="failures: {step_timeout: off}\n")
     driver = cli.start("run", "g.yaml", "--grace", "3s")
     # five epochs of eight steps: it hangs within the third

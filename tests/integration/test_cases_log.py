@@ -1,4 +1,4 @@
-"""What strangers tried with metrics and with MLflow's plain API, as it stands."""
+"""Cases of `tests/cases` about metrics and MLflow's plain API."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ space: {train.optimizer.lr: {uniform: [0.05, 0.4]}}
 
 
 @pytest.mark.parametrize("name", ["odd", "sparse"])
-def test_metrics(name, module_cli):
+def test_odd_metrics_are_recorded(name, module_cli):
     for file in (CASES / "10-metrics").iterdir():
         shutil.copy(file, module_cli.directory)
     done = module_cli("run", f"{name}.yaml", timeout=600)
@@ -70,7 +70,7 @@ def test_metrics(name, module_cli):
     assert {one["state"] for one in trials} <= {"complete", "pruned"}
 
 
-def test_the_plain_mlflow_api_goes_to_the_trials_own_run(module_cli):
+def test_plain_mlflow_api_logs_to_the_trials_run(module_cli):
     from mlflow import MlflowClient
 
     directory = module_cli.directory
@@ -100,7 +100,7 @@ def test_the_plain_mlflow_api_goes_to_the_trials_own_run(module_cli):
         assert {"own.png", "figures"} <= names
 
 
-def test_what_is_logged_is_there_once_though_its_process_was_killed(module_cli):
+def test_logged_values_survive_a_kill_once(module_cli):
     """In each epoch the process is killed after everything was logged, and before the report."""
     from mlflow import MlflowClient
 

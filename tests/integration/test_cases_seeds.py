@@ -1,4 +1,4 @@
-"""The cases of `tests/cases` about seeds, as they stand."""
+"""Cases of `tests/cases` about seeds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.time_limits import scaled
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -19,14 +21,14 @@ def _run(directory: Path, *command: str) -> str:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=scaled(300),
         env=environment,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_case_16_all_trials_are_validated_on_the_same_samples(tmp_path: Path) -> None:
+def test_case_16_all_trials_share_validation_samples(tmp_path: Path) -> None:
     shutil.copytree(CASES / "16-random-split", tmp_path, dirs_exist_ok=True)
     _run(tmp_path, "-m", "sweeps.entry", "run", "sweep.yaml")
     curves = sorted(tmp_path.glob("runs/split/trials/*/metrics.jsonl"))
@@ -65,7 +67,7 @@ def _trained(directory: Path, epochs: int, name: str) -> str:
     )
 
 
-def test_the_order_of_a_set_is_the_same_in_every_process_or_refused(tmp_path: Path) -> None:
+def test_set_order_is_fixed_or_refused(tmp_path: Path) -> None:
     (tmp_path / "hashed.py").write_text(HASHED)
     (tmp_path / "hashed.yaml").write_text(
         "name: hashed\ntask: hashed:Hashed\nmetric: val/loss\nmode: min\ntrials: 1\n"
@@ -118,7 +120,7 @@ class Clocked(Task):
 """
 
 
-def test_a_trial_that_builds_another_model_in_its_next_process_fails(tmp_path: Path) -> None:
+def test_trial_that_rebuilds_another_model_fails(tmp_path: Path) -> None:
     (tmp_path / "clocked.py").write_text(CLOCKED)
     (tmp_path / "clocked.yaml").write_text(
         "name: clocked\ntask: clocked:Clocked\nmetric: val/loss\nmode: min\ntrials: 1\n"
@@ -132,6 +134,5 @@ def test_a_trial_that_builds_another_model_in_its_next_process_fails(tmp_path: P
     (trial,) = json.loads(_run(tmp_path, "-m", "sweeps.entry", "trials", "clocked", "--json"))
     assert trial["state"] == "failed"
     assert (
-        "builds something else than when this run was begun (model: its modules"
-        in (trial["reason"])
+        "builds something else than when this run started (model: its modules" in (trial["reason"])
     )

@@ -1,4 +1,4 @@
-"""Strangers' inputs whose state torch, or the run, used to lose; each as it stands."""
+"""Cases of `tests/cases` about state that torch or the run once lost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.time_limits import Deadline
+
 CASES = Path(__file__).parent.parent / "cases"
 
 
@@ -18,7 +20,7 @@ def _case(name: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(CASES / name, tmp_path / name))
 
 
-def test_flags_that_change_in_training_are_resumed(tmp_path):
+def test_flags_changed_in_training_are_resumed(tmp_path):
     case = _case("02-unfreeze", tmp_path)
     found = subprocess.run(
         [sys.executable, "probe.py"], cwd=case, capture_output=True, text=True, check=True
@@ -32,16 +34,16 @@ def test_flags_that_change_in_training_are_resumed(tmp_path):
     assert "resumed equals uninterrupted: True" in found[2]
 
 
-def test_an_average_on_the_task_is_resumed(tmp_path):
+def test_average_kept_on_the_task_is_resumed(tmp_path):
     case = _case("14-ema", tmp_path)
     command = [str(Path(sys.executable).parent / "sweep"), "train", "sweep.yaml", "--dir"]
     options = {"cwd": case, "env": {**os.environ, "PYTHONPATH": str(case)}}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     cut = subprocess.Popen([*command, "cut"], **options, **quiet)
-    rows, until = case / "cut" / "metrics.jsonl", time.monotonic() + 120
+    rows, until = case / "cut" / "metrics.jsonl", Deadline(120)
     while not (rows.is_file() and len(rows.read_text().splitlines()) > 200):
         assert cut.poll() is None, "it ended before it was interrupted"
-        assert time.monotonic() < until
+        assert not until.passed
         time.sleep(0.01)
     cut.send_signal(signal.SIGINT)
     assert cut.wait(60) == 130

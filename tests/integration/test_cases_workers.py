@@ -1,4 +1,4 @@
-"""Tasks that leave their process in disorder, or end it: what a stranger tried, as it stands."""
+"""Cases of `tests/cases` that damage or end their process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integration.commandline import CommandLine
 CASE = Path(__file__).parents[1] / "cases" / "21-rogue-tasks"
 
 
-def test_the_next_trial_does_not_pay_for_a_directory_that_is_gone(cli: CommandLine) -> None:
+def test_deleted_working_directory_spares_next_trial(cli: CommandLine) -> None:
     shutil.copytree(CASE, cli.directory, dirs_exist_ok=True)
     cli.ok("run", "g.yaml")
     trials = cli.json("trials", "g")
@@ -25,7 +25,7 @@ def _with_modes(cli: CommandLine, *modes: str) -> None:
     cli.write("g.yaml", spec.replace("trials: 4", f"trials: {len(modes)}"))
 
 
-def test_what_a_task_leaves_behind_is_not_the_next_trials(cli: CommandLine) -> None:
+def test_leftovers_of_a_task_do_not_reach_next_trial(cli: CommandLine) -> None:
     _with_modes(cli, "umask", "ok", "close1", "ok2", "threads", "ok3", "fork", "stdoutgone", "sig")
     cli.ok("run", "g.yaml")
     trials = cli.json("trials", "g")
@@ -34,7 +34,7 @@ def test_what_a_task_leaves_behind_is_not_the_next_trials(cli: CommandLine) -> N
         assert told in (cli.root / f"g/trials/{number:04d}/trial.log").read_text()
 
 
-def test_a_death_has_its_reason(cli: CommandLine) -> None:
+def test_worker_death_has_a_reason(cli: CommandLine) -> None:
     _with_modes(cli, "kbd", "base", "exit0", "segv", "print", "ok")
     done = cli("run", "g.yaml", "-s", "task.at=3")
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""What docker/ holds, without an engine: the image's recipe, the stack, the cluster's files.
+"""The files of docker/ without an engine: the image, the stack, and the cluster.
 
 The stack itself is built and run by `tests/chaos/test_containers.py`.
 """
@@ -22,6 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.integration.slurm_job import Job
+from tests.time_limits import Deadline
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -60,17 +61,17 @@ def service(request: pytest.FixtureRequest, stack: Any) -> Any:
     return stack["services"][request.param]
 
 
-def test_the_stack_has_these_services(stack: Any) -> None:
+def test_stack_has_these_services(stack: Any) -> None:
     assert tuple(stack["services"]) == SERVICES
 
 
-def test_a_service_says_whether_it_is_well(service: Any) -> None:
+def test_service_has_a_health_check(service: Any) -> None:
     check = service["healthcheck"]
     assert check["test"][0] == "CMD"
     assert {"interval", "timeout", "retries"} <= set(check)
 
 
-def test_a_service_can_do_little(service: Any) -> None:
+def test_service_is_confined(service: Any) -> None:
     user, group = service["user"].split(":")
     assert int(user) > 0
     assert int(group) > 0
@@ -88,7 +89,7 @@ def test_no_port_is_open_to_another_machine(stack: Any) -> None:
     assert ports == ["127.0.0.1:5000:5000"]
 
 
-def test_secrets_are_files_and_nothing_else(stack: Any) -> None:
+def test_secrets_are_files_only(stack: Any) -> None:
     for name, service in stack["services"].items():
         for variable, value in service.get("environment", {}).items():
             if SECRET_NAME.search(variable):
@@ -97,7 +98,7 @@ def test_secrets_are_files_and_nothing_else(stack: Any) -> None:
     assert all(set(secret) == {"file"} for secret in stack["secrets"].values())
 
 
-def test_a_trial_comes_to_no_credentials_and_to_no_server(stack: Any) -> None:
+def test_trial_reaches_no_credentials_and_no_server(stack: Any) -> None:
     worker = stack["services"]["ray-worker"]
     assert worker["secrets"] == ["ray_token"]
     assert set(worker["networks"]) == {"cluster"}
@@ -106,7 +107,7 @@ def test_a_trial_comes_to_no_credentials_and_to_no_server(stack: Any) -> None:
     } == {"ray-head", "ray-worker"}
 
 
-def test_the_tracking_server_runs_nothing_and_tells_nobody(stack: Any) -> None:
+def test_tracking_server_runs_no_jobs_and_no_telemetry(stack: Any) -> None:
     off = {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
@@ -115,7 +116,7 @@ def test_the_tracking_server_runs_nothing_and_tells_nobody(stack: Any) -> None:
     assert off.items() <= stack["services"]["mlflow"]["environment"].items()
 
 
-def test_the_tracking_server_answers_to_its_names_alone(stack: Any) -> None:
+def test_tracking_server_answers_to_its_host_names_only(stack: Any) -> None:
     allowed = stack["services"]["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
     assert {name.partition(":")[0] for name in allowed.split(",")} == {
         "mlflow",
@@ -124,7 +125,7 @@ def test_the_tracking_server_answers_to_its_names_alone(stack: Any) -> None:
     }
 
 
-def test_images_are_pinned_by_a_version_that_can_be_given(stack: Any) -> None:
+def test_images_are_pinned_by_an_overridable_version(stack: Any) -> None:
     written = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
     images = re.findall(r"image: (\S+)", written)
     assert [re.sub(r":-[^}]*", "", image) for image in images] == [
@@ -146,12 +147,12 @@ def test_volumes_are_declared_and_used(stack: Any) -> None:
     assert named == set(stack["volumes"])
 
 
-def test_gpus_are_added_to_the_workers_alone(stack: Any) -> None:
+def test_gpus_are_added_to_workers_only(stack: Any) -> None:
     (more,) = _yaml(DOCKER / "compose.gpu.yaml")
     assert set(more["services"]) == {"ray-worker"} <= set(stack["services"])
 
 
-def test_the_image_runs_as_nobody_in_particular_and_is_made_of_what_is_given() -> None:
+def test_image_runs_unprivileged_from_given_sources() -> None:
     recipe = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
     lines = [line.split() for line in recipe.splitlines() if line[:1].isupper()]
     stages = {line[3] for line in lines if line[0] == "FROM" and len(line) > 3}
@@ -163,7 +164,7 @@ def test_the_image_runs_as_nobody_in_particular_and_is_made_of_what_is_given() -
     assert not [name for name in settings if SECRET_NAME.search(name)]
 
 
-def test_the_image_is_made_of_every_package() -> None:
+def test_image_installs_every_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
     recipe = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
@@ -173,7 +174,7 @@ def test_the_image_is_made_of_every_package() -> None:
     assert {f"!{package}" for package in packages} <= set(allowed)
 
 
-def test_neither_git_nor_the_image_takes_secrets_along() -> None:
+def test_git_and_image_exclude_secrets() -> None:
     allowed = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     assert allowed[0] == "*"
     assert not any("secret" in line or line == "!docker" for line in allowed)
@@ -182,7 +183,7 @@ def test_neither_git_nor_the_image_takes_secrets_along() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_are_sound(script: Path) -> None:
+def test_scripts_pass_shellcheck(script: Path) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     found = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
     assert found.stdout == ""
@@ -239,9 +240,7 @@ ROLES = {
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_puts_its_secrets_where_only_its_user_can_read(
-    entrypoint: Entrypoint, role: str
-) -> None:
+def test_role_writes_secrets_readable_by_its_user_only(entrypoint: Entrypoint, role: str) -> None:
     values = {name: f"{name}-canary-0123456789" for name in ROLES[role]}
     for name, value in values.items():
         (entrypoint.secrets / name).write_text(f"{value}\n")
@@ -261,7 +260,7 @@ def test_a_role_puts_its_secrets_where_only_its_user_can_read(
 @pytest.mark.parametrize(
     "value", [None, "", "short", "sixteen letters and blanks", "0123456789abcdef\nand more"]
 )
-def test_a_role_refuses_to_start_without_a_good_secret(
+def test_role_refuses_to_start_without_a_valid_secret(
     entrypoint: Entrypoint, role: str, value: str | None
 ) -> None:
     *others, last = ROLES[role]
@@ -277,7 +276,7 @@ def test_a_role_refuses_to_start_without_a_good_secret(
     assert not value or value not in ended.stderr
 
 
-def test_any_other_command_is_run_as_it_is(entrypoint: Entrypoint) -> None:
+def test_other_commands_run_unchanged(entrypoint: Entrypoint) -> None:
     assert entrypoint.run("printf", "%s|", "a b", "c").stdout == "a b|c|"
 
 
@@ -297,9 +296,7 @@ def ray_cluster_schema() -> Any:
     return jsonschema.Draft202012Validator(json.loads(path.read_text(encoding="utf-8")))
 
 
-def test_the_ray_cluster_is_one_that_kuberay_takes(
-    ray_cluster: Any, ray_cluster_schema: Any
-) -> None:
+def test_ray_cluster_is_valid_for_kuberay(ray_cluster: Any, ray_cluster_schema: Any) -> None:
     assert list(ray_cluster_schema.iter_errors(ray_cluster)) == []
     wrong = json.loads(json.dumps(ray_cluster))
     wrong["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0  # they are texts
@@ -332,12 +329,12 @@ def test_pods_are_as_confined_as_the_stack(ray_cluster: Any) -> None:
         assert ("tracking" in mounted) is (group is head)
 
 
-def test_the_ray_cluster_runs_the_version_that_is_installed(ray_cluster: Any) -> None:
+def test_ray_cluster_runs_the_installed_version(ray_cluster: Any) -> None:
     pinned = (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8")
     assert f"\nray=={ray_cluster['spec']['rayVersion']}\n" in pinned
 
 
-def test_a_slurm_job_starts_ray_on_each_node_and_the_sweep_beside_its_head(tmp_path: Path) -> None:
+def test_slurm_job_starts_ray_on_each_node(tmp_path: Path) -> None:
     job = Job(tmp_path, environment={"SLURM_CPUS_PER_TASK": "3"})
     assert job.run("first", "my.yaml", "-s", "trials=4") == (3, "", "")  # the sweep's own end
     head, worker = sorted(line for line in job.calls("srun") if "ray start" in line)
@@ -355,7 +352,7 @@ def test_a_slurm_job_starts_ray_on_each_node_and_the_sweep_beside_its_head(tmp_p
     assert list(job.root.iterdir()) == []  # the token is gone
 
 
-def test_a_slurm_job_goes_on_with_a_sweep_that_exists(tmp_path: Path) -> None:
+def test_slurm_job_resumes_an_existing_sweep(tmp_path: Path) -> None:
     job = Job(tmp_path)
     (job.root / "first").mkdir(parents=True)
     (job.root / "first" / "sweep.yaml").touch()
@@ -363,19 +360,19 @@ def test_a_slurm_job_goes_on_with_a_sweep_that_exists(tmp_path: Path) -> None:
     assert job.calls("sweep") == ["sweep resume first --address 10.0.0.7:20042 -s trials=8"]
 
 
-def test_a_slurm_job_refuses_what_it_could_not_say_again(tmp_path: Path) -> None:
+def test_slurm_job_refuses_flags_it_cannot_repeat(tmp_path: Path) -> None:
     code, _, said = Job(tmp_path).run("first", "my.yaml", "--tracking-uri=http://127.0.0.1:5000")
     assert code == 2
     assert "write: -s tracking.uri=ADDRESS" in said
     assert not (tmp_path / "runs").exists()
 
 
-def test_slurms_warning_reaches_the_sweep(tmp_path: Path) -> None:
+def test_slurm_warning_signal_reaches_the_sweep(tmp_path: Path) -> None:
     job = Job(tmp_path, environment={"SLOW": "yes"})
     with job.start("first", "my.yaml") as running:
-        deadline = time.monotonic() + 30
+        deadline = Deadline(30)
         while not job.calls("sweep"):
-            assert time.monotonic() < deadline
+            assert not deadline.passed
             time.sleep(0.05)
         (token,) = job.root.glob(".slurm-42-*/ray_token")
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
@@ -386,7 +383,7 @@ def test_slurms_warning_reaches_the_sweep(tmp_path: Path) -> None:
     assert list(job.root.iterdir()) == []
 
 
-def test_a_slurm_job_without_a_spec_says_what_is_missing(tmp_path: Path) -> None:
+def test_slurm_job_without_spec_names_what_is_missing(tmp_path: Path) -> None:
     code, _, said = Job(tmp_path).run("first")
     assert code == 2
     assert said.startswith("1 arguments; a name and a spec are needed")

@@ -1,5 +1,4 @@
-"""The files of docker/ for TLS between containers, without an engine: the certificates,
-and which service is given which of them.
+"""The TLS files of docker/ without an engine: certificates, and the services that get them.
 
 The stack itself is built and run by `tests/chaos/test_containers_tls.py`.
 """
@@ -69,7 +68,7 @@ def override() -> Any:
     return _load("compose.tls.yaml")
 
 
-def test_the_authoritys_key_is_kept_nowhere(made: Path) -> None:
+def test_authority_key_is_not_kept(made: Path) -> None:
     services = ("mlflow", "postgres", "ray_head", "ray_worker")
     expected = {f"tls_{service}_{kind}" for service in services for kind in ("cert", "key")}
     assert {path.name for path in made.iterdir()} == {"tls_ca", *expected}
@@ -81,7 +80,7 @@ def test_the_authoritys_key_is_kept_nowhere(made: Path) -> None:
 
 
 @pytest.mark.parametrize("service", ["mlflow", "postgres", "ray_head", "ray_worker"])
-def test_a_certificate_is_short_lived_and_for_one_service(made: Path, service: str) -> None:
+def test_certificate_is_short_lived_and_for_one_service(made: Path, service: str) -> None:
     certificate = _certificate(made, service)
     lasts = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     assert lasts == datetime.timedelta(days=90)
@@ -101,9 +100,7 @@ def test_a_certificate_is_short_lived_and_for_one_service(made: Path, service: s
     )
 
 
-def test_ray_nodes_have_certificates_for_all_addresses_that_they_may_get(
-    made: Path, override: Any
-) -> None:
+def test_ray_nodes_have_certificates_for_their_addresses(made: Path, override: Any) -> None:
     (network,) = override["networks"]["cluster"]["ipam"]["config"]
     written = (DOCKER / "compose.tls.yaml").read_text(encoding="utf-8")
     (default,) = set(re.findall(r"\$\{CLUSTER_PREFIX:-([\d.]+)\}", written))
@@ -139,7 +136,7 @@ def _answering(context: ssl.SSLContext) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_client_that_knows_the_authority_accepts_its_servers_alone(
+def test_client_with_authority_accepts_its_servers_only(
     made: Path, tmp_path: Path, *, other: bool
 ) -> None:
     if other:
@@ -158,7 +155,7 @@ def test_a_client_that_knows_the_authority_accepts_its_servers_alone(
         assert trusted is accepted
 
 
-def test_certificates_are_renewed_as_a_whole(tmp_path: Path) -> None:
+def test_certificates_are_renewed_together(tmp_path: Path) -> None:
     def read() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -170,7 +167,7 @@ def test_certificates_are_renewed_as_a_whole(tmp_path: Path) -> None:
     assert [name for name in before if before[name] == after[name]] == []
 
 
-def test_settings_are_read_from_where_compose_reads_them(tmp_path: Path) -> None:
+def test_settings_come_from_environment_or_env_file(tmp_path: Path) -> None:
     copy = tmp_path / "docker"
     (copy / "mine").mkdir(parents=True)
     shutil.copy(DOCKER / "make-certificates.sh", copy)
@@ -194,14 +191,14 @@ def test_settings_are_read_from_where_compose_reads_them(tmp_path: Path) -> None
         ("SECRETS", "/nowhere"),
     ],
 )
-def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, name: str, value: str) -> None:
+def test_invalid_setting_leaves_no_files(tmp_path: Path, name: str, value: str) -> None:
     ended = _make(tmp_path, **{name: value})
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"{name} {value}: ")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_service_is_given_its_own_key_alone(override: Any) -> None:
+def test_each_service_gets_its_own_key_only(override: Any) -> None:
     for service, changes in override["services"].items():
         own = f"tls_{service.replace('-', '_')}"
         assert {f"{own}_cert", f"{own}_key"} <= set(changes["secrets"])
@@ -226,7 +223,7 @@ def test_every_service_of_the_stack_encrypts(override: Any) -> None:
     assert [address for address in trusted if address.startswith("http:")] == []
 
 
-def test_the_override_loosens_nothing(override: Any) -> None:
+def test_tls_override_loosens_nothing(override: Any) -> None:
     allowed = {"environment", "secrets", "healthcheck", "networks", "entrypoint", "volumes"}
     for changes in override["services"].values():
         assert set(changes) <= allowed

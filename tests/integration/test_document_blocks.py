@@ -21,6 +21,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 from sweeps.config.spec import parse_spec
 from tests.integration.commandline import CommandLine
+from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,7 +58,7 @@ def _run_sh(example: Example) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=_SECONDS,
+        timeout=scaled(_SECONDS),
         check=False,
     )
     where = f"{example.path}:{example.line}"

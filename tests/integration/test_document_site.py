@@ -1,4 +1,4 @@
-"""`make docs`: what it must refuse, and where its links to files of the repository lead.
+"""`make docs`: what it refuses, and links to files of the repository.
 
 What must not live here: the documents as they are, which `make check` builds.
 """
@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
 _NOT_COPIED = {".git", ".venv", ".cache", "docs", "mkdocs.yml", "runs", "site", "sweeps"}
@@ -42,7 +44,7 @@ def _build(project: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=scaled(120),
     )
 
 

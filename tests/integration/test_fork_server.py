@@ -1,4 +1,4 @@
-"""Workers as forks: what one has of the process that asked for it, and with whom it ends."""
+"""Forked workers equal their requesting process and end with it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from sweeps.engine import fork_server, worker_launcher
+from tests.time_limits import Deadline, scaled
 
 pytestmark = [
     pytest.mark.integration,
@@ -88,16 +89,14 @@ def _gone(pid: int) -> bool:
 
 
 def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = Deadline(20)
     while not _gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
+        assert not deadline.passed, f"process {pid} lives on"
         time.sleep(0.02)
 
 
 @pytest.mark.usefixtures("server")
-def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
-    program: Path, tmp_path: Path
-) -> None:
+def test_fork_equals_the_requesting_process(program: Path, tmp_path: Path) -> None:
     context = json.dumps({"env_vars": {"ADDED": "yes"}, "py_executable": sys.executable})
 
     def prepare() -> None:
@@ -150,7 +149,7 @@ def test_a_fork_is_what_the_process_that_asks_for_it_would_be(
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("who", ["the fork", "who asked for it"])
-def test_a_fork_and_who_asked_for_it_end_together(program: Path, who: str) -> None:
+def test_fork_and_requester_end_together(program: Path, who: str) -> None:
     with subprocess.Popen(
         _command(program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as asker:
@@ -177,7 +176,7 @@ with fork_server.serving(1):
     ("end", "blocked"),
     [(signal.SIGKILL, []), (signal.SIGINT, []), (signal.SIGKILL, [int(signal.SIGUSR1)])],
 )
-def test_forks_end_with_their_driver_whatever_ends_it(
+def test_forks_end_with_their_driver(
     program: Path, end: signal.Signals, blocked: list[int]
 ) -> None:
     with subprocess.Popen(
@@ -234,7 +233,7 @@ def _serving(user: int, patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[
         server.kill()
 
 
-def test_where_no_process_can_be_made_the_others_go_on(
+def test_failed_fork_leaves_other_forks_running(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _serving(os.geteuid(), monkeypatch) as server:
@@ -254,7 +253,7 @@ def test_where_no_process_can_be_made_the_others_go_on(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else; run it as root")
-def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_server_is_not_used(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _serving(65534, monkeypatch):
         done = subprocess.run(_command(program, "3"), capture_output=True, text=True, check=True)
     assert done.stdout == f"as Ray starts it {program} 3\n"
@@ -262,25 +261,29 @@ def test_nobody_elses_server_is_asked(program: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("said", [b"\xff" * 8, (200_000).to_bytes(8, "big") + b"[" * 200_000])
-def test_who_says_too_much_ends_nobody(program: Path, said: bytes) -> None:
+def test_oversized_request_ends_no_process(program: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as much:
         much.connect(worker_launcher.socket_name(os.environ[worker_launcher.VARIABLE]))
         much.sendall(said)
-        done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            _command(program, "3"), capture_output=True, timeout=scaled(60), check=False
+        )
         assert done.returncode == 3
         assert much.recv(1) == b""
 
 
 @pytest.mark.usefixtures("server")
-def test_who_asks_and_says_nothing_holds_the_others_up_for_a_moment(program: Path) -> None:
+def test_silent_client_delays_others_briefly(program: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.connect(worker_launcher.socket_name(os.environ[worker_launcher.VARIABLE]))
-        done = subprocess.run(_command(program, "3"), capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            _command(program, "3"), capture_output=True, timeout=scaled(60), check=False
+        )
         assert done.returncode == 3
         assert silent.recv(1) == b""
 
 
-def test_where_there_can_be_no_server_workers_start_as_ray_starts_them(
+def test_workers_start_by_ray_where_no_server_can_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:
@@ -307,9 +310,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("where", ["in its group", "elsewhere"])
-def test_what_a_worker_had_started_ends_with_it_and_its_end_is_told(
-    server: None, program: Path, where: str
-) -> None:
+def test_children_of_a_worker_end_with_it(server: None, program: Path, where: str) -> None:
     del server
     program.write_text(LEAVING)
     with subprocess.Popen(_command(program, where), stdout=subprocess.PIPE, text=True) as asked:
@@ -324,7 +325,7 @@ def test_what_a_worker_had_started_ends_with_it_and_its_end_is_told(
 
 
 @pytest.mark.parametrize("why", ["nobody serves", "the server has ended"])
-def test_without_a_server_a_worker_starts_as_ray_starts_it(program: Path, why: str) -> None:
+def test_worker_starts_by_ray_without_a_server(program: Path, why: str) -> None:
     environment = {**os.environ, worker_launcher.VARIABLE: "gradsweep-that-has-ended"}
     if why == "nobody serves":
         del environment[worker_launcher.VARIABLE]
@@ -347,7 +348,7 @@ def test_without_a_server_a_worker_starts_as_ray_starts_it(program: Path, why: s
         "--worker-type=SPILL_WORKER",
     ],
 )
-def test_what_is_no_usual_worker_starts_as_ray_starts_it(program: Path, argument: str) -> None:
+def test_unusual_worker_starts_by_ray(program: Path, argument: str) -> None:
     done = subprocess.run(
         _command(program, "3", argument), capture_output=True, text=True, check=True
     )
@@ -359,7 +360,7 @@ def test_what_is_no_usual_worker_starts_as_ray_starts_it(program: Path, argument
     ("user", "secret", "made"),
     [(0, None, True), (0, "", False), (0, "ünknown", False), (65534, None, False)],
 )
-def test_nobody_else_gets_a_fork(
+def test_other_processes_get_no_fork(
     tmp_path: Path, user: int, secret: str | None, made: bool
 ) -> None:
     """Everybody may read where a server listens."""
@@ -386,7 +387,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
 
 
 @pytest.mark.usefixtures("server")
-def test_where_a_fork_cannot_take_over_there_is_no_worker(
+def test_fork_that_cannot_take_over_starts_no_worker(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "removed"))
@@ -399,7 +400,7 @@ def test_where_a_fork_cannot_take_over_there_is_no_worker(
         )
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_without_end(
+def test_silent_server_is_waited_for_within_a_limit(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_launcher, "_SECONDS_TO_FORK", 0.2)
@@ -414,7 +415,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
             worker_launcher._ask(connection, address, [str(program), "3"], {})
 
 
-def test_whose_raylet_has_ended_starts_nothing(program: Path) -> None:
+def test_nothing_starts_after_raylet_ended(program: Path) -> None:
     done = subprocess.run(
         _command(program, "3"),
         env={

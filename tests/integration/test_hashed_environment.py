@@ -1,4 +1,4 @@
-"""`make env` compares packages with `.ci/hashes.txt`: one that was replaced is refused.
+"""`make env` compares packages with `.ci/hashes.txt` and refuses a replaced one.
 
 The packages come from a directory, so that no package index is needed. What must not live here:
 what our own file lists (`tests/unit/test_pinned_packages.py`).
@@ -15,6 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
 PROJECT = """
@@ -79,7 +81,9 @@ class Checkout:
         (path / ".ci" / "constraints.txt").write_text("needed==1\ntool==1\n")
         environment = path / ".venv"
         subprocess.run(
-            [sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=60
+            [sys.executable, "-m", "venv", "--without-pip", environment],
+            check=True,
+            timeout=scaled(60),
         )
         (environment / "bin" / "uv").symlink_to(Path(sys.executable).with_name("uv"))
         (self.modules,) = environment.glob("lib/python3*/site-packages")
@@ -99,7 +103,7 @@ class Checkout:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=scaled(120),
         )
 
 
@@ -108,7 +112,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_packages_with_their_hashes_are_installed(checkout: Checkout) -> None:
+def test_packages_with_matching_hashes_are_installed(checkout: Checkout) -> None:
     made = checkout.make()
     assert made.returncode == 0, made.stderr
     assert (checkout.modules / "needed.py").exists()
@@ -116,7 +120,7 @@ def test_packages_with_their_hashes_are_installed(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("name", ["needed", "tool"])
-def test_a_package_that_was_replaced_is_refused(checkout: Checkout, name: str) -> None:
+def test_replaced_package_is_refused(checkout: Checkout, name: str) -> None:
     _wheel(checkout.packages, name, code="print('planted')")
     made = checkout.make()
     assert made.returncode != 0

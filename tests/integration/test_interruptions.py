@@ -1,4 +1,4 @@
-"""Sweeps that signals stop, a second driver, and a ledger that refuses an end. Kills are in
+"""Sweeps stopped by signals, a second driver, and a ledger that rejects an end. Kills are in
 `tests/chaos`, rows 1 and 6.
 """
 
@@ -20,6 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.integration.commandline import SMALL, TINY, CommandLine, no_process_of, wait_until
+from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import read_rows
 
@@ -174,9 +175,9 @@ def _assert_whole(cli: CommandLine, before: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.chaos  # row 7 shows the same of every byte; this is what a user sees of it
-def test_ctrl_c_saves_drains_and_says_how_to_go_on(cli: CommandLine) -> None:
+def test_ctrl_c_saves_drains_and_prints_resume_command(cli: CommandLine) -> None:
     driver, token, before = _interrupt(cli, signal.SIGINT)
-    printed, _ = driver.communicate(timeout=60)
+    printed, _ = driver.communicate(timeout=scaled(60))
     assert driver.returncode == 130, printed
     assert printed.splitlines()[-1] == "sweep resume small"
     assert "Traceback" not in printed
@@ -202,7 +203,7 @@ def test_ctrl_c_saves_drains_and_says_how_to_go_on(cli: CommandLine) -> None:
 
 
 @pytest.mark.chaos
-def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
+def test_sigterm_drains_and_second_driver_is_refused(
     cli: CommandLine,
 ) -> None:
     cli.write("small.yaml", LONG)
@@ -218,27 +219,27 @@ def test_sigterm_drains_with_its_own_exit_code_and_a_second_driver_is_refused(
         second.stderr,
     )
     os.kill(driver.pid, signal.SIGTERM)
-    printed, _ = driver.communicate(timeout=60)
+    printed, _ = driver.communicate(timeout=scaled(60))
     assert driver.returncode == 143, printed
     assert printed.splitlines()[-1] == "sweep resume small"
     assert no_process_of(token)
     assert cli.json("status", "small")["state"] == "interrupted"
 
 
-def test_a_second_ctrl_c_leaves_at_once(cli: CommandLine) -> None:
+def test_second_ctrl_c_exits_immediately(cli: CommandLine) -> None:
     driver, token, before = _interrupt(cli, signal.SIGINT)
     wait_until(
         (cli.root / "small/control/drain").exists, every=0.01
     )  # two at once would arrive as one
     os.kill(driver.pid, signal.SIGINT)
-    assert driver.wait(timeout=2) == 130
+    assert driver.wait(timeout=scaled(2)) == 130
     wait_until(lambda: no_process_of(token), seconds=10)
     kept = cli.json("trials", "small")
     assert [t["params"] for t in kept[: len(before)]] == [t["params"] for t in before]
     assert all(t["checkpoint"] for t in kept[:2])
 
 
-def test_a_ledger_that_refuses_an_end_stops_the_sweep_and_no_trial_is_lost(
+def test_ledger_that_rejects_an_end_stops_the_sweep(
     cli: CommandLine,
 ) -> None:
     cli.write("small.yaml", TINY)
@@ -246,7 +247,7 @@ def test_a_ledger_that_refuses_an_end_stops_the_sweep_and_no_trial_is_lost(
     wait_until((cli.root / "small/sweep.yaml").exists, every=0.05)  # Ray is still to start
     with contextlib.closing(sqlite3.connect(cli.root / "small/ledger.db")) as ledger:
         ledger.execute(HELD)
-        printed, _ = driver.communicate(timeout=60)
+        printed, _ = driver.communicate(timeout=scaled(60))
         ledger.execute("DROP TRIGGER held")
     assert driver.returncode == 4, printed
     assert "another process has locked the ledger" in printed
@@ -257,7 +258,7 @@ def test_a_ledger_that_refuses_an_end_stops_the_sweep_and_no_trial_is_lost(
 
 
 @pytest.mark.parametrize("moment", ["while it starts", "when it has started"])
-def test_rays_library_does_not_abort_a_driver_that_drains(moment: str) -> None:
+def test_ray_does_not_abort_a_draining_driver(moment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DRAINS, uuid.uuid4().hex, moment],
         capture_output=True,
@@ -273,13 +274,13 @@ def _run_and_interrupt_the_end(cli: CommandLine, *arguments: str) -> tuple[int, 
         cwd=cli.directory,
         capture_output=True,
         text=True,
-        timeout=150,  # on a busy machine its end waits for a minute for the tracking store
+        timeout=scaled(150),  # on a busy machine its end waits for a minute for the tracking store
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
 
-def test_ctrl_c_after_the_end_changes_nothing_of_what_is_said(tmp_path: Path) -> None:
+def test_ctrl_c_after_the_end_changes_no_message(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path / "runs")
     for value in (0.5, 0.25, 0.75):
         made.add("complete", value)
@@ -289,7 +290,7 @@ def test_ctrl_c_after_the_end_changes_nothing_of_what_is_said(tmp_path: Path) ->
     assert "interrupted" not in err
 
 
-def test_ctrl_c_while_a_begun_sweep_is_left_says_how_to_continue_it(tmp_path: Path) -> None:
+def test_ctrl_c_during_shutdown_prints_resume_command(tmp_path: Path) -> None:
     cli = CommandLine(tmp_path)
     cli.write("small.yaml", TINY)
     (cli.root / "small/trials/0000").mkdir(parents=True)  # a stranger in the way
@@ -303,20 +304,20 @@ def test_ctrl_c_while_a_begun_sweep_is_left_says_how_to_continue_it(tmp_path: Pa
     [("30", "2", ""), ("1", "1", ""), ("30", "1", "now"), ("30", "0", "now")],
     ids=["second signal", "end of grace", "drain and stop --now", "stop --now"],
 )
-def test_a_driver_that_cannot_say_so_leaves_nevertheless(
+def test_driver_exits_even_if_output_fails(
     tmp_path: Path, grace: str, signals: str, wish: str
 ) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", LEAVES, tmp_path, grace, signals, wish],
             stderr=full,
-            timeout=20,
+            timeout=scaled(20),
             check=False,
         )
     assert done.returncode == 130
 
 
-def test_an_interruption_while_the_command_line_is_loaded_is_no_error(tmp_path: Path) -> None:
+def test_interrupt_during_import_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text(IMPORTED)
     project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
     module, _, function = project["project"]["scripts"]["sweep"].partition(":")
@@ -330,13 +331,13 @@ def test_an_interruption_while_the_command_line_is_loaded_is_no_error(tmp_path: 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_a_driver_leaves_at_once_whatever_it_meets_on_the_way(tmp_path: Path) -> None:
+def test_driver_exits_immediately_whatever_fails(tmp_path: Path) -> None:
     """Everybody else stands still by then."""
     done = subprocess.run(
         [sys.executable, "-c", LEAVES, tmp_path, "30", "2", "", "sick"],
         capture_output=True,
         text=True,
-        timeout=25,
+        timeout=scaled(25),
         check=False,
     )
     assert done.returncode == 130, done.stderr

@@ -1,5 +1,5 @@
-"""Checkpoints in an object store, over HTTP: found by the environment, whole or not there, and
-clear about a store that is away.
+"""Checkpoints in an object store over HTTP: complete or absent, and clear errors for an
+unavailable store.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
 from sweeps.reconciliation.repairs import close_store
 from tests.integration.commandline import TINY
+from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
+from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.checkpoint import CheckpointStore
@@ -94,7 +96,7 @@ def _names(store: ObjectStore) -> list[str]:
     return sorted(key.rpartition("/")[2] for key in store.objects())
 
 
-def test_generations_lie_in_the_bucket_and_the_curve_in_the_directory(store, tmp_path):
+def test_checkpoints_in_bucket_and_curve_in_directory(store, tmp_path):
     writer = _open(tmp_path)
     for step, value in ((1, 0.1), (2, 0.3), (3, 0.2)):
         _save(writer, step, value)
@@ -110,7 +112,7 @@ def test_generations_lie_in_the_bucket_and_the_curve_in_the_directory(store, tmp
 
 
 @pytest.mark.usefixtures("store")
-def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
+def test_replaced_writer_changes_neither_bucket_nor_curve(tmp_path):
     files = files_of(tmp_path, RUN)
     stale = CheckpointStore(tmp_path, CheckpointConfig(), metric="val/loss", files=files)
     _save(stale, 1, 0.1)
@@ -125,7 +127,7 @@ def test_writer_that_was_replaced_changes_neither_bucket_nor_curve(tmp_path):
     assert [g.step for g in _reader(tmp_path).generations()] == [1, 3]
 
 
-def test_upload_of_a_worker_that_was_killed_goes_with_its_store(store, tmp_path):
+def test_upload_of_killed_worker_is_removed(store, tmp_path):
     writer = _open(tmp_path)
     first = _save(writer, 1, 0.1)
     half = f"{first.address.removeprefix('s3://').replace('step-00000001', 'step-00000002')}"
@@ -150,7 +152,7 @@ def test_damaged_state_is_set_aside_in_the_bucket(store, tmp_path):
     assert sum("/quarantine/step-00000002-" in key for key in store.objects()) == 2
 
 
-def test_upload_that_is_cut_off_leaves_what_was_committed(store, tmp_path):
+def test_interrupted_upload_keeps_committed_state(store, tmp_path):
     writer = _open(tmp_path)
     first = _save(writer, 1, 0.1)
     store.wire.cut_within_upload(f"/{STATE}", after=5000)
@@ -180,7 +182,7 @@ def test_upload_that_is_cut_off_leaves_what_was_committed(store, tmp_path):
     assert torch.equal(load_file(target)["weight"], torch.arange(10_000.0) + 2)
 
 
-def test_state_in_several_parts_is_there_when_the_last_one_is(store, tmp_path):
+def test_multipart_state_appears_with_its_last_part(store, tmp_path):
     size = 3 * 2**20  # 12 MiB of floats; what goes in one request is at most 10
     writer = _open(tmp_path)
     first = _save(writer, 1, 0.1)
@@ -204,7 +206,7 @@ def test_state_in_several_parts_is_there_when_the_last_one_is(store, tmp_path):
     assert torch.equal(weight, torch.arange(float(size)) + 2)
 
 
-def test_store_that_takes_checkpoints_passes_and_holds_nothing_afterwards(store):
+def test_usable_store_passes_and_stays_empty(store):
     probe(PREFIX)
     probe(PREFIX, empty="digits")
     assert store.objects() == []
@@ -225,35 +227,35 @@ def _probed(prefix: str = PREFIX) -> str:
     began = time.monotonic()
     with pytest.raises(StoreUnusable) as refused:
         probe(prefix)
-    assert time.monotonic() - began < 15, "some 10 s where nothing else runs"
+    assert time.monotonic() - began < scaled(15), "some 10 s where nothing else runs"
     assert "geheim-of-tests" not in str(refused.value)
     return str(refused.value)
 
 
-def test_store_that_is_away_is_refused(store):
+def test_unavailable_store_is_refused(store):
     store.wire.cut()
     assert re.match(
         rf"{PREFIX} cannot be listed: .*NETWORK_CONNECTION"
-        r".*; trials list, write, read and remove objects there; correct the address, "
+        r".*; trials must list, write, read and remove objects there; correct the address, "
         r"AWS_ENDPOINT_URL, or the credentials in the environment$",
         _probed(),
     )
 
 
 @pytest.mark.usefixtures("store")
-def test_store_that_never_answers_is_refused(monkeypatch):
+def test_unresponsive_store_is_refused(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         assert "Timeout was reached" in _probed()
 
 
-def test_bucket_that_is_not_there_is_refused(store):
+def test_missing_bucket_is_refused(store):
     assert "NO_SUCH_BUCKET" in _probed("s3://no-bucket-of-ours/sweeps")
     assert store.objects() == []
 
 
-def test_credentials_that_are_not_known_are_refused(store):
+def test_unknown_credentials_are_refused(store):
     with store.letting_nobody_in():
         assert re.search("cannot be listed: .*(ACCESS_KEY|ACCESS_DENIED)", _probed())
 
@@ -268,14 +270,12 @@ def test_credentials_that_are_not_known_are_refused(store):
         ("http://host:90000", "'http://host:90000'"),
     ],
 )
-def test_endpoint_that_is_none_is_refused(monkeypatch, address, shown):
+def test_invalid_endpoint_is_refused(monkeypatch, address, shown):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
     with pytest.raises(StoreUnusable) as refused:
         probe(PREFIX)
-    assert str(refused.value) == (
-        f"AWS_ENDPOINT_URL_S3 is {shown}; it is the address of an object store, without "
-        "credentials or a path; write for example https://minio.example.org:9000"
-    )
+    remedy = "write for example https://minio.example.org:9000"
+    assert_parts(str(refused.value), f"AWS_ENDPOINT_URL_S3 is {shown};", remedy)
 
 
 def _refused(*words: str) -> str:
@@ -287,16 +287,16 @@ def _refused(*words: str) -> str:
 
 
 @pytest.mark.usefixtures("store")
-def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, monkeypatch):
+def test_error_names_location_before_anything_is_created(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     elsewhere = "s3://no-bucket-of-ours/team/sweeps"
     Path("s.yaml").write_text(STORED.replace(PREFIX, elsewhere))
     told = (
         f"storage.checkpoints: {elsewhere} cannot be listed: When listing objects under key "
         "'team/sweeps/small/' in bucket 'no-bucket-of-ours': AWS Error NO_SUCH_BUCKET during "
-        "ListObjectsV2 operation: The specified bucket does not exist; trials list, write, read "
-        "and remove objects there; correct the address, AWS_ENDPOINT_URL, or the credentials in "
-        "the environment"
+        "ListObjectsV2 operation: The specified bucket does not exist; trials must list, write, "
+        "read and remove objects there; correct the address, AWS_ENDPOINT_URL, or the "
+        "credentials in the environment"
     )
     assert _refused("run", "s.yaml") == f"s.yaml:16:24: {told}"
     # Known here already, so that the nodes of a cluster are not asked.
@@ -304,11 +304,8 @@ def test_sweep_is_refused_with_its_place_before_anything_is_created(tmp_path, mo
 
     asked = f"storage.checkpoints={PREFIX}"
     connect().pipe_file(f"{PREFIX.removeprefix('s3://')}/small/trials/0000/x", b"a stranger's")
-    assert _refused("run", "s.yaml", "-s", asked) == (
-        f"-s {asked}: storage.checkpoints: {PREFIX}/small holds objects already; a new sweep's "
-        "checkpoints lie where nothing is; remove what is there, or choose another --name or "
-        "prefix"
-    )
+    place = f"-s {asked}: storage.checkpoints: {PREFIX}/small"
+    assert_parts(_refused("run", "s.yaml", "-s", asked), place, "; remove", "another --name")
 
 
 def _seen_from_a_node(place: Path) -> str | None:
@@ -321,7 +318,7 @@ def _seen_from_a_node(place: Path) -> str | None:
     return fault_of(answer, ours, place)
 
 
-def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
+def test_node_reports_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
     assert _seen_from_a_node(tmp_path) is None
     assert store.objects() == []
     store.wire.cut()
@@ -333,14 +330,12 @@ def test_node_says_whether_it_reaches_the_store(store, tmp_path, monkeypatch):
     )
     objects._connect.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
-    assert _seen_from_a_node(tmp_path) == (
-        f"storage.checkpoints: {PREFIX} cannot be reached (import of pyarrow.fs halted; None in "
-        "sys.modules); an object store needs fsspec and pyarrow; install them there: pip install "
-        f"gradsweep=={version('gradsweep')}"
-    )
+    remedy = f"pip install gradsweep=={version('gradsweep')}"
+    seen = str(_seen_from_a_node(tmp_path))
+    assert_parts(seen, f"storage.checkpoints: {PREFIX}", "(import of pyarrow.fs halted", remedy)
 
 
-def test_doctor_looks_at_the_stores_of_the_sweeps(store, tmp_path):
+def test_doctor_checks_the_stores_of_sweeps(store, tmp_path):
     assert check_object_stores(tmp_path) == []
     for name in ("one", "two"):
         paths = SweepPaths(tmp_path, name)
@@ -367,9 +362,7 @@ class _Delivered(MemoryRecorder):
 
 
 @pytest.mark.parametrize("lost", ["before the weights are looked for", "before they are read"])
-def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publishes(
-    store, tmp_path, monkeypatch, lost
-):
+def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkeypatch, lost):
     made = MadeSweep(tmp_path, more=f'storage: {{checkpoints: "{PREFIX}"}}')
     made.spec = made.spec.model_copy(update={"trials": 1})
     number = made.add("complete", 0.5)
@@ -390,7 +383,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     def ended():
         recorder = _Delivered()
         sweep = SweepSession(made.paths, made.spec, made.ledger, recorder, recorder)
-        made.ledger.note_attempt({})
+        made.ledger.add_attempt({})
         return finalize_attempt(sweep, uninterrupted, None), recorder.runs[None]
 
     uninterrupted = SimpleNamespace(requested=False, exit_code=0)
@@ -406,7 +399,7 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
     assert run.artifacts == {}
-    assert not made.view.ledger.concluded, "the next resume has something to do"
+    assert not made.view.ledger.num_published, "the next resume has something to do"
     told = io.StringIO()
     monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
     messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
@@ -420,4 +413,4 @@ def test_store_that_is_away_at_the_end_fails_no_sweep_and_the_next_attempt_publi
     assert (outcome.exit_code, outcome.pending_weights) == (0, None)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
     assert "best/model.safetensors" in run.artifacts
-    assert made.view.ledger.concluded == 1
+    assert made.view.ledger.num_published == 1

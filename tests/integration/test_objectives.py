@@ -1,4 +1,4 @@
-"""A sweep after two metrics, killed once and resumed, through the real command line."""
+"""A sweep with two metrics through the real command line, killed once and resumed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _front(trials: list[dict[str, Any]]) -> set[int]:
     }
 
 
-def test_two_metrics_from_the_first_report_to_the_front(cli: CommandLine) -> None:
+def test_two_metrics_from_first_report_to_pareto_front(cli: CommandLine) -> None:
     before, printed = _kill_and_resume(cli)
     trials = cli.json("trials", "small")
     assert [trial["state"] for trial in trials] == ["complete"] * TRIALS

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tests.integration.commandline import wait_until
+from tests.time_limits import scaled
 from tracking.address import sqlite_uri
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
@@ -94,7 +95,7 @@ def lines(first: int, last: int) -> list[Line]:
     ]
 
 
-def test_a_sweep_is_one_run_with_a_child_per_trial(store: Store, tmp_path: Path) -> None:
+def test_sweep_is_a_run_with_one_child_per_trial(store: Store, tmp_path: Path) -> None:
     figure = tmp_path / "loss.svg"
     figure.write_text("<svg/>")
     recorder = store.recorder("whole")
@@ -141,7 +142,7 @@ def test_a_sweep_is_one_run_with_a_child_per_trial(store: Store, tmp_path: Path)
     assert [path.read_text() for path in stored.iterdir()] == ["<svg/>"]
 
 
-def test_a_resumed_trial_keeps_its_run(store: Store) -> None:
+def test_resumed_trial_keeps_its_run(store: Store) -> None:
     recorder = store.recorder("resumed")
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
@@ -158,7 +159,7 @@ def test_a_resumed_trial_keeps_its_run(store: Store) -> None:
     assert [step for step, _, _ in store.history(run, "train/loss")] == list(range(1, 81))
 
 
-def test_a_driver_killed_while_it_delivers_leaves_nothing_doubled(store: Store) -> None:
+def test_driver_killed_while_delivering_duplicates_nothing(store: Store) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
@@ -184,7 +185,7 @@ recorder.close(60)
 """
     outbox = store.root / "killed" / "outbox"
     command = [sys.executable, "-c", program, store.uri, str(outbox)]
-    assert subprocess.run(command, cwd=ROOT, timeout=120, check=False).returncode == -9
+    assert subprocess.run(command, cwd=ROOT, timeout=scaled(120), check=False).returncode == -9
     recorder = store.recorder("killed")
     for trial in range(3):
         recorder.start(trial, {"lr": trial}, {})
@@ -198,7 +199,7 @@ recorder.close(60)
         )
 
 
-def test_a_deleted_outbox_or_experiment_or_run_doubles_nothing(store: Store) -> None:
+def test_deleted_outbox_experiment_or_run_duplicates_nothing(store: Store) -> None:
     recorder = store.recorder("lost", "short-lived")
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
@@ -218,7 +219,7 @@ def test_a_deleted_outbox_or_experiment_or_run_doubles_nothing(store: Store) -> 
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["renamed", "and deleted"])
-def test_an_experiment_with_another_name_keeps_its_runs(store: Store, deleted: bool) -> None:
+def test_renamed_experiment_keeps_its_runs(store: Store, deleted: bool) -> None:
     sweep_id = f"renamed-{deleted}"
     recorder = store.recorder(sweep_id, "before")
     recorder.start(0, {"lr": 1}, {})
@@ -240,7 +241,7 @@ def test_an_experiment_with_another_name_keeps_its_runs(store: Store, deleted: b
     assert [step for step, _, _ in store.history(after[0], "train/loss")] == list(range(1, 71))
 
 
-def test_an_experiment_that_has_the_id_and_none_of_our_runs_is_left_alone(store: Store) -> None:
+def test_unrelated_experiment_with_our_id_is_left_alone(store: Store) -> None:
     stranger = store.client.create_experiment("of somebody else")
     for known in (stranger, "987654321"):
         outbox = Outbox(store.root / f"known-{known}" / "outbox")
@@ -253,7 +254,7 @@ def test_an_experiment_that_has_the_id_and_none_of_our_runs_is_left_alone(store:
     assert store.client.search_runs([stranger]) == []
 
 
-def test_sync_delivers_and_a_second_one_adds_nothing(store: Store) -> None:
+def test_second_sync_adds_nothing(store: Store) -> None:
     recorder = store.recorder("offline", open_server=_refuse)
     recorder.start(0, {"lr": 1}, {})
     recorder.log(0, lines(1, 50))
@@ -271,11 +272,11 @@ def test_sync_delivers_and_a_second_one_adds_nothing(store: Store) -> None:
         assert [step for step, _, _ in store.history(runs[0], "train/loss")] == list(range(1, 51))
 
 
-def test_a_sweep_without_runs_has_none(store: Store) -> None:
+def test_sweep_without_runs_has_none(store: Store) -> None:
     assert runs_of_sweep(store.uri, "absent", "s") == []
 
 
-def test_nothing_is_written_beside_the_store_and_the_terminal_stays_quiet(tmp_path: Path) -> None:
+def test_nothing_is_written_outside_the_store(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
@@ -300,7 +301,7 @@ sys.exit(recorder.close(60))
         cwd=work,
         env={"PYTHONPATH": str(ROOT), "HOME": str(work)},
         capture_output=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -319,7 +320,7 @@ def _refusal(url: str, body: object = None, **headers: str) -> int:
         return refused.value.code
 
 
-def test_the_user_interface_is_this_machines_runs_nothing_and_leaves_no_process(
+def test_ui_is_local_read_only_and_leaves_no_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import psutil
@@ -360,10 +361,10 @@ def _refuse() -> object:
     raise ConnectionRefusedError
 
 
-def test_a_store_whose_creation_is_killed_is_created_by_the_next(tmp_path: Path) -> None:
+def test_interrupted_store_creation_is_completed(tmp_path: Path) -> None:
     store = tmp_path / "mlflow.db"
-    create_started = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
-    child = subprocess.Popen([sys.executable, "-c", create_started], cwd=ROOT)
+    program = f"from tracking.mlflow_server import connect; connect('sqlite:///{store}')"
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     aside = tmp_path / ".mlflow.db.new"
     wait_until(lambda: aside.exists() and aside.stat().st_size, every=0.002)
     child.kill()
@@ -374,8 +375,6 @@ def test_a_store_whose_creation_is_killed_is_created_by_the_next(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["50%", "w%41?"])
-def test_a_store_lies_in_its_directory_whatever_the_path_means_in_an_address(
-    tmp_path: Path, name: str
-) -> None:
+def test_store_path_needs_no_url_escaping(tmp_path: Path, name: str) -> None:
     connect(sqlite_uri(tmp_path / name / "mlflow.db")).search_experiments(max_results=1)
     assert [found.name for found in tmp_path.rglob("*")] == [name, "mlflow.db"]

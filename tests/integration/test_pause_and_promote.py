@@ -1,4 +1,4 @@
-"""Trials that pause and are promoted: a sweep killed in the middle of it, and one that was not."""
+"""Trials that pause and are promoted: a killed sweep equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from sweeps.ledger.reader import LedgerReader
-from tests.chaos.runs import differences, without_measured
+from tests.chaos.killed_runs import differences, without_measured
 from tests.integration.commandline import SMALL, CommandLine, wait_until
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
@@ -55,7 +55,7 @@ def _told(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.chaos  # how they are promoted after a death is in test_search_resume, too
-def test_a_sweep_of_pausing_trials_killed_in_a_promotion_promotes_the_same(
+def test_sweep_killed_in_a_promotion_promotes_the_same(
     cli: CommandLine,
 ) -> None:
     cli.write("sweep.yaml", SERIAL)
@@ -111,7 +111,7 @@ POPULATION = re.sub(r"sampler: .*}", "sampler: random}", POPULATION)
 
 
 @pytest.mark.chaos  # at each single write of a rung: test_population
-def test_a_population_killed_between_two_rungs_ends_as_one_that_was_not(cli: CommandLine) -> None:
+def test_population_killed_between_rungs_ends_the_same(cli: CommandLine) -> None:
     cli.write("sweep.yaml", POPULATION)
     ended = cli.ok("run", "sweep.yaml", "--name", "once")
     assert "try more" not in ended, "a population does not grow"

@@ -1,5 +1,5 @@
-"""A population on the real ledger and real checkpoints, with training in this process: whoever
-dies at whatever write, it ends as one that nobody interrupted, bit for bit.
+"""A population on the real ledger and real checkpoints: after a kill at any write it ends like an
+uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population import pbt_exploit
 from sweeps.search.searcher import LedgerSearcher
-from tests.chaos.runs import differences, without_measured
+from tests.chaos.killed_runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -78,13 +78,13 @@ class Driver:
             config: Any = self.searcher.suggest(f"t{turn}")
             if config == Searcher.FINISHED:
                 return self
-            number, until = config["number"], config["until"]
+            number, pause = config["number"], config["pause_at_epoch"]
             made = TrialConfig.model_validate(config["config"])
-            with open_trainer(made, Path(config["directory"]), device="cpu", until=until) as one:
+            with open_trainer(made, Path(config["directory"]), device="cpu", until=pause) as one:
                 for report in one.events():
                     told = report.metrics["val/loss"]
                     self.ledger.report(number, epoch=report.epoch, step=report.step, value=told)
-            if until is None:
+            if pause is None:
                 self.ledger.finish(number, "complete")
             self.searcher.on_trial_complete(f"t{turn}")
         raise AssertionError
@@ -107,13 +107,13 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return Driver(paths, parse_spec(SPEC, "s.yaml")).run()
 
 
-def test_the_worst_go_on_from_the_best_with_other_rates(once: Driver) -> None:
+def test_worst_members_continue_from_best_with_new_rates(once: Driver) -> None:
     trials = once.ledger.trials()
     assert [trial.state for trial in trials] == ["complete"] * MEMBERS
-    select_exploits = [(trial, mutation) for trial in trials for mutation in trial.lineage]
-    assert [mutation.epoch for _, mutation in select_exploits].count(1) == 2
-    assert [mutation.epoch for _, mutation in select_exploits].count(2) == 2
-    for heir, mutation in select_exploits:
+    exploits = [(trial, mutation) for trial in trials for mutation in trial.lineage]
+    assert [mutation.epoch for _, mutation in exploits].count(1) == 2
+    assert [mutation.epoch for _, mutation in exploits].count(2) == 2
+    for heir, mutation in exploits:
         donor = trials[mutation.donor]
         epoch = mutation.epoch
         assert donor.reports[epoch] < heir.reports[epoch]
@@ -131,7 +131,7 @@ def test_the_worst_go_on_from_the_best_with_other_rates(once: Driver) -> None:
         assert [row.step for row in rows] == list(range(1, 3 * STEPS + 1))
 
 
-def test_a_trial_is_shown_with_what_it_had_at_its_best(once: Driver) -> None:
+def test_trial_is_shown_with_values_at_its_best(once: Driver) -> None:
     for trial in once.ledger.trials():
         assert trial.best_params == trial.params_at(trial.best_epoch or 0)
         epochs = [one.epoch for one in trial.lineage]
@@ -208,7 +208,7 @@ def _curve(directory: Path) -> list[tuple[int, float | None]]:
 
 
 @pytest.mark.parametrize("at", [0, 1, 5, 6, 11])
-def test_after_a_death_at_a_rung_it_ends_as_without(
+def test_kill_at_a_rung_changes_nothing(
     once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     # Before and after the ledger knows, with one checkpoint linked of two, with both.
@@ -216,7 +216,7 @@ def test_after_a_death_at_a_rung_it_ends_as_without(
 
 
 @pytest.mark.chaos
-def test_after_a_death_at_any_write_at_a_rung_it_ends_as_without(
+def test_kill_at_any_write_of_a_rung_changes_nothing(
     once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = itertools.takewhile(
@@ -226,7 +226,7 @@ def test_after_a_death_at_any_write_at_a_rung_it_ends_as_without(
     assert sum(1 for _ in points) >= 2 * (2 + 3 * 4), "two decisions and four links"
 
 
-def test_what_was_decided_is_carried_out_though_the_rungs_are_edited(
+def test_decisions_hold_after_rungs_are_edited(
     once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = SweepPaths(tmp_path, "s")
@@ -236,14 +236,14 @@ def test_what_was_decided_is_carried_out_though_the_rungs_are_edited(
     monkeypatch.undo()
     edited = SPEC.replace("quantile: 0.5", "quantile: 0.5, interval_epochs: 2")
     driver = Driver(paths, parse_spec(edited, "s.yaml"))
-    select_exploits = [trial.number for trial in driver.ledger.trials() if trial.lineage]
-    assert len(select_exploits) == 2
+    members = [trial.number for trial in driver.ledger.trials() if trial.lineage]
+    assert len(members) == 2
     for number in range(MEMBERS):
         found = inherited(paths.trial(number))
-        assert (found and found.epoch) == (1 if number in select_exploits else None)
+        assert (found and found.epoch) == (1 if number in members else None)
 
 
-def test_an_heir_whose_donor_lost_its_checkpoint_goes_on_as_it_was_and_says_so(
+def test_member_whose_donor_lost_its_checkpoint_keeps_its_own(
     once: Driver, tmp_path: Path, dying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = SweepPaths(tmp_path, "s")
@@ -273,9 +273,7 @@ def test_an_heir_whose_donor_lost_its_checkpoint_goes_on_as_it_was_and_says_so(
     ]
 
 
-def test_a_member_that_was_stopped_or_broke_neither_gives_nor_takes(
-    once: Driver, tmp_path: Path
-) -> None:
+def test_stopped_or_failed_member_is_no_donor(once: Driver, tmp_path: Path) -> None:
     class Breaking(Driver):
         """Its members 0 and 3 end for good at the first rung, where they wait."""
 

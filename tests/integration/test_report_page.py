@@ -1,4 +1,4 @@
-"""The report in a real browser: it asks nothing of anyone, and shows what the ledger holds."""
+"""The report in a real browser: it loads nothing, and shows the ledger's contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from playwright.sync_api import Page
 
 from sweeps.publishing.export import NoReport, draw_report
 from tests.integration.browser import photograph, require_chromium
-from tests.integration.shown_report import axes, colours, named, open_report, traces
+from tests.integration.report_reader import axes, colours, named, open_report, traces
+from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import Row
 
@@ -80,7 +81,7 @@ def test_every_figure_is_drawn(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_the_words_and_tables_say_what_happened(page: Page) -> None:
+def test_texts_and_tables_describe_the_sweep(page: Page) -> None:
     text = page.locator("header").inner_text()
     assert "15 of 15 trials: 8 complete, 6 pruned, 1 failed" in text
     assert "best: trial 7 with 0.35 " in text
@@ -92,7 +93,7 @@ def test_the_words_and_tables_say_what_happened(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_the_history_falls_to_the_best(page: Page, sweep: MadeSweep) -> None:
+def test_history_ends_at_the_best(page: Page, sweep: MadeSweep) -> None:
     traces = named(page, "History")
     records = sweep.view.records
     values = [r.value if r.state == "complete" else math.inf for r in records]
@@ -129,9 +130,7 @@ def test_survival_adds_up(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_parallel_coordinates_have_an_axis_for_each_parameter(
-    page: Page, sweep: MadeSweep
-) -> None:
+def test_parallel_coordinates_have_one_axis_per_parameter(page: Page, sweep: MadeSweep) -> None:
     ticks = dict(
         page.locator("#parallel-coordinates .js-plotly-plot").evaluate(
             "plot => plot.layout.xaxis.ticktext.map((name, place) => "
@@ -156,7 +155,7 @@ def test_parallel_coordinates_have_an_axis_for_each_parameter(
 
 
 @pytest.mark.browser
-def test_in_parallel_coordinates_each_trial_is_seen_and_the_darker_the_better(page: Page) -> None:
+def test_parallel_coordinates_show_each_trial_by_value(page: Page) -> None:
     lines = [t for t in traces(page, "Parallel") if t["mode"] == "lines"]
     painted = page.locator("#parallel-coordinates .js-line").evaluate_all(
         "lines => lines.map(line => Number(getComputedStyle(line).stroke.match(/\\d+/)[0]))"
@@ -170,7 +169,7 @@ def test_in_parallel_coordinates_each_trial_is_seen_and_the_darker_the_better(pa
 
 
 @pytest.mark.browser
-def test_slices_have_the_scales_that_were_searched(page: Page) -> None:
+def test_slices_use_the_searched_scales(page: Page) -> None:
     found = axes(page, "Slices")
     assert {text: kind for letter, text, kind in found if letter == "x"} == SCALES
     assert {text for letter, text, _ in found if letter == "y"} == {COMPARED, ""}
@@ -179,7 +178,7 @@ def test_slices_have_the_scales_that_were_searched(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_contours_are_over_each_pair_with_the_scales_that_were_searched(page: Page) -> None:
+def test_contours_use_the_searched_scales(page: Page) -> None:
     found = axes(page, "Contours")
     for side in ("x", "y"):
         ours = [(text, kind) for letter, text, kind in found if letter == side]
@@ -190,7 +189,7 @@ def test_contours_are_over_each_pair_with_the_scales_that_were_searched(page: Pa
 
 
 @pytest.mark.browser
-def test_figures_of_values_say_from_which_trials_they_are_drawn(page: Page) -> None:
+def test_value_figures_name_their_trials(page: Page) -> None:
     """Eight trials are complete, and ten of the fourteen reached no more than the first epoch."""
     for title in ("Parallel", "Slices", "Contours", "Importance"):
         text = page.locator("section", has=page.locator("h2", has_text=title)).inner_text()
@@ -216,18 +215,20 @@ def test_importances_are_shares_of_one(page: Page) -> None:
 
 
 @pytest.mark.browser
-def test_a_page_is_no_wider_than_a_telephone(page: Page) -> None:
+def test_page_fits_a_phone(page: Page) -> None:
     seen = page.viewport_size
     assert seen is not None
     page.set_viewport_size({"width": 420, "height": seen["height"]})
     try:
         # The figures follow a moment later.
-        page.wait_for_function("document.documentElement.scrollWidth === 420", timeout=30_000)
+        page.wait_for_function(
+            "document.documentElement.scrollWidth === 420", timeout=scaled(30_000)
+        )
     finally:
         page.set_viewport_size(seen)
 
 
-def test_a_young_sweep_has_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
+def test_unfinished_sweep_report_names_what_is_missing(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", 0.5, 0.4)
     sweep.add("failed", reason=EVIL)
@@ -239,7 +240,7 @@ def test_a_young_sweep_has_a_report_that_says_what_is_missing(tmp_path: Path) ->
     assert EVIL not in written
 
 
-def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+def test_unwritable_report_gives_the_reason(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file where the directory should be")
     with pytest.raises(NoReport, match=r"File exists: .*taken"):
         draw_report(MadeSweep(tmp_path).paths, tmp_path / "taken" / "report.html")

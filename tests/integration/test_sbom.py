@@ -1,4 +1,4 @@
-"""`make sbom` and `make audit`: what is installed, as CycloneDX, and what is looked up of it.
+"""`make sbom` and `make audit`: the installed packages as CycloneDX, and their look-up.
 
 What must not live here: the database of known holes, which is on the network.
 """
@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.time_limits import scaled
+
 ROOT = Path(__file__).parents[2]
 _TOOLS = Path(sys.executable).parent
 _NO_TOOL = "cyclonedx-bom cannot be fetched; with a package index: uv tool run cyclonedx-bom"
@@ -28,7 +30,7 @@ def _make(target: str, sbom: Path, tools: Path = _TOOLS) -> subprocess.Completed
     """Run a target in this environment, as it is: an environment out of date is not made again."""
     words = ["make", "--old-file=.venv/ready", target, f"BIN={tools}", f"SBOM={sbom}"]
     return subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250
+        words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=scaled(250)
     )
 
 
@@ -53,14 +55,14 @@ def sbom(sbom_file: Path) -> Any:
     return json.loads(sbom_file.read_text(encoding="utf-8"))
 
 
-def test_the_sbom_is_cyclonedx_and_names_this_project(sbom: Any) -> None:
+def test_sbom_is_cyclonedx_and_names_this_project(sbom: Any) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert sbom["bomFormat"] == "CycloneDX"
     subject = sbom["metadata"]["component"]
     assert (subject["name"], subject["version"]) == (project["name"], project["version"])
 
 
-def test_the_sbom_lists_each_installed_package_with_its_version(sbom: Any) -> None:
+def test_sbom_lists_each_installed_package_with_version(sbom: Any) -> None:
     installed = {
         (_name(one.name), one.version)
         for one in distributions(path=[get_path("purelib")])  # not what Ray brings along
@@ -71,7 +73,7 @@ def test_the_sbom_lists_each_installed_package_with_its_version(sbom: Any) -> No
     assert all(one["purl"].startswith("pkg:pypi/") for one in sbom["components"])
 
 
-def test_the_sbom_says_what_needs_what(sbom: Any) -> None:
+def test_sbom_lists_dependencies(sbom: Any) -> None:
     subject = sbom["metadata"]["component"]["bom-ref"]
     needs = {one["ref"]: one.get("dependsOn", []) for one in sbom["dependencies"]}
     direct = {_name(ref.partition("==")[0]) for ref in needs[subject]}
@@ -84,9 +86,7 @@ def test_the_sbom_says_what_needs_what(sbom: Any) -> None:
     assert len(reached) > len(direct) + 1
 
 
-def test_the_audit_looks_up_each_component_of_the_sbom(
-    sbom: Any, sbom_file: Path, tmp_path: Path
-) -> None:
+def test_audit_looks_up_each_component(sbom: Any, sbom_file: Path, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     asked = tmp_path / "asked"
@@ -105,7 +105,7 @@ def test_the_audit_looks_up_each_component_of_the_sbom(
     )
 
 
-def test_the_audit_ends_in_error_where_the_sbom_cannot_be_read(tmp_path: Path) -> None:
+def test_audit_fails_if_the_sbom_cannot_be_read(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "python").symlink_to(sys.executable)
@@ -114,5 +114,5 @@ def test_the_audit_ends_in_error_where_the_sbom_cannot_be_read(tmp_path: Path) -
     assert _make("audit", tmp_path / "sbom.json", tools).returncode != 0
 
 
-def test_git_takes_no_sbom_along() -> None:
+def test_git_ignores_the_sbom() -> None:
     assert "sbom.json" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()

@@ -1,6 +1,4 @@
-"""Search over a driver's death: in serial mode, whatever is suggested after it is what one driver
-would have suggested, and the scheduler stands where it would have stood.
-"""
+"""Serial search after a kill of the driver: suggestions and rungs equal those of one driver."""
 
 from __future__ import annotations
 
@@ -128,7 +126,7 @@ class Driver:
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
         directory = self.paths.trial(number)
-        until = trial.config["until"]
+        until = trial.config["pause_at_epoch"]
         last = until or self.spec.budget.epochs
         for epoch in range(1 + CheckpointStore(directory).saved_epoch(), last + 1):
             value = _loss(params, epoch)
@@ -206,7 +204,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], None]:
     return monkeypatch.undo
 
 
-def test_suggestions_and_rungs_after_a_death_are_those_of_one_driver(
+def test_search_and_rungs_survive_a_kill(
     sweep: tuple[SweepSpec, Path, Path], tmp_path: Path
 ) -> None:
     # With the trial there, its first report half told, between it and the verdict on it, later.
@@ -217,7 +215,7 @@ def test_suggestions_and_rungs_after_a_death_are_those_of_one_driver(
 
 
 @pytest.mark.chaos
-def test_suggestions_and_rungs_after_death_at_any_write_are_those_of_one_driver(
+def test_search_and_rungs_survive_a_kill_at_any_write(
     sweep: tuple[SweepSpec, Path, Path], tmp_path: Path
 ) -> None:
     _assert_equal_after_death(sweep, tmp_path, range(1, 14))

@@ -1,4 +1,4 @@
-"""Samplers by name and by class: what they suggest depends on the ledger alone."""
+"""Samplers by name and by class: suggestions depend on the ledger alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from sweeps.search.dry_run import rehearse
+from sweeps.search.dry_run import dry_run
 from sweeps.search.gaussian_process import KERNEL
 from sweeps.search.samplers import SamplerRejected, Samplers, check_sampler
 from sweeps.search.suggest import Suggester
-from tests.integration.proposing import end, ledger_at, loss, search, spec_of
+from tests.integration.serial_search import end, ledger_at, loss, search, spec_of
 
 GRID = (
     "search.sampler=grid",
@@ -60,7 +60,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_nsgaii_has_generations_of_the_startup_trials(tmp_path: Path) -> None:
+def test_nsgaii_generation_has_size_of_startup_trials(tmp_path: Path) -> None:
     spec = spec_of("search.sampler=nsgaii", "search.startup_trials=4", "trials=14")
     ledger = ledger_at(tmp_path / "l.db")
     search(ledger.location.path, spec)
@@ -70,7 +70,7 @@ def test_nsgaii_has_generations_of_the_startup_trials(tmp_path: Path) -> None:
     ] * 4 + [3] * 2
 
 
-def test_a_generation_of_nsgaii_is_over_once_its_trials_are_complete_however_many_run(
+def test_nsgaii_generation_ends_when_its_trials_complete(
     tmp_path: Path,
 ) -> None:
     ledger = ledger_at(tmp_path / "l.db")
@@ -82,11 +82,11 @@ def test_a_generation_of_nsgaii_is_over_once_its_trials_are_complete_however_man
             end(ledger, number - 6, ended)
         proposal = proposer.propose(number)
         ledger.add(proposal)
-        found.append(proposal.notes["NSGAIISampler:generation"])
+        found.append(proposal.system_attrs["NSGAIISampler:generation"])
     assert found == [0] * 11 + [1]
 
 
-def test_nsgaii_finds_better_than_chance(tmp_path: Path) -> None:
+def test_nsgaii_beats_random(tmp_path: Path) -> None:
     found = {}
     for sampler in ("nsgaii", "random"):
         spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=4", "trials=24")
@@ -95,7 +95,7 @@ def test_nsgaii_finds_better_than_chance(tmp_path: Path) -> None:
     assert found["nsgaii"] < 0.5 * found["random"]
 
 
-def test_a_grid_tries_every_point_once_in_the_order_of_nested_loops(tmp_path: Path) -> None:
+def test_grid_tries_every_point_once_in_order(tmp_path: Path) -> None:
     spec = spec_of(*GRID, "trials=12")
     wanted = [
         {"train.optimizer.name": name, "train.accumulation": acc, "train.clip.max_norm": norm}
@@ -104,7 +104,7 @@ def test_a_grid_tries_every_point_once_in_the_order_of_nested_loops(tmp_path: Pa
     assert search(tmp_path / "l.db", spec, deaths=[3, 7]) == wanted
 
 
-def test_a_grid_larger_than_the_sweep_is_begun_and_extended(tmp_path: Path) -> None:
+def test_grid_larger_than_the_sweep_can_be_extended(tmp_path: Path) -> None:
     first = search(tmp_path / "l.db", spec_of(*GRID, "trials=5"))
     whole = search(tmp_path / "l.db", spec_of(*GRID, "trials=12"))
     assert whole[:5] == first
@@ -132,9 +132,7 @@ def test_a_grid_larger_than_the_sweep_is_begun_and_extended(tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_grid_that_was_edited_is_tried_as_far_as_it_was_not_yet(
-    tmp_path: Path, before: str, after: str
-) -> None:
+def test_edited_grid_tries_only_new_points(tmp_path: Path, before: str, after: str) -> None:
     grid = ("search.sampler=grid", "trials=4")
     search(tmp_path / "l.db", spec_of(*grid, f"space={{{before}}}"))
     edited = spec_of("search.sampler=grid", f"space={{{after}}}", "trials=4")
@@ -146,7 +144,7 @@ def test_a_grid_that_was_edited_is_tried_as_far_as_it_was_not_yet(
     assert found[4:] == [point for point in points if point not in found[:4]]
 
 
-def test_a_grid_leaves_out_what_chance_has_tried(tmp_path: Path) -> None:
+def test_grid_skips_points_already_sampled(tmp_path: Path) -> None:
     space = "space={task.a: {quniform: [0.1, 0.7, 0.1]}, task.b: {int: [1, 2]}}"
     before = search(tmp_path / "l.db", spec_of("search.sampler=random", space, "trials=8"))
     tried = {(round(one["task.a"], 3), one["task.b"]) for one in before}
@@ -157,7 +155,7 @@ def test_a_grid_leaves_out_what_chance_has_tried(tmp_path: Path) -> None:
     ][:6]
 
 
-def test_a_grid_leaves_out_what_does_not_exist_and_what_is_forbidden(tmp_path: Path) -> None:
+def test_grid_skips_inactive_and_forbidden_points(tmp_path: Path) -> None:
     spec = spec_of(
         "search.sampler=grid",
         "space={task.a: {choice: [x, y]}, task.n: {int: [1, 3], when: {task.a: y}}, "
@@ -174,7 +172,7 @@ def test_a_grid_leaves_out_what_does_not_exist_and_what_is_forbidden(tmp_path: P
     ]
 
 
-def test_points_to_try_first_do_not_take_a_grid_s_place(tmp_path: Path) -> None:
+def test_initial_points_take_no_grid_slots(tmp_path: Path) -> None:
     point = "search.try_first=[{train.optimizer.name: adamw, train.accumulation: 2}]"
     plain = search(tmp_path / "plain.db", spec_of(*GRID, "trials=12"))
     tried = search(tmp_path / "first.db", spec_of(*GRID, "trials=13", point))
@@ -184,7 +182,7 @@ def test_points_to_try_first_do_not_take_a_grid_s_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ended", ["complete", "pruned", "failed"])
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes"])
-def test_startup_trials_have_ended_with_a_result_before_the_model_suggests(
+def test_startup_trials_have_results_before_model_suggests(
     tmp_path: Path, sampler: str, ended: str
 ) -> None:
     """Trials at the same time: until four have ended, the points are chance's."""
@@ -210,9 +208,7 @@ def test_startup_trials_have_ended_with_a_result_before_the_model_suggests(
 
 
 @pytest.mark.parametrize("sampler", ["gp", "optuna.samplers:GPSampler"])
-def test_gp_fits_from_where_the_last_fit_ended_as_one_sampler_does(
-    tmp_path: Path, sampler: str
-) -> None:
+def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
     spec = spec_of(f"search.sampler={sampler}", "search.startup_trials=3", "trials=9")
     search(tmp_path / "l.db", spec, deaths=[5])
     trials = ledger_at(tmp_path / "l.db").frozen_trials()
@@ -236,18 +232,18 @@ def test_gp_fits_from_where_the_last_fit_ended_as_one_sampler_does(
 @pytest.mark.parametrize(
     "name", ["TPESampler", "NSGAIIISampler", "BruteForceSampler", "QMCSampler", "CmaEsSampler"]
 )
-def test_any_sampler_of_optuna_can_be_named(tmp_path: Path, name: str) -> None:
+def test_any_optuna_sampler_can_be_named(tmp_path: Path, name: str) -> None:
     more = ["search.arguments={multivariate: false}"] if name == "TPESampler" else []
     if name == "BruteForceSampler":
         more.append("space={train.accumulation: {choice: [1, 2, 4]}, task.x: {choice: [32, 64]}}")
     spec = spec_of(f"search.sampler=optuna.samplers:{name}", "trials=6", *more)
-    rehearse(spec)
+    dry_run(spec)
     once = search(tmp_path / "once.db", spec)
     assert search(tmp_path / "died.db", spec, deaths=[2, 5]) == once
     assert len({str(params) for params in once}) == 6
 
 
-def test_a_class_of_ones_own_gets_seed_and_arguments(tmp_path: Path, own_module: str) -> None:
+def test_custom_sampler_class_gets_seed_and_arguments(tmp_path: Path, own_module: str) -> None:
     spec = spec_of(f"search.sampler={own_module}:Mine", "trials=3")
     assert search(tmp_path / "a.db", spec) == search(
         tmp_path / "b.db", spec_of("search.sampler=random", "trials=3")
@@ -317,7 +313,7 @@ def test_a_class_of_ones_own_gets_seed_and_arguments(tmp_path: Path, own_module:
         ),
     ],
 )
-def test_a_sampler_that_cannot_be_made_is_refused(
+def test_sampler_that_cannot_be_built_is_refused(
     own_module: str, sampler: str, arguments: str, message: str
 ) -> None:
     name = sampler.replace("OWN", own_module)
@@ -326,7 +322,7 @@ def test_a_sampler_that_cannot_be_made_is_refused(
         f"search.sampler={name}", f"search.arguments={arguments}",
     )  # fmt: skip
     with pytest.raises(SamplerRejected) as refused:
-        rehearse(spec)
+        dry_run(spec)
     assert re.fullmatch(rf"search\.{message}", str(refused.value))
 
 
@@ -344,16 +340,16 @@ def test_a_sampler_that_cannot_be_made_is_refused(
         ("nsgaii", "{child_generation_strategy: x}", r"\(TypeError: .*\)"),
     ],
 )
-def test_an_argument_that_breaks_after_the_first_trials_is_refused_before_them(
+def test_argument_that_breaks_later_is_refused_at_start(
     sampler: str, arguments: str, message: str
 ) -> None:
     spec = spec_of(f"search.sampler={sampler}", f"search.arguments={arguments}")
     check_sampler(spec)  # it can be built
     with pytest.raises(SamplerRejected) as refused:
-        rehearse(spec)
+        dry_run(spec)
     given = re.escape(arguments)
     assert re.fullmatch(
-        rf"search\.arguments: {sampler} with {given} fails at trial \d of a rehearsal {message}; "
+        rf"search\.arguments: {sampler} with {given} fails at trial \d of a dry run {message}; "
         r"a sampler suggests a point whatever has ended; change search\.arguments, or choose "
         "another sampler",
         str(refused.value),
@@ -361,13 +357,13 @@ def test_an_argument_that_breaks_after_the_first_trials_is_refused_before_them(
 
 
 @pytest.mark.parametrize("arguments", ["{sigma0: 0.1}", "{use_separable_cma: true}"])
-def test_an_argument_that_forbids_a_warm_start_is_refused_without_a_look_at_its_sweeps(
+def test_argument_that_forbids_warm_start_is_refused(
     arguments: str,
 ) -> None:
     cmaes = ("search.sampler=cmaes", f"search.arguments={arguments}")
-    rehearse(spec_of(*cmaes))
+    dry_run(spec_of(*cmaes))
     with pytest.raises(SamplerRejected) as refused:
-        rehearse(spec_of(*cmaes, "search.warm_start=old"))
+        dry_run(spec_of(*cmaes, "search.warm_start=old"))
     assert re.fullmatch(
         rf"search\.sampler: cmaes refuses {re.escape(arguments)} beside trials of "
         r"search\.warm_start: .*prohibited.*; change search\.arguments or leave "
@@ -386,19 +382,19 @@ def test_an_argument_that_forbids_a_warm_start_is_refused_without_a_look_at_its_
         (("search.sampler=optuna.samplers:BruteForceSampler",), "step must be given"),
     ],
 )
-def test_a_sampler_that_cannot_search_this_is_refused(more: tuple[str, ...], message: str) -> None:
+def test_sampler_unfit_for_the_space_is_refused(more: tuple[str, ...], message: str) -> None:
     with pytest.raises(
         SamplerRejected, match=rf"^search\.sampler: .*{message}.*; change the space"
     ):
-        rehearse(spec_of(*more))
+        dry_run(spec_of(*more))
 
 
-def test_a_rehearsal_knows_of_no_trial_but_what_its_sampler_noted(own_module: str) -> None:
-    rehearse(spec_of(f"search.sampler={own_module}:Noting", "trials=40"))
+def test_dry_run_shows_a_sampler_only_its_own_attributes(own_module: str) -> None:
+    dry_run(spec_of(f"search.sampler={own_module}:Noting", "trials=40"))
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid"])
-def test_a_rehearsal_passes_what_works(sampler: str) -> None:
+def test_dry_run_accepts_working_arguments(sampler: str) -> None:
     spaces = [
         "{}",
         "{task.a: {choice: [1]}}",
@@ -408,15 +404,15 @@ def test_a_rehearsal_passes_what_works(sampler: str) -> None:
     for space in spaces if sampler != "grid" else spaces[1:]:
         for startup in (2, 30):
             wanted = (f"search.startup_trials={startup}", f"space={space}", "trials=1")
-            rehearse(spec_of(f"search.sampler={sampler}", *wanted))
+            dry_run(spec_of(f"search.sampler={sampler}", *wanted))
             if sampler != "grid":
-                rehearse(spec_of(f"search.sampler={sampler}", *wanted, "trials=40"))
+                dry_run(spec_of(f"search.sampler={sampler}", *wanted, "trials=40"))
     constrained = "search.constraints=['train.optimizer.lr * train.clip.max_norm < 0.1']"
     if sampler != "grid":
-        rehearse(spec_of(f"search.sampler={sampler}", constrained))
+        dry_run(spec_of(f"search.sampler={sampler}", constrained))
 
 
-def test_what_no_spec_can_express_is_not_named_as_valid() -> None:
+def test_inexpressible_options_are_not_listed_as_valid() -> None:
     for sampler, never in (
         ("tpe", {"gamma", "weights", "constraints_func"}),
         ("cmaes", {"independent_sampler", "source_trials"}),
@@ -429,12 +425,12 @@ def test_what_no_spec_can_express_is_not_named_as_valid() -> None:
         assert not never & set(valid)
 
 
-def test_an_argument_that_is_to_go_from_optuna_is_taken_without_a_word() -> None:
+def test_argument_deprecated_by_optuna_is_accepted_silently() -> None:
     spec = spec_of("search.arguments={consider_prior: true}")
     Samplers(spec).of(0)  # warnings are errors
 
 
-def test_a_sampler_whose_package_is_missing_says_what_to_install(
+def test_missing_sampler_package_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -442,9 +438,9 @@ def test_a_sampler_whose_package_is_missing_says_what_to_install(
         check_sampler(spec_of("search.sampler=cmaes"))
 
 
-def test_conditional_suggestions_do_not_depend_on_the_order_of_sets(tmp_path: Path) -> None:
+def test_conditional_suggestions_ignore_set_order(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.integration.proposing import *; "
+        "import sys; from pathlib import Path; from tests.integration.serial_search import *; "
         "print(search(Path(sys.argv[1]), spec_of('trials=14', 'search.startup_trials=4', "
         "'space={task.a: {choice: [x, y]}, task.b: {uniform: [0, 1], when: {task.a: x}}, "
         "task.c: {uniform: [0, 1], when: {task.a: x}}, task.d: {uniform: [0, 1]}}')))"

@@ -1,4 +1,4 @@
-"""Trials of earlier sweeps teach the sampler, are fixed once they are taken, and show nowhere."""
+"""Trials of earlier sweeps inform the sampler, stay fixed, and are not shown."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sweeps.ledger.reader import LedgerReader, PbtPerturbation
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
-from sweeps.search.dry_run import rehearse
+from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.suggest import Suggester
-from tests.integration.proposing import end, loss, search, spec_of
+from tests.integration.serial_search import end, loss, search, spec_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPACE = (
@@ -47,7 +47,7 @@ def _add(made: MadeSweep, seed: int, value: float, ending: str | None) -> None:
         made.ledger.finish(number, ending)  # type: ignore[arg-type]
 
 
-def test_a_stopped_member_of_a_population_is_taken_with_what_it_had_last(tmp_path: Path) -> None:
+def test_stopped_population_member_counts_with_last_values(tmp_path: Path) -> None:
     made = _earlier(tmp_path, trials=0)
     _add(made, 0, 0.5, None)
     changed = {"train.optimizer.lr": 0.02, "train.clip.max_norm": 2.0}
@@ -71,25 +71,25 @@ def _create(root: Path, spec: SweepSpec) -> Ledger:
     return open_ledger(paths, spec, Origin(), new=not paths.exists(), accepted=False)
 
 
-def test_what_is_taken_and_what_is_left_is_said(tmp_path: Path) -> None:
+def test_taken_and_skipped_trials_are_listed(tmp_path: Path) -> None:
     made = _earlier(tmp_path, trials=6)
     _add(made, 90, 0.5, "failed")
     _add(made, 91, 0.5, None)
     _earlier(tmp_path, "more", trials=2)
     warm = collect_warm_start(tmp_path, _warm(names="[old, more]"))
-    assert warm.told == (
+    assert warm.summary == (
         "warm start from 6 trials of 'old' (left out: 1 unfinished, 1 without a result) and "
         "2 trials of 'more'"
     )
     assert [one.complete for one in warm.trials] == [True] * 4 + [False, True, True, True]
     narrow = _warm("space.train.clip.max_norm={uniform: [0.1, 5]}")
     inside = [t for t in made.ledger.trials()[:6] if t.params["train.clip.max_norm"] <= 5]
-    told = collect_warm_start(tmp_path, narrow).told
+    told = collect_warm_start(tmp_path, narrow).summary
     assert told.startswith(f"warm start from {len(inside)} trials of 'old'")
     assert f"{8 - 2 - len(inside)} outside the space" in told
 
 
-def test_a_parameter_that_was_fixed_there_counts_with_its_value(tmp_path: Path) -> None:
+def test_parameter_fixed_in_prior_sweep_counts(tmp_path: Path) -> None:
     _earlier(tmp_path, trials=3)
     more = _warm("space.train.accumulation={choice: [1, 2]}")
     assert [
@@ -100,7 +100,7 @@ def test_a_parameter_that_was_fixed_there_counts_with_its_value(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsgaii"])
-def test_the_first_trials_profit(tmp_path: Path, sampler: str) -> None:
+def test_first_trials_profit(tmp_path: Path, sampler: str) -> None:
     _earlier(tmp_path, trials=30)
     count = {"gp": 4, "nsgaii": 16}.get(sampler, 8)  # half of what nsgaii draws is mutated
     spec = _warm(f"trials={count}", sampler=sampler)
@@ -111,7 +111,7 @@ def test_the_first_trials_profit(tmp_path: Path, sampler: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "nsgaii"])
-def test_it_is_fixed_and_a_death_changes_nothing(tmp_path: Path, sampler: str) -> None:
+def test_warm_start_is_fixed_across_a_kill(tmp_path: Path, sampler: str) -> None:
     old = _earlier(tmp_path)
     spec = _warm("trials=7", sampler=sampler)
     path = _create(tmp_path, spec).location.path
@@ -121,7 +121,7 @@ def test_it_is_fixed_and_a_death_changes_nothing(tmp_path: Path, sampler: str) -
     assert search(path, spec, deaths=[0, 3]) == once
 
 
-def test_it_shows_nowhere(tmp_path: Path) -> None:
+def test_prior_trials_are_not_shown(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
     view = LedgerReader(ledger.location)
@@ -129,19 +129,19 @@ def test_it_shows_nowhere(tmp_path: Path) -> None:
     assert (view.trials, view.best()) == ([], None)
 
 
-def test_what_a_sweep_was_given_itself_is_taken_where_its_owner_is_named(tmp_path: Path) -> None:
+def test_prior_trials_of_a_prior_sweep_need_its_name(tmp_path: Path) -> None:
     _earlier(tmp_path, trials=6)
     middle = MadeSweep(tmp_path, "middle", space=SPACE)
-    middle.ledger.note_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
+    middle.ledger.store_warm_start(collect_warm_start(tmp_path, _warm("name=middle")))
     _add(middle, 50, 0.5, "complete")
     assert [one.value for one in collect_warm_start(tmp_path, _warm(names="middle")).trials] == [
         0.5
     ]
     both = collect_warm_start(tmp_path, _warm(names="[old, middle]"))
-    assert both.told == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
+    assert both.summary == "warm start from 6 trials of 'old' and 1 trials of 'middle'"
 
 
-def test_arguments_beside_a_warm_start_are_rehearsed_with_what_it_has_taken(
+def test_dry_run_uses_the_trials_of_a_warm_start(
     tmp_path: Path,
 ) -> None:
     """CMA-ES takes a `sigma0` beside fewer than it would learn from, and does not beside more."""
@@ -149,15 +149,15 @@ def test_arguments_beside_a_warm_start_are_rehearsed_with_what_it_has_taken(
     _earlier(tmp_path, trials=9)
     _create(tmp_path, given)
     path = SweepPaths(tmp_path, "new").ledger
-    rehearse(given, WarmStart.from_data(LedgerReader(path).warm_start()))
+    dry_run(given, WarmStart.from_data(LedgerReader(path).warm_start()))
     _earlier(tmp_path, "more", trials=20)
     with pytest.raises(SamplerRejected, match="beside trials of"):
-        rehearse(given, collect_warm_start(tmp_path, _warm(names="more")))
+        dry_run(given, collect_warm_start(tmp_path, _warm(names="more")))
     made = MadeSweep(tmp_path, "alone")
-    rehearse(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
+    dry_run(given, WarmStart.from_data(LedgerReader(made.paths.ledger).warm_start()))
 
 
-def test_an_edited_space_takes_what_still_lies_inside(tmp_path: Path) -> None:
+def test_edited_space_keeps_prior_trials_inside(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
     edited = _warm("space.train.clip.max_norm={choice: [1, 5]}", "trials=1")
@@ -178,7 +178,7 @@ def _said(error: Exception) -> str:
         (["mode=max"], "'old': its mode is min, and this sweep's is max; results of another"),
     ],
 )
-def test_what_cannot_be_learnt_from_is_refused(
+def test_unusable_prior_sweep_is_refused(
     tmp_path: Path, overrides: list[str], message: str
 ) -> None:
     _earlier(tmp_path, trials=1)
@@ -187,7 +187,7 @@ def test_what_cannot_be_learnt_from_is_refused(
     assert message in _said(caught.value)
 
 
-def test_what_has_been_drawn_from_cannot_be_changed() -> None:
+def test_used_prior_sweeps_cannot_change() -> None:
     check_search_changes(_warm(), _warm("trials=30", "search.sampler=gp"), 5)
     with pytest.raises(SearchChanged, match=r"warm_start is \[old\] .* cannot become \[\]"):
         check_search_changes(_warm(), spec_of(), 0)
@@ -206,7 +206,7 @@ def test_what_has_been_drawn_from_cannot_be_changed() -> None:
             check_search_changes(before, after, drawn)
 
 
-def test_a_population_is_one_from_the_beginning_to_the_end() -> None:
+def test_population_setting_cannot_change() -> None:
     pbt = ("early_stopping.scheduler=pbt",)
     check_search_changes(spec_of(*pbt), spec_of("early_stopping.scheduler=pb2"), 3)
     check_search_changes(spec_of(*pbt), spec_of(*pbt, "trials=40"), 0)

@@ -1,4 +1,4 @@
-"""A sweep under random faults, against what must be true of it whatever happened.
+"""A sweep under random faults keeps its invariants.
 
 Real are the ledger, the curves, the manifests, the outbox and its delivery, the searcher, the
 scheduler, the bookkeeper and the reconciliation. Stand-ins are Ray (its calls are made here),
@@ -289,7 +289,7 @@ class Driver:
             self._scheduler,
             fence=lambda: None,
             refuse=lambda *told: self._book.refuse(*told),
-            settle=lambda: self._book.flush(),
+            flush=lambda: self._book.flush(),
             concurrency=2,
             threads=1,
         )
@@ -616,11 +616,11 @@ def _run(examples: int, steps: int) -> None:
     )
 
 
-def test_a_sweep_under_faults_stays_true() -> None:
+def test_sweep_under_faults_keeps_invariants() -> None:
     _run(examples=6, steps=20)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-def test_a_sweep_under_many_faults_stays_true() -> None:
+def test_sweep_under_many_faults_keeps_invariants() -> None:
     _run(examples=300, steps=50)

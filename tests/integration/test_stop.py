@@ -1,4 +1,4 @@
-"""`sweep stop` from another terminal: a trial that is trained, one that waits, the sweep."""
+"""`sweep stop` from another terminal: a running trial, a waiting one, the sweep."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
+from tests.time_limits import scaled
 from trainable.metrics_file import read_rows
 
 EPOCHS = 80
@@ -70,14 +71,14 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert "is pruned already" in again.stderr
 
     _wait_for(cli, driver, 2, rows=1)  # the sweep went on
-    assert report.wait(timeout=60) == 0, report.communicate()
+    assert report.wait(timeout=scaled(60)) == 0, report.communicate()
     assert driver.poll() is None
     written = (cli.directory / "small-report.html").read_text()
     assert re.search("[23] of 4 trials: .*[12] running", written)
 
     code, stopped = _stop(cli)
     assert (code, stopped["done"], stopped["state"]) == (0, True, "interrupted")
-    printed, _ = driver.communicate(timeout=20)
+    printed, _ = driver.communicate(timeout=scaled(20))
     assert driver.returncode == 130, printed
     assert printed.splitlines()[-1] == "sweep resume small"
     assert no_process_of(token)
@@ -93,7 +94,7 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     assert (code, stopped["state"]) == (0, "pruned")
     assert _states(cli) == ["pruned", "running", "pruned"]
     driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=scaled(60))
     assert driver.returncode == 130
 
     cli.ok("sync", "small")  # an interrupted driver leaves to it what a busy machine still holds
@@ -115,7 +116,7 @@ def _states(cli: CommandLine) -> list[str]:
     return [trial["state"] for trial in cli.json("trials", "small")]
 
 
-def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
+def test_immediate_stop_waits_for_nothing(cli: CommandLine) -> None:
     cli.write("small.yaml", LONG)
     driver = cli.start("run", "small.yaml")
     for number in (0, 1):
@@ -125,12 +126,12 @@ def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
     stop = cli.start("stop", "small", "--now", "--json")
     wait_until(lambda: asked.exists() or driver.poll() is not None, every=0.005)
     started = time.monotonic()
-    printed, _ = driver.communicate(timeout=20)
-    assert time.monotonic() - started < 2.0 + CHANCE
+    printed, _ = driver.communicate(timeout=scaled(20))
+    assert time.monotonic() - started < scaled(2.0 + CHANCE)
     assert driver.returncode == 130, printed
     assert "exited immediately; what was saved is complete" in printed
     assert printed.splitlines()[-1] == "sweep resume small"
-    said, _ = stop.communicate(timeout=20)
+    said, _ = stop.communicate(timeout=scaled(20))
     stopped = json.loads(said)
     assert (stop.returncode, stopped["done"], stopped["state"]) == (0, True, "interrupted")
     wait_until(lambda: no_process_of(token), seconds=20)  # killed ones take a moment to go
@@ -139,7 +140,7 @@ def test_stopping_at_once_waits_for_nothing(cli: CommandLine) -> None:
     assert cli.json("status", "small")["state"] == "interrupted"
 
 
-def test_a_curve_that_is_damaged_when_its_trial_is_stopped_ends_in_a_sentence(
+def test_damaged_curve_of_a_stopped_trial_is_reported(
     cli: CommandLine,
 ) -> None:
     cli.write("small.yaml", LONG)
@@ -150,7 +151,7 @@ def test_a_curve_that_is_damaged_when_its_trial_is_stopped_ends_in_a_sentence(
     with curve.open("r+b") as file:
         file.write(b"?")
     assert cli("stop", "small", "--trial", "0").returncode == 1  # the sweep ended before it did
-    printed, _ = driver.communicate(timeout=60)
+    printed, _ = driver.communicate(timeout=scaled(60))
     assert driver.returncode == 2, printed
     assert "Traceback" not in printed
     assert f"{curve} is damaged" in " ".join(printed.split())

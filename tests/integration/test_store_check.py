@@ -1,4 +1,4 @@
-"""A tracking store that lost what it was told: rolled back, emptied, cleaned by hand, damaged.
+"""A tracking store that lost records: rolled back, emptied, cleaned by hand, damaged.
 
 The store is MLflow's own; the sweep is made by hand, so that nothing is trained.
 """
@@ -175,7 +175,7 @@ PART_LOST = {
 
 @pytest.mark.parametrize("spoil", {**RUNS_LOST, **DELETED, **PART_LOST}.values(),
                          ids={**RUNS_LOST, **DELETED, **PART_LOST}.keys())  # fmt: skip
-def test_what_is_missing_is_made_good_once(root: Path, spoil: Callable[[Path], None]) -> None:
+def test_missing_records_are_repaired_once(root: Path, spoil: Callable[[Path], None]) -> None:
     whole = _held(root)
     assert len(whole.statuses) == NUM_RUNS
     spoil(root)
@@ -191,14 +191,14 @@ def test_what_is_missing_is_made_good_once(root: Path, spoil: Callable[[Path], N
     assert _held(root) == whole
 
 
-def test_nothing_is_missing_in_a_whole_store(root: Path) -> None:
+def test_complete_store_needs_no_repair(root: Path) -> None:
     whole = _held(root)
     done = deliver(_view(root), verify=True)
     assert (done.delivered, done.left, bool(done.missing)) == (0, 0, False)
     assert _held(root) == whole
 
 
-def test_numbers_of_what_is_missing(root: Path) -> None:
+def test_counts_of_missing_records(root: Path) -> None:
     _sql(
         "DELETE FROM metrics WHERE key = 'train/loss' AND step = 7",
         "UPDATE runs SET status = 'RUNNING' WHERE name = 'trial-0000'",
@@ -213,7 +213,7 @@ def test_numbers_of_what_is_missing(root: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", RUNS_LOST.values(), ids=RUNS_LOST.keys())
-def test_lost_runs_are_sent_again_unasked(root: Path, spoil: Callable[[Path], None]) -> None:
+def test_lost_runs_are_resent_automatically(root: Path, spoil: Callable[[Path], None]) -> None:
     whole = _held(root)
     spoil(root)
     done = deliver(_view(root))
@@ -223,7 +223,7 @@ def test_lost_runs_are_sent_again_unasked(root: Path, spoil: Callable[[Path], No
 
 
 @pytest.mark.parametrize("spoil", DELETED.values(), ids=DELETED.keys())
-def test_the_trash_is_named_and_left_alone(root: Path, spoil: Callable[[Path], None]) -> None:
+def test_deleted_runs_are_named_and_left_alone(root: Path, spoil: Callable[[Path], None]) -> None:
     spoil(root)
     left = _held(root)
     done = deliver(_view(root))
@@ -234,7 +234,7 @@ def test_the_trash_is_named_and_left_alone(root: Path, spoil: Callable[[Path], N
 
 
 @pytest.mark.parametrize("name", ["rolled back", "garbage-collected", "left running"])
-def test_resume_has_lost_runs_told_again(root: Path, name: str) -> None:
+def test_resume_resends_lost_runs(root: Path, name: str) -> None:
     RUNS_LOST[name](root)
     view = _view(root)
     said: list[str] = []
@@ -267,7 +267,7 @@ def test_doctor_names_lost_runs_and_damage(root: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["no database", "a page", "truncated", "without tables"])
-def test_a_damaged_store_is_refused_with_the_remedy(root: Path, how: str) -> None:
+def test_damaged_store_is_refused_with_the_remedy(root: Path, how: str) -> None:
     store = root / STORE
     if how == "no database":
         store.write_bytes(b"no database at all " * 1000)
@@ -295,7 +295,7 @@ def test_a_damaged_store_is_refused_with_the_remedy(root: Path, how: str) -> Non
     assert not deliver(_view(root), verify=True).missing
 
 
-def test_a_client_reads_what_sql_reads(root: Path) -> None:
+def test_client_reads_what_sql_reads(root: Path) -> None:
     uri, view = f"sqlite:///{root / STORE}", _view(root)
     sweep_id = view.ledger.sweep_id
     database, client = open_reader(uri, NAME, None), _Client(uri, NAME, None)
@@ -309,7 +309,7 @@ def test_a_client_reads_what_sql_reads(root: Path) -> None:
     assert other_sweeps(uri, NAME) == {sweep_id: NUM_RUNS} == client.sweeps(NAME)
 
 
-def test_runs_are_lost_to_the_outbox_of_a_server_in_a_child_process(root: Path) -> None:
+def test_server_runs_match_the_outbox(root: Path) -> None:
     from tests.tracking_server import start_tracking_server
 
     view = _view(root)

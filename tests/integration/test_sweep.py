@@ -1,6 +1,4 @@
-"""One small sweep through the real command line: a real Ray, a real MLflow store, read back from
-outside.
-"""
+"""A small sweep through the real command line, with a real Ray and a real MLflow store."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ from sweeps.results.compare import clip_fraction
 from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
 from tests.integration.mlflow_pages import compared, curves, runs_table
-from tests.integration.shown_report import axes, named, open_report, traces
+from tests.integration.report_reader import axes, named, open_report, traces
+from tests.message_parts import assert_parts
+from tests.time_limits import scaled
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
@@ -81,19 +81,17 @@ def children(runs: list[Run]) -> dict[int, Run]:
 
 
 @pytest.mark.seeds("S27")
-def test_it_tells_before_the_first_trial_what_a_run_takes(
+def test_memory_is_printed_before_the_first_trial(
     finished: subprocess.CompletedProcess[str],
 ) -> None:
     """An MLP of 64 x 32, 32 x 32 and 32 x 10 weights, and AdamW."""
     ways, takes, *_ = finished.stderr.splitlines()
     assert ways == "  2 trials at a time, each with 1 CPU"
-    assert takes == (
-        "  3,466 parameters, 16 bytes per parameter (weight 4, gradient 4, optimizer 8); "
-        "the optimizer keeps 27.08 KiB for them"
-    )
+    parts = ("3,466 parameters", "16 bytes", "weight 4, gradient 4, optimizer 8", "27.08 KiB")
+    assert_parts(takes, *parts)
 
 
-def test_it_prints_plain_lines_and_what_to_do_next(
+def test_plain_lines_and_next_commands_are_printed(
     finished: subprocess.CompletedProcess[str],
 ) -> None:
     lines = finished.stdout.splitlines()
@@ -117,7 +115,7 @@ def test_status_counts_every_trial_once(
     assert status["best"] == {key: best[key] for key in ("number", "value", "params")}
 
 
-def test_every_trial_has_one_end_and_says_how_far_it_came(trials: list[dict[str, Any]]) -> None:
+def test_every_trial_has_one_end_and_its_progress(trials: list[dict[str, Any]]) -> None:
     assert [trial["number"] for trial in trials] == [0, 1, 2, 3]
     assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
     for trial in trials:
@@ -152,7 +150,7 @@ def test_one_run_per_trial_below_one_parent(
     assert module_cli.json("status", "small")["mlflow_run_id"] == parent.info.run_id
 
 
-def test_status_of_each_run_tells_the_truth(
+def test_mlflow_status_matches_each_trial(
     parent: Run, children: dict[int, Run], trials: list[dict[str, Any]]
 ) -> None:
     assert parent.info.status == "FINISHED"
@@ -166,7 +164,7 @@ def test_status_of_each_run_tells_the_truth(
             assert run.data.tags["stopped_by"] == "asha"
 
 
-def test_every_row_of_every_trial_is_there_exactly_once(
+def test_every_row_is_recorded_exactly_once(
     client: MlflowClient, children: dict[int, Run], module_cli: CommandLine
 ) -> None:
     for number, run in children.items():
@@ -191,7 +189,7 @@ def test_every_row_of_every_trial_is_there_exactly_once(
             assert sorted((m.step, m.value) for m in history) == points, key
 
 
-def test_parameters_are_recorded_as_searched_and_as_resolved(
+def test_parameters_are_recorded_as_searched_and_resolved(
     children: dict[int, Run], trials: list[dict[str, Any]]
 ) -> None:
     for trial in trials:
@@ -206,7 +204,7 @@ def test_parameters_are_recorded_as_searched_and_as_resolved(
         assert (tags["gradsweep.precision"], tags["gradsweep.device"]) == ("fp32", "cpu")
 
 
-def test_each_trial_holds_its_own_figures(
+def test_each_trial_run_holds_its_figures(
     client: MlflowClient, children: dict[int, Run], module_cli: CommandLine
 ) -> None:
     """Also a trial whose figures are removed, once the sweep is synced again."""
@@ -229,7 +227,7 @@ def test_each_trial_holds_its_own_figures(
     assert module_cli.ok("sync", "small") == "delivered 0 records; 0 wait\n"
 
 
-def test_parent_holds_the_best_weights_their_configuration_and_where_it_ran(
+def test_parent_run_holds_best_weights_and_config(
     client: MlflowClient, parent: Run, tmp_path: Path, module_cli: CommandLine
 ) -> None:
     best = module_cli.json("best", "small")
@@ -290,7 +288,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_best_exports_what_the_checkpoint_holds(
+def test_best_exports_the_checkpoint_weights(
     module_cli: CommandLine, client: MlflowClient, parent: Run, tmp_path: Path
 ) -> None:
     out = tmp_path / "export"
@@ -317,9 +315,7 @@ def test_best_exports_what_the_checkpoint_holds(
     assert "is not empty" in again.stderr
 
 
-def test_best_registers_a_model_that_loads_without_us_and_without_pickle(
-    module_cli: CommandLine, finished: object
-) -> None:
+def test_best_registers_a_self_contained_model(module_cli: CommandLine, finished: object) -> None:
     del finished
     for _ in range(2):  # the second time there is nothing new to register
         found = module_cli.json("best", "small", "--register", "digits-mlp")
@@ -348,7 +344,7 @@ def test_best_registers_a_model_that_loads_without_us_and_without_pickle(
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), wanted)
 
 
-def test_the_report_is_written_on_request(
+def test_report_is_written_on_request(
     module_cli: CommandLine, trials: list[dict[str, Any]]
 ) -> None:
     written = module_cli.ok("report", "small").strip()
@@ -358,7 +354,7 @@ def test_the_report_is_written_on_request(
     assert f"best: trial {best['number']} with " in text
 
 
-def test_nothing_is_left_behind(module_cli: CommandLine, finished: object) -> None:
+def test_no_process_or_scratch_file_remains(module_cli: CommandLine, finished: object) -> None:
     del finished
     sweep = module_cli.root / "small"
     assert {path.name for path in sweep.iterdir()} == {
@@ -376,19 +372,14 @@ def test_nothing_is_left_behind(module_cli: CommandLine, finished: object) -> No
     assert outside < 5 * 2**20
 
 
-def test_a_second_run_of_the_same_name_is_refused(
-    module_cli: CommandLine, finished: object
-) -> None:
+def test_second_run_with_same_name_is_refused(module_cli: CommandLine, finished: object) -> None:
     del finished
     again = module_cli("run", "small.yaml")
     assert again.returncode == 2
-    assert again.stderr == (
-        "sweep 'small' exists already; a name must be unique below the root; "
-        "resume it with: sweep resume small, or choose another name with --name\n"
-    )
+    assert_parts(again.stderr, "sweep 'small' exists", "sweep resume small", "--name\n")
 
 
-def test_resuming_a_finished_sweep_does_nothing_and_says_the_best(
+def test_resume_of_finished_sweep_prints_the_best(
     module_cli: CommandLine, finished: object
 ) -> None:
     del finished
@@ -408,14 +399,12 @@ def ui(finished: object, module_cli: CommandLine) -> Iterator[str]:
     lines = iter(server.stdout.readline, "")
     yield next(line for line in lines if line.startswith("http://127.0.0.1:")).strip()
     server.send_signal(signal.SIGINT)
-    server.communicate(timeout=20)
+    server.communicate(timeout=scaled(20))
     assert server.returncode == 0
 
 
 @pytest.mark.browser
-def test_ui_opens_the_trials_best_first_with_what_was_searched(
-    ui: str, trials: list[dict[str, Any]]
-) -> None:
+def test_ui_orders_trials_by_metric(ui: str, trials: list[dict[str, Any]]) -> None:
     columns = {"name": "attributes.`Run Name`", "value": "metrics.`best/val/loss`"}
     columns |= {key: f"params.`{key}`" for key in trials[0]["params"]}
     with open_page(ui, width=1900) as page:
@@ -430,7 +419,7 @@ def test_ui_opens_the_trials_best_first_with_what_was_searched(
 
 
 @pytest.mark.browser
-def test_compare_links_to_pages_that_show_the_leaders(
+def test_compare_links_show_the_leaders(
     ui: str, module_cli: CommandLine, trials: list[dict[str, Any]]
 ) -> None:
     found = module_cli.json("compare", "small", "--top", "3")
@@ -470,7 +459,7 @@ def test_compare_links_to_pages_that_show_the_leaders(
 
 
 @pytest.mark.browser
-def test_the_report_on_the_sweeps_run_shows_what_happened(
+def test_report_artifact_describes_the_sweep(
     module_cli: CommandLine,
     trials: list[dict[str, Any]],
     client: MlflowClient,
@@ -525,7 +514,7 @@ def test_the_report_on_the_sweeps_run_shows_what_happened(
         assert "No trial failed." in page.locator("#failures").inner_text()
 
 
-def test_extending_adds_trials_and_leaves_the_others_alone(
+def test_extending_keeps_earlier_trials_unchanged(
     module_cli: CommandLine, client: MlflowClient, parent: Run, tmp_path: Path
 ) -> None:
     before = module_cli.json("trials", "small")

@@ -1,5 +1,5 @@
-"""A tracking address that cannot be used is told before anything exists; offline it is not asked,
-and `sweep sync` delivers afterwards.
+"""An unusable tracking address is refused before anything exists; an offline sweep ignores it, and
+`sweep sync` delivers later.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mlflow import MlflowClient
 
 from sweeps.sweep_lock import SweepLock
 from tests.integration.commandline import TINY, CommandLine
+from tests.message_parts import assert_parts
 from tracking.probe import TrackingUnusable, probe
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def nowhere() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_a_server_that_takes_the_credentials_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_with_login_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "right")
     known = "Basic " + base64.b64encode(b"ada:right").decode()
@@ -76,7 +77,7 @@ def test_a_server_that_takes_the_credentials_is_usable(monkeypatch: pytest.Monke
             probe(url)
 
 
-def test_a_server_that_takes_the_token_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_with_token_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "right")
     with _server(
         lambda path, who: _mlflow("2.8.0", path) if who == "Bearer right" else (403, "")
@@ -94,9 +95,7 @@ def test_a_server_that_takes_the_token_is_usable(monkeypatch: pytest.MonkeyPatch
         (lambda *_: (404, "no such page"), r"does not answer as an MLflow server does"),
     ],
 )
-def test_a_server_that_cannot_be_used(
-    answer: Callable[[str, str], tuple[int, str]], message: str
-) -> None:
+def test_unusable_server(answer: Callable[[str, str], tuple[int, str]], message: str) -> None:
     with _server(answer) as url, pytest.raises(TrackingUnusable, match=message):
         probe(url)
 
@@ -120,7 +119,7 @@ def test_a_server_that_cannot_be_used(
         ("ftp://mlflow.lab", "write for example"),
     ],
 )
-def test_an_address_that_names_no_store(uri: str, remedy: str) -> None:
+def test_address_without_a_store(uri: str, remedy: str) -> None:
     with pytest.raises(TrackingUnusable) as refused:
         probe(uri, known=True)
     said = str(refused.value)
@@ -140,13 +139,11 @@ def test_an_address_that_names_no_store(uri: str, remedy: str) -> None:
         ),
     ],
 )
-def test_an_address_that_cannot_be_parsed(uri: str, cause: str) -> None:
+def test_address_that_cannot_be_parsed(uri: str, cause: str) -> None:
     with pytest.raises(TrackingUnusable) as refused:
         probe(uri, known=True)
-    assert str(refused.value) == (
-        f"tracking.uri: {uri} is not a valid address ({cause}); after :// comes HOST or "
-        "HOST:PORT; write for example https://mlflow.example or sqlite:////home/ada/mlflow.db"
-    )
+    parts = (f"tracking.uri: {uri}", f"({cause})", "HOST:PORT", "https://mlflow.example")
+    assert_parts(str(refused.value), *parts)
 
 
 @pytest.mark.parametrize(
@@ -161,16 +158,14 @@ def test_an_address_that_cannot_be_parsed(uri: str, cause: str) -> None:
         "lab://x",
     ],
 )
-def test_addresses_that_mlflow_takes_and_nobody_can_probe(
-    uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_address_known_to_mlflow_but_not_probed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     plugin = EntryPoint("lab", "lab:Store", "mlflow.tracking_store")
     monkeypatch.setattr("tracking.address.entry_points", lambda **_: EntryPoints([plugin]))
     probe(uri)
 
 
-def test_no_command_takes_an_address_that_names_no_store(cli: CommandLine) -> None:
+def test_no_command_accepts_an_address_without_a_store(cli: CommandLine) -> None:
     cli.write("tiny.yaml", TINY)
     for said in (
         cli("check", "tiny.yaml", "-s", "tracking.uri=localhost:5000"),
@@ -185,7 +180,7 @@ def test_no_command_takes_an_address_that_names_no_store(cli: CommandLine) -> No
     assert not cli.root.exists()
 
 
-def test_databases_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_databases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrackingUnusable, match=r"does not exist; mkdir -p "):
         probe(f"sqlite:///{tmp_path}/missing/mlflow.db")
     probe(f"sqlite:///{tmp_path}/mlflow.db")
@@ -200,18 +195,14 @@ def test_databases_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
         probe("postgresql://127.0.0.1:1/mlflow")
 
 
-def test_a_refused_connection_ends_the_run_before_anything_exists(
-    cli: CommandLine, nowhere: str
-) -> None:
+def test_refused_connection_ends_run_before_it_starts(cli: CommandLine, nowhere: str) -> None:
     cli.write("tiny.yaml", TINY)
     done = cli("run", "tiny.yaml", "--tracking-uri", nowhere)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
-    assert done.stderr == (
-        f"--tracking-uri {nowhere}: tracking.uri: {nowhere} does not answer "
-        "([Errno 111] Connection refused); start the server, correct tracking.uri, "
-        "or run with --offline and deliver later with `sweep sync`\n"
-    )
+    place = f"--tracking-uri {nowhere}: tracking.uri: {nowhere}"
+    cause = "([Errno 111] Connection refused); start the server"
+    assert_parts(done.stderr, place, cause, "--offline", "`sweep sync`\n")
     assert not cli.root.exists()
 
 
@@ -231,7 +222,7 @@ def test_a_refused_connection_ends_the_run_before_anything_exists(
         ),
     ],
 )
-def test_a_server_that_refuses_ends_the_run_before_anything_exists(
+def test_refusing_server_ends_run_before_it_starts(
     cli: CommandLine, answer: Callable[[str, str], tuple[int, str]], message: str
 ) -> None:
     cli.write("tiny.yaml", TINY)
@@ -265,7 +256,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("f" * 12, "install the MLflow version that created it", id="newer"),
     ],
 )
-def test_a_store_of_another_mlflow_ends_the_run_before_anything_exists(
+def test_other_schema_version_ends_run_before_it_starts(
     cli: CommandLine, store: Path, revision: str, remedy: str
 ) -> None:
     cli.write("tiny.yaml", TINY)
@@ -282,7 +273,7 @@ def test_a_store_of_another_mlflow_ends_the_run_before_anything_exists(
     assert [entry.name for entry in cli.root.iterdir()] == ["mlflow.db"]
 
 
-def test_an_offline_sweep_is_delivered_once_by_sync(cli: CommandLine, nowhere: str) -> None:
+def test_sync_delivers_an_offline_sweep_once(cli: CommandLine, nowhere: str) -> None:
     cli.write("tiny.yaml", TINY)
     done = cli("run", "tiny.yaml", "--offline", "--tracking-uri", nowhere)
     assert done.returncode == 0, done.stderr
@@ -365,7 +356,7 @@ def _recorded(store: Path, name: str) -> dict[str, object]:
     return found
 
 
-def test_a_store_that_is_gone_or_another_one_is_told_everything(cli: CommandLine) -> None:
+def test_missing_or_replaced_store_receives_everything(cli: CommandLine) -> None:
     store, teams = cli.root / "mlflow.db", cli.directory / "team.db"
     cli.write("tiny.yaml", TINY)
     cli.ok("run", "tiny.yaml")

@@ -1,4 +1,4 @@
-"""`sweep train`: one run in one process, with its pictures, and with the real compiler."""
+"""`sweep train`: one run in one process, with figures, and with the real compiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def printed(module_cli: CommandLine) -> str:
 
 
 @pytest.mark.seeds("S25", "S6 histogram")
-def test_pictures_are_drawn_and_named(module_cli: CommandLine, printed: str) -> None:
+def test_figures_are_drawn_and_named(module_cli: CommandLine, printed: str) -> None:
     pictures = sorted((module_cli.directory / "figures").iterdir())
     assert [path.name for path in pictures] == [
         "decision_boundary.png",
@@ -46,7 +46,7 @@ def test_pictures_are_drawn_and_named(module_cli: CommandLine, printed: str) -> 
 
 
 @pytest.mark.seeds("S21")
-def test_model_compiled_for_this_machine_trains_as_it_does_without(
+def test_compiled_model_trains_like_eager_model(
     module_cli: CommandLine, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not any(map(shutil.which, ("g++", "c++", "clang++"))):

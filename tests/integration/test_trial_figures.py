@@ -103,7 +103,7 @@ def test_each_ended_trial_gets_its_figures_once(sweep: Sweep) -> None:
     assert sweep.queue.runs.keys() <= {None, broken}
 
 
-def test_figures_that_were_drawn_and_not_recorded_are_drawn_again(sweep: Sweep) -> None:
+def test_unrecorded_figures_are_drawn_again(sweep: Sweep) -> None:
     number = sweep.add_drawable()
     sweep.draw()  # and its process is killed before it records them
     assert sweep.sync() == 1

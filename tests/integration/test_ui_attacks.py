@@ -1,4 +1,4 @@
-"""What other users of the machine try against the server behind `sweep ui`.
+"""Attacks of other users of the machine on the server of `sweep ui`.
 
 What must not live here: what its pages show (`test_sweep.py`).
 """
@@ -126,7 +126,7 @@ PATHS: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS, ids=[path for path, _ in PATHS])
-def test_who_lacks_the_link_gets_nothing(target: Target, path: str, body: object) -> None:
+def test_client_without_the_link_gets_nothing(target: Target, path: str, body: object) -> None:
     name = target.cookie.partition("=")[0]
     forged = ["", f"{name}=", f"{name}=wrong", f"other{target.cookie}", f"{target.cookie}x"]
     for cookie in forged:
@@ -135,13 +135,13 @@ def test_who_lacks_the_link_gets_nothing(target: Target, path: str, body: object
         assert "the link that sweep ui printed" in text
 
 
-def test_who_lacks_the_link_changes_nothing_by_any_method(target: Target) -> None:
+def test_client_without_the_link_changes_nothing(target: Target) -> None:
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
         path = "/api/2.0/mlflow-artifacts/artifacts/own/x"
         assert ask(target.server, path, {}, method=method)[0] == 401
 
 
-def test_the_login_is_seen_by_nobody_else(target: Target, tmp_path: Path) -> None:
+def test_login_is_not_visible_to_others(target: Target, tmp_path: Path) -> None:
     (login,) = parse_qs(urlsplit(target.server.link(target.server.url)).query)["login"]
     assert len(login) >= 43
     server = psutil.Process(target.server.pid)
@@ -179,7 +179,7 @@ def test_the_login_is_seen_by_nobody_else(target: Target, tmp_path: Path) -> Non
         ("DELETE", "/", None),
     ],
 )
-def test_the_owner_too_only_reads_and_edits(
+def test_owner_can_only_read_and_edit(
     target: Target, method: str, path: str, body: object
 ) -> None:
     path = path if path.startswith("/") else f"{V2}/{path}"
@@ -188,13 +188,13 @@ def test_the_owner_too_only_reads_and_edits(
     assert f"{method} {path.partition('?')[0]} is refused" in text
 
 
-def test_the_server_asks_no_other_for_a_page(target: Target) -> None:
+def test_server_requests_no_other_server(target: Target) -> None:
     path = f"{V2}/gateway-proxy?gateway_path=api%2F2.0%2Fendpoints%2F"
     status, text = target.ask(path)
     assert (status, json.loads(text)) == (200, {"endpoints": []})
 
 
-def test_what_the_owner_edits_is_kept(target: Target) -> None:
+def test_edits_of_the_owner_are_kept(target: Target) -> None:
     run_id = target.run.info.run_id
     tag = {"run_id": run_id, "key": "mlflow.note.content", "value": "good"}
     assert target.ask(f"{V2}/runs/set-tag", tag)[0] == 200
@@ -206,7 +206,7 @@ def test_what_the_owner_edits_is_kept(target: Target) -> None:
     assert {"key": "mlflow.note.content", "value": "good"} in run["data"]["tags"]
 
 
-def test_pages_of_other_servers_of_this_machine_are_refused(target: Target) -> None:
+def test_cross_origin_pages_are_refused(target: Target) -> None:
     """The cookie's site is the host; its port does not count."""
     search = f"{V2}/experiments/search?max_results=1"
     own = {"Origin": target.server.url, "Sec-Fetch-Site": "same-origin"}
@@ -229,14 +229,14 @@ def _read(target: Target, run: Run, path: str) -> tuple[int, str]:
     return target.ask(f"/get-artifact?run_uuid={run.info.run_id}&path={path}")
 
 
-def test_artifacts_of_the_root_are_read(target: Target) -> None:
+def test_artifacts_below_the_root_are_served(target: Target) -> None:
     assert "notes" in _listed(target, target.run)[1]
     assert _listed(target, target.run, "notes")[1] == ["notes/own.txt"]
     assert _read(target, target.run, "notes/own.txt") == (200, "read me")
     assert _read(target, target.run, "notes/none.txt")[0] == 404
 
 
-def test_artifacts_outside_the_root_are_not_read(target: Target) -> None:
+def test_artifacts_outside_the_root_are_not_served(target: Target) -> None:
     status, text = _read(target, target.foreign, "planted.txt")
     assert status >= 400
     assert SECRET not in text
@@ -245,7 +245,7 @@ def test_artifacts_outside_the_root_are_not_read(target: Target) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "folder", "artifacts"])
-def test_a_symlink_among_artifacts_is_not_followed(target: Target, place: str) -> None:
+def test_symlink_among_artifacts_is_not_followed(target: Target, place: str) -> None:
     artifacts = Path(urlsplit(target.run.info.artifact_uri).path)
     if place == "file":
         planted, path = artifacts / "link.txt", "link.txt"
@@ -272,7 +272,7 @@ def test_a_symlink_among_artifacts_is_not_followed(target: Target, place: str) -
             artifacts.with_name("kept").rename(artifacts)
 
 
-def test_artifacts_are_read_whichever_way_leads_to_the_root(tmp_path: Path) -> None:
+def test_artifacts_are_served_through_a_linked_root(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "own").mkdir(parents=True)
     (root / "own/a.txt").write_text("a")
@@ -297,9 +297,7 @@ def test_artifacts_are_read_whichever_way_leads_to_the_root(tmp_path: Path) -> N
 
 
 @pytest.mark.browser
-def test_the_link_opens_its_page_and_is_gone_from_the_address(
-    target: Target, tmp_path: Path
-) -> None:
+def test_link_opens_its_page_and_drops_the_token(target: Target, tmp_path: Path) -> None:
     require_chromium()
     experiment = target.run.info.experiment_id
     page_of_runs = runs_page(target.server.url, experiment, "loss", ascending=True)

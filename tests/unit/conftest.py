@@ -1,7 +1,7 @@
-"""Fixtures of the tests that start nothing."""
+"""Fixtures of the tests that start no processes."""
 
 from __future__ import annotations
 
-from tests.no_fsync import hasty_databases
+from tests.no_fsync import databases_without_fsync
 
-__all__ = ["hasty_databases"]
+__all__ = ["databases_without_fsync"]

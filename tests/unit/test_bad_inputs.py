@@ -1,9 +1,9 @@
-# ruff: noqa: E501, because messages are compared whole, each on one line
-"""What no spec alone can get wrong, and the whole message it gets: commands, machines, tasks.
+# ruff: noqa: E501, because a spec stands on one line
+"""Errors of commands, machines and tasks, which no spec alone can have.
 
-Each kind of wrong input has a number (`KINDS`), with which the tests that hold it begin: those of
-a spec's text `sweeps/test_*_bad_inputs.py`, of words and flags `test_wrong_words.py`; those
-that need a server are integration tests.
+The messages are in `tests/golden/messages`. Each kind of wrong input has a number (`KINDS`), with
+which its tests begin. Those of a spec are in `sweeps/config/test_*_bad_inputs.py`, those of words
+and flags in `test_usage_errors.py`; those that need a server are integration tests.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.sweep_lock import SweepLock
+from tests.golden.messages import compare_messages
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.inspect_task import _answer
@@ -33,211 +34,173 @@ from trainable.inspect_task import _answer
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntask: {name: spiral, samples: 8}\nmetric: val/loss\nmode: min\ntrials: 2\nbudget: {epochs: 5}\n"
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
-NO_PLACE = "files cannot be written there (Not a directory); the directory must be writable, or its parent if it does not exist; choose another, or correct its permissions"
-NOT_ONE = "a trial runs on one node, the largest is"
 
 COMMANDS = [
     pytest.param(
         ["check", "s.yaml", "-s", "resources.gpu=0.3"],
-        f"-s resources.gpu=0.3: resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
         id="34 a share where there is no GPU",
     ),
     pytest.param(
         ["run", "s.yaml", "-s", "resources.gpu=0.3"],
-        f"-s resources.gpu=0.3: resources.gpu: 0.3 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
         id="34 a sweep of it",
     ),
     pytest.param(
         ["resume", "made", "-s", "resources.gpu=2"],
-        f"-s resources.gpu=2: resources.gpu: 2 GPU is more than any node has; {NOT_ONE} {{machine}}; write gpu: auto or gpu: 0",
         id="34 a resume where there is no GPU",
     ),
     pytest.param(
         ["check", "s.yaml", "-s", "resources.cpu=4096"],
-        f"-s resources.cpu=4096: resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
         id="37 more CPUs than there are",
     ),
     pytest.param(
         ["resume", "made", "-s", "resources.cpu=4096"],
-        f"-s resources.cpu=4096: resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {{machine}}; write cpu: {{cpus}} or less",
         id="37 a resume on a smaller machine",
     ),
     pytest.param(
         ["run", "s.yaml", "--root", "file/x"],
-        f"--root {{here}}/file/x: {NO_PLACE}",
         id="43 a root in a file",
     ),
     pytest.param(
         ["ui", "--root", "file/x", "--no-open"],
-        f"--root {{here}}/file/x: {NO_PLACE}",
         id="43 a tracking store in a file",
     ),
     pytest.param(
         ["train", "s.yaml", "--dir", "file/x"],
-        f"--dir {{here}}/file/x: {NO_PLACE}",
         id="43 checkpoints in a file",
     ),
     pytest.param(
         ["train", "s.yaml", "--figures", "file/x"],
-        f"--figures {{here}}/file/x: {NO_PLACE}",
         id="43 figures in a file",
     ),
     pytest.param(
         ["best", "made", "--export", "file/x"],
-        f"--export {{here}}/file/x: {NO_PLACE}",
         id="43 weights in a file",
     ),
     pytest.param(
         ["report", "made", "--output", "file/x/page.html"],
-        f"--output {{here}}/file/x: {NO_PLACE}",
         id="43 a report in a file",
     ),
     pytest.param(
         ["report", "made", "--output", "runs"],
-        "--output runs: is a directory; the option names a file; write one in it, such as runs/report.html",
         id="43 a report over a directory",
     ),
     pytest.param(
         ["init", "file/x"],
-        "file/x cannot be written (Not a directory); a starter is two files in a directory; choose another directory: sweep init DIR",
         id="43 a starter in a file",
     ),
     pytest.param(
         ["resume", "mades"],
-        "there is no sweep 'mades' below {here}/runs; did you mean 'made'?",
         id="46 resume of an unknown sweep",
     ),
     pytest.param(
         ["status", "other"],
-        "there is no sweep 'other' below {here}/runs; the sweeps there are: made; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="46 a look at an unknown sweep",
     ),
     pytest.param(
         ["run", "s.yaml", "--name", "made"],
-        "sweep 'made' exists already; a name must be unique below the root; resume it with: sweep resume made, or choose another name with --name",
         id="47 a name that exists",
     ),
     pytest.param(
         ["status", "../made"],
-        "'../made' holds a path separator; a name becomes a directory of that name below the root; use --root to choose another place",
         id="49 a path for a name",
     ),
     pytest.param(
         ["run", "s.yaml", "--name", "../x"],
-        "--name ../x: name: '../x' holds a path separator; a name becomes a directory of that name below the root; use --root to choose another place",
         id="49 a path for a new name",
     ),
     pytest.param(
         ["run", "s.yaml", "-s", "trials"],
-        "-s trials: there is no '='; an override is KEY=VALUE; write -s trials=VALUE",
         id="58 a setting without a value",
     ),
     pytest.param(
         ["resume", "made", "-s", "trian.batch_size=3"],
-        "-s trian.batch_size=3: trian.batch_size: unknown key 'trian'; did you mean 'train'?",
         id="59 a setting of nothing",
     ),
     pytest.param(
         ["resume", "made", "-s", "seed=7"],
-        "trials of this sweep were run with other code, data or keys: seed 0 -> 7; trials before and after could not be compared; undo the change, or accept it with --accept-changes",
         id="48 a resume of something else",
     ),
     pytest.param(
         ["run", "none.yaml"],
-        "none.yaml: there is no such file; a spec is a YAML file; `sweep init` writes one to start from",
         id="a spec that is not there",
     ),
     pytest.param(
         ["resume", "made", "--root", "none"],
-        "there is no sweep 'made' below {here}/none; there are no sweeps there yet; if it is elsewhere, name its directory with --root DIR or SWEEP_ROOT",
         id="a root that is not there",
     ),
     pytest.param(
         ["resume", "made", "--grace", "x"],
-        "--grace is 'x'; a duration is a count of seconds, or counts with units; write for example 30s, 2m or 1m30s",
         id="a duration that is none",
     ),
     pytest.param(
         ["run", "s.yaml", "--grace", "-1"],
-        "--grace is '-1'; a duration is a count of seconds, or counts with units; write for example 30s, 2m or 1m30s",
         id="a negative duration",
     ),
     pytest.param(
         ["resume", "made", "--grace", "9" * 400],
-        f"--grace is '{'9' * 57}...'; a duration is at most a year (8760h); write for example 30s, 2m or 1m30s",
         id="a duration that no clock counts to",
     ),
     pytest.param(
         ["stop", "made", "--timeout", ""],
-        "--timeout is ''; a duration is a count of seconds, or counts with units; write for example 30s, 2m or 1m30s",
         id="an empty duration",
     ),
     pytest.param(
         ["run", "s.yaml", "--address", "head"],
-        "--address head: is no address; the address of a Ray cluster is HOST:PORT of its head, as `ray start --head` prints it, such as 10.0.0.5:6379; write it so, or `auto` for the cluster of which this machine is a node, or `local` for a local Ray",
         id="an address that is none",
     ),
     pytest.param(
         ["run", "s.yaml", "--tracking-uri", ""],
-        "--tracking-uri : tracking.uri: '' has the wrong length; it must not be empty",
         id="an empty tracking address",
     ),
     pytest.param(
         ["list", "--root", "file"],
-        "--root {here}/file: is a file; the root is the directory that holds all sweeps; name that directory",
         id="43 a root that is a file",
     ),
     pytest.param(
         ["status", "made", "--watch", "--json"],
-        "--watch and --json exclude each other; --watch redraws a table, --json prints once; omit one of them",
         id="two ways of showing",
     ),
     pytest.param(
         ["stop", "made"],
-        "sweep 'made' is interrupted and no driver runs it; only a running sweep can be stopped; resume it with: sweep resume made",
         id="a sweep that nobody runs",
     ),
     pytest.param(
         ["best", "made", "--trial", "5"],
-        "trial 5 of sweep 'made' is not the best; choose one of: 0; see: sweep best made",
         id="a choice that there is not",
     ),
     pytest.param(
         ["stop", "made", "--trial", "0", "--now"],
-        "--now and --trial exclude each other; a trial ends at its next step; leave one of them out",
         id="flags that exclude each other",
     ),
     pytest.param(
         ["best", "made", "--pickle"],
-        "--pickle says how to register; add --register MODEL",
         id="a flag that needs another",
     ),
     pytest.param(
         ["best", "made", "--register", "a/b"],
-        "'a/b' holds a path separator; a model's name is part of addresses; use letters, digits, '-' and '_'",
         id="a model's name that the registry refuses",
     ),
     pytest.param(
         ["best", "made", "--export", "runs"],
-        "runs is not empty; an export never overwrites files; name a new directory",
         id="an export over something",
     ),
     pytest.param(
         ["show", "made", "9"],
-        "sweep 'made' has no trial 9; its trials are 0 to 0",
         id="a trial that there is not",
     ),
     pytest.param(
         ["init", "runs/made"],
-        "runs/made/sweep.yaml exists already; nothing is overwritten; choose another directory: sweep init DIR",
         id="a starter over something",
     ),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), COMMANDS)
-def test_the_whole_message_of_a_wrong_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_invalid_command_is_refused(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -247,14 +210,14 @@ def test_the_whole_message_of_a_wrong_command(
     before = _everything(tmp_path)
     done = CliRunner().invoke(app, arguments)
     machine = Machine.probe()
-    expected = message.format(machine=machine, cpus=machine.cpus, here=tmp_path)
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"{expected}\n")
+    assert (done.exit_code, done.stdout) == (2, "")
+    printed = done.stderr.replace(str(tmp_path), "{tmp_path}").replace(str(machine), "{machine}")
+    printed = printed.replace(f"cpu: {machine.cpus} or less", "cpu: {cpus} or less")
+    compare_messages(request, printed.splitlines())
     assert _everything(tmp_path) == before
 
 
-def test_a_run_of_a_name_that_another_driver_holds_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_a_held_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SPEC)
     made = MadeSweep(tmp_path / "runs", "made")
@@ -265,12 +228,12 @@ def test_a_run_of_a_name_that_another_driver_holds_is_told_so(
     finally:
         lock.release()
     assert (done.exit_code, done.stdout) == (4, "")
-    assert done.stderr == (
-        f"sweep 'made' is already being run by {holder.describe()}; only one driver may run a sweep, this one since {holder.since}; watch it with: sweep status made --watch\n"
-    )
+    assert holder.describe() in done.stderr
+    assert holder.since in done.stderr
+    assert done.stderr.endswith("watch it with: sweep status made --watch\n")
 
 
-def test_37_a_resume_is_told_the_line_of_the_sweeps_own_spec(
+def test_37_resume_error_names_the_line_of_the_sweeps_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -281,11 +244,9 @@ def test_37_a_resume_is_told_the_line_of_the_sweeps_own_spec(
     assert line > len(lines) / 2  # in the second revision
     done = CliRunner().invoke(app, ["resume", "made"])
     machine = Machine.probe()
-    assert (done.exit_code, done.stdout, done.stderr) == (
-        2,
-        "",
-        f"{made.paths.spec}:{line}:18: resources.cpu: 4096 CPUs are more than any node has; {NOT_ONE} {machine}; write cpu: {machine.cpus} or less\n",
-    )
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{made.paths.spec}:{line}:18: resources.cpu: 4096 CPUs ")
+    assert done.stderr.endswith(f"write cpu: {machine.cpus} or less\n")
 
 
 def _everything(directory: Path) -> set[Path]:
@@ -301,102 +262,92 @@ def _everything(directory: Path) -> set[Path]:
 TASKS = [
     pytest.param(
         {"train:": "{schedule: {warmup: 5}}"},
-        "s.yaml:7:28: train.schedule.warmup: 5 steps of 5 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
         id="26 warmup as long as the run",
     ),
     pytest.param(
         {"train:": "{precision: bf16}"},
-        "s.yaml:7:20: train.precision: bf16; on the device mps only fp32 is supported; write auto or fp32",
         id="30 a precision that the device lacks",
     ),
     pytest.param(
         {"metric:": "val/los"},
-        "s.yaml:3:9: metric: 'val/los' is not reported (did you mean 'val/loss'?); it must be one that is reported at the end of an epoch: memory/process_mb, train/clip_fraction, train/grad_norm, train/loss, train/lr, train/samples_per_second, val/accuracy, val/loss; write one of these",
         id="38 a metric that is not reported",
     ),
     pytest.param(
         {"task:": "digit"},
-        "s.yaml:2:7: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName",
         id="40 neither built in nor a path",
     ),
     pytest.param(
         {"task:": "{name: trainable.tasks.nowhere:Spiral}"},
-        "s.yaml:2:14: task.name: 'trainable.tasks.nowhere:Spiral': the module 'trainable.tasks.nowhere' could not be imported (ModuleNotFoundError: No module named 'trainable.tasks.nowhere'); the part before the colon must be importable from where you start; correct the module or its name",
         id="40 the half before the colon",
     ),
     pytest.param(
         {"task:": "trainable.tasks.spiral:Spirale"},
-        "s.yaml:2:7: task.name: 'trainable.tasks.spiral:Spirale': the module 'trainable.tasks.spiral' was imported, but it has no 'Spirale' (did you mean 'Spiral'?); its tasks are: Spiral; name one that is there",
         id="40 the half after the colon",
     ),
     pytest.param(
         {"task:": "pathlib:Path"},
-        "s.yaml:2:7: task.name: 'pathlib:Path' is the class Path, which does not derive from Task; it must be a class that derives from trainable.Task and defines build_model() and build_data(), or a generator function run(config, context); tasks beside it: none; name one",
         id="41 a class that is no task",
     ),
     pytest.param(
         {"task:": "json:dumps"},
-        "s.yaml:2:7: task.name: 'json:dumps' is a function that cannot be called with two arguments (too many positional arguments); a loop is a generator function run(config, context); name one, or a class that derives from trainable.Task",
         id="41 a function that is no loop",
     ),
     pytest.param(
         {"task:": "{name: spiral, smaples: 8}"},
-        "s.yaml:2:31: task.smaples: 'spiral' takes no argument 'smaples' (did you mean 'samples'?); it takes: samples, width, turns, noise, data_seed, label_smoothing, class_weights; correct or remove it",
         id="41 an argument that the task does not take",
     ),
     pytest.param(
         {"task:": "{name: spiral, samples: 1}"},
-        "s.yaml:2:7: task: 'spiral' refused its arguments {{'samples': 1}}: spiral: samples is 1; it must be at least 4 for each class",
         id="41 an argument that the task refuses",
     ),
     pytest.param(
         {"task:": "{name: fashion_mnist, data_dir: ../data, download: false}"},
-        "s.yaml:2:39: task.data_dir: {there}/data/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
         id="42 a data set that is not there",
     ),
     pytest.param(
         {"task:": "fashion_mnist", "-s": "task.download=false"},
-        "s.yaml:2:7: task.data_dir: {there}/.cache/gradsweep/FashionMNIST/raw lacks train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte and download is false; put the files there (packed as .gz or not), set task.data_dir to where they are, or write task.download: true",
         id="42 a data set that is not where it is by default",
     ),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "message"), TASKS)
-def test_the_whole_message_of_a_wrong_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], message: str
+@pytest.mark.parametrize("wrong", TASKS)
+def test_invalid_task_is_refused(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: dict[str, str],
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path])  # where the command looks for modules is added
-    device = "mps" if "bf16" in message else "cpu"
+    device = "mps" if "bf16" in str(wrong) else "cpu"
     monkeypatch.setattr("trainable.build.find_device", lambda _: torch.device(device))
     lines = dict(line.split(" ", 1) for line in SMALL.splitlines()) | wrong
     override = ["-s", override] if (override := lines.pop("-s", "")) else []
     (here / "s.yaml").write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
     done = CliRunner().invoke(app, ["train", "s.yaml", *override])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1] == message.format(there=tmp_path)
+    printed = done.stderr.splitlines()[-1].replace(str(tmp_path), "{tmp_path}")
+    compare_messages(request, [printed])
     assert [each.name for each in here.iterdir()] == ["s.yaml"]
 
 
-def test_40_a_module_that_is_not_there_is_known_without_a_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_40_missing_module_is_found_without_a_child(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     spec, document = parse_with_positions(SPEC.replace("digits", "nowhere:Mine"), "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
-    assert str(refused.value) == (
-        f"s.yaml:2:7: task.name: 'nowhere:Mine': there is no module 'nowhere' in {tmp_path} or among the installed packages; the part before the colon must be importable from where you start; change the directory, install the package, or correct the name"
-    )
+    compare_messages(request, [str(refused.value).replace(str(tmp_path), "{tmp_path}")])
 
 
 @pytest.mark.parametrize("stranger", ["trainable.py", "trainable/__init__.py"])
-def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: str
+def test_40_shadowing_file_is_found_without_a_child(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / stranger
@@ -405,12 +356,10 @@ def test_40_a_file_that_hides_what_trains_is_known_without_a_child(
     spec, document = parse_with_positions(SPEC, "s.yaml")
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
-    assert str(refused.value) == (
-        f"s.yaml:2:7: task.name: '{path}' hides the package 'trainable', which trains every trial; no file in the directory where a sweep starts may have that name; rename the file, or start from another directory"
-    )
+    compare_messages(request, [str(refused.value).replace(str(tmp_path), "{tmp_path}")])
 
 
-def test_40_another_copy_of_what_trains_is_no_stranger(
+def test_40_second_copy_of_the_packages_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trainable").mkdir()
@@ -420,55 +369,50 @@ def test_40_another_copy_of_what_trains_is_no_stranger(
     TaskInspector(spec, ResourcePlan(1, 0, 1)).terminate()
 
 
-def test_40_a_task_that_is_not_built_in_is_known_without_a_child() -> None:
+def test_40_unknown_built_in_task_is_found_without_a_child(request: pytest.FixtureRequest) -> None:
     spec, document = parse_with_positions(SPEC, "s.yaml", ["task=digit"])
     with pytest.raises(SpecError) as refused, document.attach_locations():
         TaskInspector(spec, ResourcePlan(1, 0, 1))
-    assert str(refused.value) == (
-        "-s task=digit: task.name: 'digit' is no built-in task (did you mean 'digits'?); built in are char_lm, digits, fashion_mnist, spiral; write one of these, or your own as package.module:ClassName"
-    )
+    compare_messages(request, [str(refused.value)])
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    "lines",
     [
         pytest.param(
             "task: trainable.task:Task\n",
-            "s.yaml:2:7: task: 'trainable.task:Task' could not be built (NotImplementedError: Task must define build_data()); its model and its data are built once before anything is created; correct the task or its arguments",
             id="41 a task that lacks a part",
         ),
         pytest.param(
             "task: {name: spiral, samples: 8}\nspace:\n  train.schedule.warmup: {int: [90, 100]}\n",
-            "s.yaml:4:26: space.train.schedule.warmup: 90 steps of 10 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
             id="26 a warmup that is searched",
         ),
         pytest.param(
             "task: {name: spiral, samples: 8}\nspace:\n  train.schedule.warmup: {int: [0, 100]}\n",
-            "s.yaml:4:26: space.train.schedule.warmup: 100 steps of 10 steps in all; it must be shorter than the run; lower train.schedule.warmup or raise budget.epochs",
             id="26 the end of a warmup that is searched",
         ),
     ],
 )
-def test_what_a_child_refuses_has_the_place_of_its_key(lines: str, message: str) -> None:
+def test_error_of_the_child_names_the_place_of_its_key(
+    request: pytest.FixtureRequest, lines: str
+) -> None:
     spec, document = parse_with_positions(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
     answer = _answer(*(config.model_dump_json() for config in configs))
     with pytest.raises(SpecError) as refused, document.attach_locations():
         raise TaskRefused(spec, answer["key"], answer["refused"])
-    assert str(refused.value) == message
+    compare_messages(request, [str(refused.value)])
 
 
-def test_48_a_resume_of_something_else_shows_the_difference_and_names_the_flag() -> None:
+def test_48_changed_resume_shows_the_diff_and_the_flag(request: pytest.FixtureRequest) -> None:
     spec = parse_spec(SPEC, "s.yaml")
     other = with_overrides(spec, ["seed=1", "task=spiral"])
     with pytest.raises(OriginChanged) as refused:
         check_origin(Origin(), Origin(), spec, other, accepted=False)
-    assert str(refused.value) == (
-        "trials of this sweep were run with other code, data or keys: task.name digits -> spiral; seed 0 -> 1; trials before and after could not be compared; undo the change, or accept it with --accept-changes"
-    )
+    compare_messages(request, [str(refused.value)])
 
 
-def test_07_and_09_are_no_mistakes() -> None:
+def test_07_and_09_are_accepted() -> None:
     text = SPEC.replace("name: small", "name: on") + "train: {optimizer: {lr: 1e-4}}\n"
     spec = parse_spec(text, "s.yaml")
     assert (spec.name, spec.train.optimizer.lr) == ("on", 1e-4)
@@ -488,8 +432,8 @@ of 0 · 28 accumulation of 0 · 29 batch smaller than accumulation · 30 precisi
 58 setting without a value · 59 setting of nothing · 60 spec of a newer version
 """
 HELD_ELSEWHERE = {
-    44: "test_a_refused_connection_ends_the_run_before_anything_exists",
-    45: "test_a_server_that_refuses_ends_the_run_before_anything_exists",
+    44: "test_refused_connection_ends_run_before_it_starts",
+    45: "test_refusing_server_ends_run_before_it_starts",
 }
 
 

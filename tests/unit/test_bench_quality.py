@@ -1,4 +1,4 @@
-"""The problems and the tables of `tests.bench.quality`: nothing is measured here."""
+"""The problems and the tables of `tests.bench.quality`; nothing is measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_minima_are_where_the_literature_has_them(name, minimum):
     assert problem.loss(params, 1) == pytest.approx(problem.best, abs=1e-5)
 
 
-def test_curves_fall_from_the_worst_value_to_the_function_and_cross():
+def test_learning_curves_fall_to_the_function_value_and_cross():
     problem = PROBLEMS["hartmann6-crossing"]
     better_but_slow = dict.fromkeys((f"x{i}" for i in range(6)), 0.3)
     worse_but_fast = better_but_slow | {"x0": 0.9, "x5": 0.6}
@@ -42,7 +42,7 @@ def test_curves_fall_from_the_worst_value_to_the_function_and_cross():
     assert slow[-1] < fast[-1]
 
 
-def test_what_a_file_holds_is_not_measured_again(tmp_path, capsys):
+def test_recorded_results_are_not_measured_again(tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     size = Size(2, (2,), ("branin-alike",), ("random", "asha + random"))
     fill("epochs", size, rows, seconds=0)

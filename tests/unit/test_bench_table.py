@@ -1,4 +1,4 @@
-"""The table of the benchmarks, on made-up measurements: no clock is read here."""
+"""The table of the benchmarks on invented measurements; no clock is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _counting(values):
     return lambda: next(queue)
 
 
-def test_ratios_are_of_neighbours_and_their_median_stands_in_the_table():
+def test_table_shows_the_median_of_paired_ratios():
     """The machine gets slower all the time; measurements next to each other do not notice."""
     ours = _counting([1.0, 2.0, 3.0, 4.0, 50.0])
     peer = _counting([2.0, 4.0, 6.0, 8.0, 10.0])
@@ -65,7 +65,7 @@ def test_results_pass_from_one_process_to_another():
     assert load(dump(results)) == results
 
 
-def test_without_the_peers_the_table_says_why_and_has_the_rest(monkeypatch, capsys):
+def test_missing_peers_leave_the_rest_of_the_table(monkeypatch, capsys):
     def fail():
         raise OSError("no route to host")
 

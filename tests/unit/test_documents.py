@@ -53,7 +53,7 @@ def test_every_example_is_valid(example: Path) -> None:
     parse_spec(example.read_text(encoding="utf-8"), example.name)
 
 
-def test_table_of_what_survives_what_is_that_of_the_fault_matrix() -> None:
+def test_survival_table_equals_the_fault_matrix() -> None:
     """Each kind of fault stands in it once, with tests of that kind or the words that there are
     none.
     """
@@ -68,7 +68,7 @@ def test_table_of_what_survives_what_is_that_of_the_fault_matrix() -> None:
         assert bool(named) == bool(there), f"row {row} has the tests {sorted(there)}"
 
 
-def test_nothing_is_asked_for_that_has_a_known_hole() -> None:
+def test_no_required_version_has_a_known_vulnerability() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = [
         project["project"]["dependencies"],

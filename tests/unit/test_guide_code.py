@@ -1,4 +1,4 @@
-"""The tasks and the loop in README and the guides: interrupted and resumed, they train the same.
+"""The tasks and the loop of README and the guides train the same after an interruption.
 
 What must not live here: that code blocks run at all, which the runner of all documents shows.
 """
@@ -44,7 +44,7 @@ def _rows(config: TrialConfig, directory: Path, stops: list[int]) -> list[dict[s
     for stop in [*stops, None]:
         questions = chain(repeat(False, stop - 1), [True]) if stop else repeat(False)
         with open_trainer(
-            config, directory, device="cpu", interrupted=partial(next, questions)
+            config, directory, device="cpu", should_stop=partial(next, questions)
         ) as trainer:
             list(trainer.events())
         assert stop is None or list(questions) == [], "it was to be interrupted, and was not"

@@ -1,4 +1,4 @@
-"""What the image's recipe asks of packages that it installs: versions, and hashes where it can.
+"""The image's recipe installs packages by version, and by hash where possible.
 
 The recipe's commands run below a directory, with a pip and a uv that keep what they are given.
 What must not live here: the build itself (`tests/chaos/test_containers.py`).
@@ -89,7 +89,7 @@ def _all() -> set[str]:
     return {line.partition("==")[0] for line in lines}
 
 
-def test_what_installs_the_rest_is_installed_by_hash(build: Build) -> None:
+def test_installers_are_installed_by_hash(build: Build) -> None:
     assert build.run(_commands("-m pip install")) == {"uv": True, "setuptools": True}
 
 
@@ -103,11 +103,11 @@ def test_with_a_backend_all_but_torch_are_installed_by_hash(build: Build) -> Non
     }
 
 
-def test_wheels_of_ones_own_are_installed_by_version(build: Build) -> None:
+def test_custom_wheels_are_installed_by_version(build: Build) -> None:
     (build.requirements / "any.whl").touch()
     assert build.run(_commands("--extra server")) == dict.fromkeys(_all(), False)
 
 
-def test_tools_of_ones_own_are_installed_by_version(build: Build) -> None:
+def test_custom_tools_are_installed_by_version(build: Build) -> None:
     (build.requirements / "any.whl").touch()
     assert build.run(_commands("-m pip install")) == {"uv": False, "setuptools": False}

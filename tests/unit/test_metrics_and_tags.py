@@ -1,4 +1,4 @@
-"""The page of metrics and tags names what the code records, and nothing else.
+"""The page of metrics and tags names exactly what the code records.
 
 What must not live here: what the values are.
 """

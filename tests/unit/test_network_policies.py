@@ -1,4 +1,4 @@
-"""The NetworkPolicies beside the KubeRay file: which pod reaches which, by Kubernetes' own rules.
+"""The NetworkPolicies of the KubeRay file: which pod reaches which, by Kubernetes' own rules.
 
 What must not live here: the RayCluster itself (`tests/integration/test_docker_files.py`).
 """
@@ -112,7 +112,7 @@ def test_head_and_workers_reach_each_other(pod: Labels, port: int) -> None:
 
 @pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod["ray.io/node-type"])
 @pytest.mark.parametrize("port", [53, 443, 6379, 8076, 8265, 40000])
-def test_nobody_else_comes_in(pod: Labels, port: int) -> None:
+def test_other_pods_reach_nothing(pod: Labels, port: int) -> None:
     for stranger in (STRANGER, OTHER_CLUSTER):
         assert not _lets("Ingress", pod, stranger, ("TCP", port))
     assert not _lets("Ingress", pod, HEAD, ("TCP", port), {"kubernetes.io/metadata.name": "b"})
@@ -127,7 +127,7 @@ def test_the_head_alone_reaches_the_tracking_server() -> None:
 
 
 @pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod["ray.io/node-type"])
-def test_pods_reach_dns_the_object_store_and_nothing_else(pod: Labels) -> None:
+def test_pods_reach_only_dns_and_the_object_store(pod: Labels) -> None:
     for protocol in ("UDP", "TCP"):
         assert _lets("Egress", pod, DNS, (protocol, 53), SYSTEM)
     assert not _lets("Egress", pod, DNS, ("TCP", 443), SYSTEM)

@@ -1,4 +1,4 @@
-"""Versions and hashes of packages: both files agree, and what installs packages is given both.
+"""Versions and hashes of packages: both files agree, and every installation uses them.
 
 What must not live here: an installation; pip and uv compare the hashes.
 """
@@ -55,7 +55,7 @@ def test_each_installed_package_is_pinned() -> None:
     assert installed - {"gradsweep"} <= {_name(pin) for pin in PINS}
 
 
-def test_each_installation_of_the_environment_asks_for_hashes() -> None:
+def test_each_installation_in_the_environment_uses_hashes() -> None:
     shown = subprocess.run(
         ["make", "--dry-run", "--always-make", "env"],
         cwd=ROOT,

@@ -32,13 +32,13 @@ def test_every_row_of_the_documents_is_known() -> None:
     assert {row.split()[0] for row in ROWS} == {f"S{number}" for number in range(1, 28)}
 
 
-def test_collected_rows_are_shown_and_the_others_are_missing() -> None:
+def test_collected_rows_are_shown_and_others_missing() -> None:
     table = _table({}, S1="a", S4="a b")
     assert table.missing == [row for row in ROWS if row not in ("S1", "S4")]
     assert any(line.startswith("S2 ") and line.endswith("NOT SHOWN") for line in table.lines())
 
 
-def test_rows_whose_tests_fail_or_only_skip_are_not_shown() -> None:
+def test_failing_or_skipped_rows_are_not_shown() -> None:
     table = _table(
         {"a": "passed", "b": "failed", "c": "skipped"}, S1="a c", S2="a b", S3="c", S4="a"
     )
@@ -75,7 +75,7 @@ def test_marks_are_read_from_sources(tmp_path: Path) -> None:
     assert find_tests(tmp_path) == {"S4": ["test_some.py"] * 2, "S6 histogram": ["test_some.py"]}
 
 
-def test_summary_counts_what_was_run_and_comes_only_after_most_rows() -> None:
+def test_summary_appears_after_most_rows_only() -> None:
     """Rows are known from the reports alone: other processes may have collected the tests."""
     table, written = SeedTable(), []
     terminal = SimpleNamespace(section=written.append, write_line=written.append)

@@ -1,1 +1,1 @@
-"""Where the checkpoints of a run lie: in a directory, or in an object store."""
+"""Store the checkpoints of a run: in a directory, or in an object store."""

@@ -1,6 +1,7 @@
-"""Directories and files that survive a power loss once a call returns.
+"""Write files and directories so that they survive a power loss once a call returns.
 
-What must not live here: what is in them, and opening files that others wrote (`regular_files`).
+What must not live here: what is in them, and opening files that others wrote
+(`regular_files.py`).
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ def probe_directory(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Return once a file, under its name, survives a power loss."""
+    """Make a file and its name survive a power loss."""
     sync_directory(path)
     sync_directory(path.parent)
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a small file as a whole; it survives a power loss once this returns."""
+    """Replace a small file atomically; it survives a power loss once this returns."""
     replace_regular(path, text.encode(), durable=True)
     sync_directory(path.parent)
 
 
 def sync_open_file(file: BinaryIO) -> None:
-    """Return once a file's content survives a power loss."""
+    """Make a file's content survive a power loss."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Return once a directory's entries survive a power loss."""
+    """Make a directory's entries survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,10 +1,10 @@
-"""The interface of a checkpoint storage, and what all storages share: names, messages and errors.
+"""Files: the protocol of a checkpoint storage; the names, messages and errors of all storages.
 
-`Files` is what the checkpoint store asks of a storage. `local.LocalFiles` is a directory on a
-local or network file system, `objects.ObjectFiles` a prefix in an object store. Both give the same
-promise: wherever a process is stopped, a generation has a manifest only when it is whole, and a
-process that another one has replaced changes nothing that is there. What must not live here: a
-particular storage, what a manifest says (`manifest.py`), or when to save (`checkpoint.py`).
+`CheckpointStore` uses `Files`. `local.LocalFiles` is a directory on a local or network file
+system, `objects.ObjectFiles` a prefix in an object store. Both guarantee, whenever a process is
+killed: a generation has a manifest only if it is complete, and a replaced writer changes nothing.
+What must not live here: a particular storage, what a manifest says (`manifest.py`), or when to
+save (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from trainable.storage.regular_files import IrregularFile
 STATE = "state.pt"
 MANIFEST = "manifest.json"
 
-# A second generation of the same step is `step-00000120.1`: it exists when a run returned to a
-# step from elsewhere, or when fp16 skipped every window between a checkpoint and the end of its
-# epoch. In an object store the name has the writer's token too: `step-00000120-0f3a91c2d4e5`.
+# A second generation of the same step is `step-00000120.1`. A run writes one when it resumes from
+# an older generation, or when fp16 skipped each window between a checkpoint and the epoch's end.
+# In an object store the name has the writer's token too: `step-00000120-0f3a91c2d4e5`.
 _NAME = re.compile(r"step-\d{8,}(?:-[0-9a-f]{12})?(?:\.\d+)?")
 _QUARANTINE = "quarantine"
 MISSING = (FileNotFoundError, NotADirectoryError)
-"""What a storage raises for a file that is not there."""
+"""The exceptions of a storage for a missing file."""
 
 _LIMITS = {
-    errno.EFBIG: "raise the limit on the size of a file (`ulimit -f`, RLIMIT_FSIZE), or see where "
-    "the task sets it",
-    errno.EMFILE: "raise the limit on open files (`ulimit -n`, RLIMIT_NOFILE), or close what the "
-    "task leaves open",
-    errno.ENOMEM: "raise the limit on memory (`ulimit -v`, RLIMIT_AS), or see what takes it",
+    errno.EFBIG: "raise the limit on the size of a file (`ulimit -f`, RLIMIT_FSIZE), or find "
+    "where the task sets it",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`, RLIMIT_NOFILE), or close the files "
+    "that the task leaves open",
+    errno.ENOMEM: "raise the limit on memory (`ulimit -v`, RLIMIT_AS), or find what uses it",
 }
-"""What to do where a process has met a limit of its own: no room on a disk helps."""
+"""Remedies for errors that come from a limit of the process, not from the storage."""
 
 Write = Callable[[BinaryIO], bytes]
 """Writes a state into an open file and returns the manifest that describes what it wrote."""
@@ -49,23 +49,23 @@ Write = Callable[[BinaryIO], bytes]
 class Files(Protocol):
     """The generations of one run. A generation is a name and two files, `STATE` and `MANIFEST`.
 
-    Reading is for any process. Writing needs `open` first, and every writing method raises
-    `WriterReplaced` once another process has opened the same generations.
+    Any process may read. A writer calls `open` first; its writing methods raise `WriterReplaced`
+    once another process has opened the same generations.
     """
 
     remedy: str
-    """What to do when the storage refuses, in words."""
+    """What the user should do when the storage fails; a part of messages."""
 
     def at(self, address: str) -> Files:
         """Return the generations at another address of the same storage."""
         ...
 
     def address(self, name: str) -> str:
-        """Return where a generation lies: a path, or `s3://...`; of no name: where all lie."""
+        """Return a generation's path or `s3://...` address; for "", the one of their parent."""
         ...
 
     def names(self) -> list[str]:
-        """Return the names of what may be generations; only a manifest that verifies tells."""
+        """Return the names that generations have; their manifests may still be invalid."""
         ...
 
     def unused(self, step: int) -> str:
@@ -73,14 +73,15 @@ class Files(Protocol):
         ...
 
     def damaged(self) -> list[str]:
-        """Return the names of what is in quarantine; `read` takes them too."""
+        """Return the names of the quarantined generations; `read` accepts them too."""
         ...
 
     def read(self, name: str, file: str) -> bytes:
-        """Return a file's content; FileNotFoundError or NotADirectoryError when it is not there.
+        """Return a file's content.
 
         Raises:
-            StorageError: The storage cannot be read; what lies there is not damaged.
+            OSError: FileNotFoundError or NotADirectoryError: the file does not exist.
+            StorageError: The storage cannot be read. The file may be sound.
         """
         ...
 
@@ -89,49 +90,49 @@ class Files(Protocol):
         ...
 
     def open(self) -> None:
-        """Become the one writer: shut out whoever was it, and remove what it left unfinished."""
+        """Become the only writer: block the one before, and remove its unfinished generations."""
         ...
 
     def commit(self, name: str, write: Write) -> None:
-        """Add a generation: it is durable when this returns, and not to be seen before."""
+        """Add a generation: invisible before this returns, durable afterwards."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a generation: the manifest is the first of it that goes."""
+        """Remove a generation, its manifest first."""
         ...
 
     def quarantine(self, name: str) -> None:
-        """Move a damaged generation to where it can be looked at and is never taken for one."""
+        """Move a damaged generation to the quarantine, where `names` does not list it."""
         ...
 
     def close(self) -> None:
-        """Stop being the writer, and leave nothing behind."""
+        """Stop being the writer, and remove the writer's temporary files."""
         ...
 
 
 class RunFiles(Files, Protocol):
-    """The generations of one run, with what keeps the files beside them to the same writer."""
+    """The generations of one run, and the other files of the run that have the same writer."""
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace another file of the run, at once and durably."""
+        """Replace another file of the run, atomically and durably."""
         ...
 
     def translate_fenced(self) -> AbstractContextManager[None]:
-        """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
+        """Raise `WriterReplaced` for a missing-file error that another writer has caused."""
         ...
 
     def has_writer(self) -> bool:
-        """Whether a writer's room is there: of one that lives, or of one that was killed."""
+        """Whether a writer's directory exists: of a running writer, or of one that was killed."""
         ...
 
 
 @contextlib.contextmanager
 def reading(files: Files, what: str = "") -> Iterator[None]:
-    """Only what the storage itself says is not there, or is no file, counts as missing or damaged;
-    all else is a `StorageError`.
+    """Raise `StorageError` for any error of the storage, except that a file is missing or is not a
+    regular file: only these two say something about a generation.
 
     Args:
-        what: Which part of the store is read.
+        what: The generation or file that is read; for the message.
     """
     try:
         yield
@@ -145,33 +146,33 @@ def reading(files: Files, what: str = "") -> Iterator[None]:
 
 
 def remedy(problem: OSError, otherwise: str) -> str:
-    """Return what to do about what the system said.
+    """Return the remedy for an error of the operating system.
 
     Args:
-        otherwise: Where it is about the storage and not about a limit of this process.
+        otherwise: The remedy if the error does not come from a limit of this process.
     """
     return _LIMITS.get(problem.errno or 0, otherwise)
 
 
 def is_generation(name: str) -> bool:
-    """Whether a name may be a generation's."""
+    """Whether a name has the form of a generation's name."""
     return _NAME.fullmatch(name) is not None
 
 
 def quarantined(name: str = "") -> str:
-    """Return a generation's name in quarantine; without one, the quarantine's own."""
+    """Return a generation's name in the quarantine; for "", the quarantine's own name."""
     return f"{_QUARANTINE}/{name}".rstrip("/")
 
 
 def unused_name(name: str, names: Collection[str]) -> str:
-    """Return `name`, or with the first revision behind it that is not taken."""
+    """Return `name`, or `name.1`, `name.2` ...: the first that is not in `names`."""
     revisions = (f"{name}.{revision}" for revision in itertools.count(1))
     return next(one for one in itertools.chain([name], revisions) if one not in names)
 
 
-def fenced(place: Path | str) -> WriterReplaced:
-    """Return the error of a writer that has been replaced."""
+def fenced(address: Path | str) -> WriterReplaced:
+    """Return the error for a writer that has been replaced."""
     return WriterReplaced(
-        f"another process has taken over {place}, or it was removed; this process has been "
-        "replaced and changes nothing there any more; look at the one that goes on"
+        f"another process has taken over {address}, or it was removed; this process has been "
+        "replaced and changes nothing there any more; look at the process that resumed the run"
     )

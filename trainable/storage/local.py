@@ -1,7 +1,7 @@
-"""Generations in a directory of a local or network file system, committed by a rename.
+"""LocalFiles: checkpoints in a directory of a local or network file system, committed by a rename.
 
-What must not live here: what all storages share (`generations`), and which storage a run has
-(`locate`).
+What must not live here: what all storages share (`generations.py`), and which storage a run has
+(`locate.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from trainable.storage.generations import (
 )
 from trainable.storage.regular_files import LARGEST_NOTE, UNLIMITED, IrregularFile, read_regular
 
-_OWN = ".writing-"
-_NEW, _GONE, _DAMAGED = "new-", "gone-", "damaged-"
+_WRITER = ".writing-"
+_NEW, _REMOVED, _DAMAGED = "new-", "gone-", "damaged-"
 _NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 
 _T = TypeVar("_T")
@@ -40,24 +40,24 @@ _T = TypeVar("_T")
 class LocalFiles:
     """Generations in a directory, committed by a rename.
 
-    A writer writes in a directory of its own, `.writing-<token>/`, and everything it adds, removes
-    or sets aside passes through it by a rename. The next writer renames that directory away
-    before it looks at anything: from then on none of the earlier one's renames finds its way,
-    even if it was stopped for an hour in front of one.
+    A writer has a directory of its own, `.writing-<token>/`. Whatever it adds, removes or
+    quarantines is renamed into or out of that directory. The next writer renames the directory
+    away before it reads anything. All later renames of the earlier writer fail, even if it was
+    suspended for an hour right before one.
 
     Args:
         root: The directory; made by `open`.
     """
 
-    remedy = "free space, correct the permissions, or see that the disk answers"
+    remedy = "free space, correct the permissions, or check that the disk responds"
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     @cached_property
     def writer_dir(self) -> Path:
-        """This writer's own room; gone once it is fenced or closed."""
-        return self._root / f"{_OWN}{uuid.uuid4().hex[:12]}"
+        """This writer's temporary directory; missing once the writer is replaced or closed."""
+        return self._root / f"{_WRITER}{uuid.uuid4().hex[:12]}"
 
     @classmethod
     def of(cls, run: Path) -> Self:
@@ -79,28 +79,28 @@ class LocalFiles:
         return unused_name(f"step-{step:08d}", self.names())
 
     def damaged(self) -> list[str]:
-        room = self._root / quarantined()
-        return sorted(quarantined(path.name) for path in room.glob("*"))
+        directory = self._root / quarantined()
+        return sorted(quarantined(path.name) for path in directory.glob("*"))
 
     def read(self, name: str, file: str) -> bytes:
         with reading(self, f"{name}/{file}"):
-            return _ask_again(_content, f"{self._root}/{name}/{file}")
+            return _retry_once(_content, f"{self._root}/{name}/{file}")
 
     def length(self, name: str, file: str) -> int:
         with reading(self, f"{name}/{file}"):
-            return _ask_again(os.path.getsize, f"{self._root}/{name}/{file}")
+            return _retry_once(os.path.getsize, f"{self._root}/{name}/{file}")
 
     def open(self) -> None:
         make_directory(self._root)
         self.writer_dir.mkdir()
-        for other in self._root.glob(f"{_OWN}*"):
+        for other in self._root.glob(f"{_WRITER}*"):
             if other != self.writer_dir:
-                taken = self.writer_dir / f"{_GONE}{other.name}"
+                taken = self.writer_dir / f"{_REMOVED}{other.name}"
                 with contextlib.suppress(FileNotFoundError):  # it has just closed by itself
                     other.rename(taken)
                 self._remove_stale_writer(taken)
         sync_directory(self._root)
-        if not self.writer_dir.is_dir():  # two opened at once; one of them goes on
+        if not self.writer_dir.is_dir():  # two writers opened at once, and the other one won
             raise fenced(self._root)
 
     def commit(self, name: str, write: Write) -> None:
@@ -114,7 +114,7 @@ class LocalFiles:
                 with (aside / MANIFEST).open("xb") as file:
                     file.write(manifest)
                     sync_open_file(file)
-            except BaseException:  # a full disk is not left with half a state on it; raised again
+            except BaseException:  # a partial state would keep a full disk full; raised again
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
             sync_directory(aside)
@@ -122,11 +122,11 @@ class LocalFiles:
             sync_directory(self._root)
 
     def link(self, generation: Path, name: str) -> None:
-        """Add a generation of another run on the same file system: the same bytes under a second
-        name, which stay when the other run removes its own; copied where there are no links.
+        """Add a generation of another run by hard links, or by a copy where links are impossible.
+        It stays when the other run removes its own.
 
         Raises:
-            Fenced: Another process has opened the run.
+            WriterReplaced: Another process has opened the run.
         """
         aside = self.writer_dir / f"{_NEW}{name}"
         with self.translate_fenced():
@@ -138,7 +138,7 @@ class LocalFiles:
             sync_directory(self._root)
 
     def remove(self, name: str) -> None:
-        aside = self.writer_dir / f"{_GONE}{name}"
+        aside = self.writer_dir / f"{_REMOVED}{name}"
         with self.translate_fenced():
             self.rename(self._root / name, aside)
             _remove_tree(aside)
@@ -150,12 +150,12 @@ class LocalFiles:
             self._move_to_quarantine(aside)
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace another file of the run, at once and durably.
+        """Replace another file of the run, atomically and durably.
 
-        Whoever still appends to the one before it, appends to nothing.
+        A replaced writer that still has the old file open appends to the old file alone.
 
         Raises:
-            Fenced: Another process has opened the run.
+            WriterReplaced: Another process has opened the run.
         """
         aside = self.writer_dir / path.name
         with self.translate_fenced():
@@ -166,71 +166,71 @@ class LocalFiles:
             sync_directory(path.parent)
 
     def close(self) -> None:
-        shutil.rmtree(self.writer_dir, ignore_errors=True)  # gone already when it is fenced
+        shutil.rmtree(self.writer_dir, ignore_errors=True)  # missing if the writer was replaced
 
     @contextlib.contextmanager
     def translate_fenced(self) -> Iterator[None]:
-        """What the system says of a file that is gone becomes `WriterReplaced`, if that is why."""
+        """Raise `WriterReplaced` for a missing-file error that another writer has caused."""
         try:
             yield
         except OSError as problem:
-            # A network file system knows a file that another host has removed by its handle only.
+            # NFS raises ESTALE for a file that another host has removed.
             if problem.errno not in (errno.ENOENT, errno.ESTALE) or os.path.isdir(self.writer_dir):
                 raise
             raise fenced(self._root) from problem
 
     def has_writer(self) -> bool:
-        """Whether a writer's room is there: of one that lives, or of one that was killed."""
-        return any(self._root.glob(f"{_OWN}*"))
+        """Whether a writer's directory exists: of a running writer, or of one that was killed."""
+        return any(self._root.glob(f"{_WRITER}*"))
 
     def rename(self, source: Path, target: Path) -> None:
         """Move within the run's file system, atomically."""
         source.rename(target)
 
     def _move_to_quarantine(self, aside: Path) -> None:
-        room = self._root / quarantined()
-        # Not synced until it holds what is moved: a power loss in between must not find this
-        # neither here nor there.
-        room.mkdir(exist_ok=True)
+        directory = self._root / quarantined()
+        # Synced only after the rename: a power loss in between must not lose the generation.
+        directory.mkdir(exist_ok=True)
         name, count = aside.name.removeprefix(_DAMAGED), 0
-        target = room / name
+        target = directory / name
         while target.exists():
             count += 1
-            target = room / f"{name}-{count}"
+            target = directory / f"{name}-{count}"
         self.rename(aside, target)
-        sync_directory(room)
+        sync_directory(directory)
         sync_directory(self._root)
 
     def _remove_stale_writer(self, other: Path) -> None:
-        """Finish what another writer had begun to set aside, and remove the rest of its room."""
+        """Quarantine what another writer was about to, and remove that writer's directory."""
         if other.exists():
             for aside in other.glob(f"{_DAMAGED}*"):
                 self._move_to_quarantine(aside)
-            for nested in other.glob(f"{_GONE}{_OWN}*"):  # it died while it took over from another
+            # A writer that was killed while it replaced another one has that one's directory.
+            for nested in other.glob(f"{_REMOVED}{_WRITER}*"):
                 self._remove_stale_writer(nested)
             _remove_tree(other)
 
 
-def _ask_again(ask: Callable[[str], _T], path: str) -> _T:
-    """Ask for a file once more: a stale handle, of what another host removed, is gone then."""
+def _retry_once(read: Callable[[str], _T], path: str) -> _T:
+    """Read a second time after an error: NFS reports a stale handle only once."""
     try:
-        return ask(path)
+        return read(path)
     except (*MISSING, IrregularFile):
         raise
     except OSError:
-        return ask(path)
+        return read(path)
 
 
 def _content(path: str) -> bytes:
-    # A state may have been moved to another disk; its size is that of its manifest.
+    # A state may be a symbolic link to another disk; its manifest says its size.
     state = path.endswith(f"/{STATE}")
     return read_regular(path, UNLIMITED if state else LARGEST_NOTE, follow=state)
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove a directory; over NFS it keeps a nameless rest while someone here reads a file of it.
+    """Remove a directory; on NFS, `.nfs*` files remain of files that a process here has open.
 
-    The rest goes with the writer's room, once nobody reads it any more.
+    What remains is removed with the writer's directory.
     """
     try:
         shutil.rmtree(path)
@@ -241,7 +241,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file, which survives a power loss already, a second name."""
+    """Make a hard link to a file that is already durable; copy and sync it if links fail."""
     try:
         os.link(source, target)
     except OSError as problem:

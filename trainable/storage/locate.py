@@ -1,6 +1,6 @@
-"""Open the storage in which a run keeps its checkpoints.
+"""Choose and open the storage in which a run keeps its checkpoints.
 
-What must not live here: how a storage works (`local`, `objects`).
+What must not live here: how a storage works (`local.py`, `objects.py`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from trainable.storage.local import LocalFiles
 
 
 def files_of(run: Path, address: str | None = None) -> RunFiles:
-    """Return the generations of the run in a directory: the one place that knows where they lie.
+    """Return the storage of a run's generations. Only this function decides which one it is.
 
     Args:
-        run: The run's directory; what is no generation lies there in any case.
+        run: The run's directory; its other files are there in any case.
         address: Where its generations lie, `s3://BUCKET/...`; None: in `checkpoints/` there.
     """
     if address is None:
         return LocalFiles.of(run)
-    from trainable.storage.objects import open_run  # which most runs do not need
+    from trainable.storage.objects import open_run  # most runs do not need it
 
     return open_run(address, run)
 
 
 def files_at(address: str) -> Files:
-    """Return the generations at an address, to be read: a directory, or `s3://BUCKET/...`."""
+    """Return the generations at an address for reading: a directory, or `s3://BUCKET/...`."""
     if "://" not in address:
         return LocalFiles(Path(address))
     from trainable.storage.objects import ObjectFiles, connect

@@ -1,7 +1,7 @@
-"""Generations in an object store: no rename, no sync, and the manifest is what commits.
+"""ObjectFiles: checkpoints in an object store; writing the manifest commits a generation.
 
-Beside `ObjectFiles`, which works on any fsspec file system, here is the one store that an address
-names, S3 or what speaks like it: found and opened by the environment, and tried before it is used.
+`ObjectFiles` works on any fsspec file system. `connect` opens the S3-compatible store that the
+environment names, and `probe` checks that it can be used.
 What must not live here: which runs have their generations there (`locate.files_of`).
 """
 
@@ -32,23 +32,23 @@ from trainable.storage.local import LocalFiles
 
 SCHEME = "s3://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_CONNECT_SECONDS, _SILENCE_SECONDS, _ATTEMPTS = 3, 10, 3
-"""A request that brings nothing for so long has failed; so many have, and the store is away."""
+_CONNECT_SECONDS, _TIMEOUT_SECONDS, _ATTEMPTS = 3, 10, 3
+"""A request fails after so long without data; after so many failures the store is unavailable."""
 _PROBE_SECONDS = 2
 
 
 class StoreUnusable(ValueError):
-    """An object store that no checkpoint could be kept in: which, why, and what to do."""
+    """Checkpoints cannot be kept in an object store: which store, why, and what to do."""
 
 
 class _Writer(NamedTuple):
-    """Who may change the generations, as it has signed.
+    """The contents of the object `writer`: who may change the generations.
 
     Attributes:
-        token: In the names of all that it adds; empty: there is none.
-        found: What was whole when it came.
-        replaced: The tokens of those that came before it; what else they add is no generation.
-            Earlier versions sign neither.
+        token: A part of the name of each generation that it adds; empty: there is no writer.
+        found: The complete generations at the time it opened.
+        replaced: The tokens of earlier writers. A generation that one of them commits later is
+            invalid. Earlier versions write neither `found` nor `replaced`.
     """
 
     token: str = ""
@@ -56,30 +56,31 @@ class _Writer(NamedTuple):
     replaced: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, signature: bytes) -> _Writer:
-        token, *lines = signature.decode(errors="replace").split("\n")
+    def parse(cls, content: bytes) -> _Writer:
+        token, *lines = content.decode(errors="replace").split("\n")
         found = frozenset(filter(is_generation, lines))
         return cls(token, found, frozenset(lines) - found)
 
-    def signature(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return "\n".join([self.token, *sorted(self.found), *sorted(self.replaced)]).encode()
 
-    def counts(self, name: str) -> bool:
-        """Whether what has a manifest is a generation."""
+    def is_valid(self, name: str) -> bool:
+        """Whether a generation with a manifest was committed by a writer that was not replaced."""
         return name in self.found or _token(name) not in self.replaced
 
 
 class ObjectFiles:
-    """Generations below a prefix of an object store: nothing is renamed, and nothing is synced.
+    """Generations below a prefix of an object store, without renames.
 
-    An object is whole or not there, so the manifest, written last and removed first, is what
-    commits. A writer signs `writer`, with what was whole when it came and who is replaced, and
-    looks again before each manifest. No two writers share a name: one that is replaced between
-    this look and its write changes nobody's generation, and its own, which the signature does not
-    name, is none. One that nobody has replaced loses nothing to another that began to open before.
+    An object is complete or does not exist. So the manifest, written last and removed first,
+    commits a generation. A writer stores its token in the object `writer`, with the generations
+    that it found and the writers that it replaces. It reads that object again before it writes a
+    manifest. If it is replaced between this check and the write, it damages nothing: the names of
+    two writers differ, and the new writer treats the late generation as invalid. A writer that is
+    still current keeps all its generations, even if another one had begun to open before it.
 
-    Only what the store itself says is not there counts as missing. A store that cannot be reached,
-    or refuses, is a `StorageError`: nothing in it is damaged, and nothing is set aside for it.
+    A file counts as missing only if the store says so. If the store is unreachable or refuses
+    access, readers raise `StorageError`, and no generation is quarantined.
 
     Args:
         system: An `fsspec.AbstractFileSystem`.
@@ -87,15 +88,15 @@ class ObjectFiles:
     """
 
     remedy = (
-        "see that the store answers, and that the credentials in the environment may list, read, "
-        "write and remove there"
+        "check that the store responds, and that the credentials in the environment may list, "
+        "read, write and remove there"
     )
 
     def __init__(self, system: Any, root: PurePosixPath | str) -> None:
         self._system, self._root = system, PurePosixPath(root)
         self._token = uuid.uuid4().hex[:12]
         self._writer: _Writer | None = None
-        """This one, once it is open."""
+        """This writer; None before `open`."""
 
     def at(self, address: str) -> ObjectFiles:
         return ObjectFiles(self._system, address.removeprefix(SCHEME))
@@ -105,8 +106,8 @@ class ObjectFiles:
 
     def names(self) -> list[str]:
         with reading(self):
-            writer = self._writer or self._signed()
-        return list(filter(writer.counts, self._listed()))
+            writer = self._writer or self._read_writer()
+        return list(filter(writer.is_valid, self._listed()))
 
     def unused(self, step: int) -> str:
         return unused_name(f"step-{step:08d}-{self._token}", self.names())
@@ -124,16 +125,16 @@ class ObjectFiles:
             return int(self._system.size(self._key(name, file)))
 
     def open(self) -> None:
-        # From the first signature on nobody else begins to commit, and what arrives late still
-        # counts. The second one shuts it out.
-        before = self._signed()
-        self._sign(before._replace(token=self._token))
+        # After the first write no other writer begins a commit, and a commit that is already under
+        # way is still valid. The second write makes later ones invalid.
+        before = self._read_writer()
+        self._write_writer(before._replace(token=self._token))
         listed = self._listed()
-        found = frozenset(n for n in filter(before.counts, listed) if self._has_manifest(n))
+        found = frozenset(n for n in filter(before.is_valid, listed) if self._has_manifest(n))
         replaced = before.replaced.union([before.token], map(_token, listed)) - {"", self._token}
         self._check_fence()
-        self._sign(_Writer(self._token, found, replaced))
-        self._remove_strangers()
+        self._write_writer(_Writer(self._token, found, replaced))
+        self._remove_invalid()
 
     def commit(self, name: str, write: Write) -> None:
         self._check_fence()
@@ -144,7 +145,7 @@ class ObjectFiles:
 
     def remove(self, name: str) -> None:
         self._check_fence()
-        with contextlib.suppress(FileNotFoundError):  # another writer was at it, too
+        with contextlib.suppress(FileNotFoundError):  # another writer may remove it as well
             if self._has_manifest(name):
                 self._system.rm_file(self._key(name, MANIFEST))
         with contextlib.suppress(FileNotFoundError):
@@ -162,38 +163,38 @@ class ObjectFiles:
         self.remove(name)
 
     def close(self) -> None:
-        # Of a store that is away, the next one signs over it.
+        # If the store is unavailable, the object `writer` stays; the next writer overwrites it.
         with contextlib.suppress(OSError, WriterReplaced, StorageError):
-            self._remove_strangers()
+            self._remove_invalid()
             self._system.rm_file(self._key("writer"))
 
-    def _sign(self, writer: _Writer) -> None:
+    def _write_writer(self, writer: _Writer) -> None:
         self._writer = writer
-        self._system.pipe_file(self._key("writer"), writer.signature())
+        self._system.pipe_file(self._key("writer"), writer.to_bytes())
 
-    def _remove_strangers(self) -> None:
-        """Remove what was never committed, or by somebody who had been replaced.
+    def _remove_invalid(self) -> None:
+        """Remove generations that a replaced writer committed late or never completed.
 
         Raises:
-            Fenced: Another one has opened, or did so at once with this one.
+            WriterReplaced: Another writer has opened, perhaps at the same time as this one.
         """
         writer, listed = self._writer or _Writer(), self._listed()
-        self._check_fence()  # who has replaced this one adds nothing before it signs
+        self._check_fence()  # a new writer adds nothing before it has written its token
         for name in listed:
-            if not writer.counts(name):
+            if not writer.is_valid(name):
                 with contextlib.suppress(FileNotFoundError):
                     self._system.rm(self._key(name), recursive=True)
             elif name not in writer.found and _token(name) != self._token:
                 raise fenced(self.address(""))
 
     def _check_fence(self) -> None:
-        if self._signed().token != self._token:
+        if self._read_writer().token != self._token:
             raise fenced(self.address(""))
 
-    def _signed(self) -> _Writer:
-        """The last writer that has not closed."""
+    def _read_writer(self) -> _Writer:
+        """Return the last writer that opened and has not closed."""
         try:
-            return _Writer.of(bytes(self._system.cat_file(self._key("writer"))))
+            return _Writer.parse(bytes(self._system.cat_file(self._key("writer"))))
         except FileNotFoundError:
             return _Writer()
 
@@ -217,76 +218,76 @@ class ObjectFiles:
 
 
 def _token(name: str) -> str:
-    """Return the token of who added a generation; none has what no writer added."""
+    """Return the token of the writer that added a generation; "" if the name has none."""
     return name.partition(".")[0].rpartition("-")[2]
 
 
 class RunObjects(ObjectFiles):
-    """The generations of a run whose other files lie in a directory.
+    """The generations of a run whose other files are in a local directory.
 
-    Whoever opens them opens the directory, too: a curve there has the same one writer.
+    Opening them also opens the directory, so the run's `metrics.jsonl` has the same only writer.
 
     Args:
         system: An `fsspec.AbstractFileSystem`.
         root: The generations' prefix.
-        room: The run's own, in its directory; it holds no generation.
+        local: The run's local directory; it has no generations.
     """
 
-    def __init__(self, system: Any, root: PurePosixPath | str, room: LocalFiles) -> None:
+    def __init__(self, system: Any, root: PurePosixPath | str, local: LocalFiles) -> None:
         super().__init__(system, root)
-        self._room = room
+        self._local = local
 
     def open(self) -> None:
-        self._room.open()
+        self._local.open()
         try:
             super().open()
-        except BaseException:  # an interruption too; raised again
-            self._room.close()
+        except BaseException:  # KeyboardInterrupt too; raised again
+            self._local.close()
             raise
 
     def close(self) -> None:
         try:
             super().close()
         finally:
-            self._room.close()
+            self._local.close()
 
     def replace(self, path: Path, content: bytes) -> None:
-        self._room.replace(path, content)
+        self._local.replace(path, content)
 
     def translate_fenced(self) -> AbstractContextManager[None]:
-        return self._room.translate_fenced()
+        return self._local.translate_fenced()
 
     def has_writer(self) -> bool:
-        return self._room.has_writer()
+        return self._local.has_writer()
 
 
-def connect(silence: float = _SILENCE_SECONDS) -> Any:
+def connect(timeout: float = _TIMEOUT_SECONDS) -> Any:
     """Return the object store that the environment names, as an fsspec file system.
 
-    `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL` says where it is, when it is not Amazon's;
-    credentials and region are found as the AWS SDK finds them. Asks nothing yet.
+    `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL` names the endpoint if it is not Amazon's; the AWS
+    SDK finds credentials and region. This sends no request.
 
     Args:
-        silence: Seconds without a byte after which a request has failed.
+        timeout: Seconds without a byte after which a request has failed.
 
     Raises:
-        StoreUnusable: The endpoint is no address.
+        StoreUnusable: The endpoint is not a valid address.
     """
-    return _connect(*_endpoint(), silence)
+    return _connect(*_endpoint(), timeout)
 
 
 @cache
-def _connect(scheme: str | None, place: str | None, silence: float) -> Any:
-    # Seconds to import, which only those who keep checkpoints there pay.
+def _connect(scheme: str | None, endpoint: str | None, timeout: float) -> Any:
+    # These take seconds to import: do it only for runs with checkpoints in an object store.
     from fsspec.implementations.arrow import ArrowFSWrapper
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
     return ArrowFSWrapper(
         S3FileSystem(
             scheme=scheme,
-            endpoint_override=place,
-            connect_timeout=min(_CONNECT_SECONDS, silence),
-            request_timeout=silence,
+            endpoint_override=endpoint,
+            connect_timeout=min(_CONNECT_SECONDS, timeout),
+            request_timeout=timeout,
             retry_strategy=AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
             allow_delayed_open=True,  # a small state is one request
         )
@@ -303,28 +304,28 @@ def _endpoint() -> tuple[str | None, str | None]:
     try:
         parts = urlsplit(address)
         _ = parts.port
-    except ValueError:  # of no host, or of no port
+    except ValueError:  # the host or the port is invalid
         parts = urlsplit("")
     plain = parts.hostname and parts.path in ("", "/") and not (parts.query or parts.fragment)
     if parts.scheme not in ("http", "https") or "@" in address or not plain:
         raise StoreUnusable(
-            f"{variable} is {redact(address)!r}; it is the address of an object store, without "
-            "credentials or a path; write for example https://minio.example.org:9000"
+            f"{variable} is {redact(address)!r}; it must be the address of an object store, "
+            "without credentials or a path; write for example https://minio.example.org:9000"
         )
     return parts.scheme, parts.netloc
 
 
 def probe(prefix: str, *, empty: str | None = None) -> None:
-    """Find out, within seconds, whether checkpoints can be kept below a prefix.
+    """Check within seconds that checkpoints can be kept below a prefix.
 
-    Lists, writes, reads and removes one small object, and asks for one that is not there.
+    Lists, writes, reads and removes one small object, and looks up one that does not exist.
 
     Args:
         prefix: Such as `s3://bucket/sweeps`.
-        empty: What below it must hold nothing yet; None: anything may be there.
+        empty: The path below it that must have no objects yet; None: there may be objects.
 
     Raises:
-        StoreUnusable: It does not answer or refuses, or something is in the way.
+        StoreUnusable: The store does not respond, refuses access, or has objects there already.
     """
     root = PurePosixPath(prefix.removeprefix(SCHEME))
     key = str(root / f".probe-{uuid.uuid4().hex[:12]}")
@@ -334,8 +335,8 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
         with contextlib.suppress(FileNotFoundError):
             if system.ls(str(root / (empty or "")), detail=False) and empty is not None:
                 raise StoreUnusable(
-                    f"{prefix}/{empty} holds objects already; a new sweep's checkpoints lie where "
-                    "nothing is; remove what is there, or choose another --name or prefix"
+                    f"{prefix}/{empty} holds objects already; a new sweep needs an empty prefix "
+                    "for its checkpoints; remove the objects, or choose another --name or prefix"
                 )
         failed = "written to"
         system.pipe_file(key, b"probe")
@@ -343,21 +344,21 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
         try:
             system.cat_file(key)
         except OSError:
-            with contextlib.suppress(OSError):  # who may not read may often not remove, either
+            with contextlib.suppress(OSError):  # without the right to read, removing may fail too
                 system.rm_file(key)
             raise
         failed = "cleared of an object"
         system.rm_file(key)
-        failed = "asked for what is not there"
+        failed = "asked whether an object exists"
         system.exists(key)
     except OSError as problem:
         raise StoreUnusable(
-            f"{prefix} cannot be {failed}: {redact(str(problem))}; trials list, write, read and "
-            f"remove objects there; correct the address, {_ENDPOINTS[-1]}, or the credentials in "
-            "the environment"
+            f"{prefix} cannot be {failed}: {redact(str(problem))}; trials must list, write, read "
+            f"and remove objects there; correct the address, {_ENDPOINTS[-1]}, or the credentials "
+            "in the environment"
         ) from problem
 
 
 def open_run(address: str, run: Path) -> RunObjects:
-    """Return the generations at an address, of the run in a directory."""
+    """Return the generations at an address, for the run in a local directory."""
     return RunObjects(connect(), address.removeprefix(SCHEME), LocalFiles.of(run))

@@ -1,9 +1,9 @@
-"""Opening the files of a sweep's directory: regular files alone, of a bounded size, never waiting.
+"""Open the files of a sweep's directory: only regular files of a bounded size, without blocking.
 
-A FIFO in the place of a file has its reader wait for ever, a device or a sparse file fills the
-memory, and a symbolic link leads a writer to a file elsewhere. Whoever opens a file of a sweep by
-its name does it here; a library that opens files by itself (SQLite) gets those that `check` has
-seen. What must not live here: what is in them.
+A FIFO instead of a file would block its reader for ever. A device or a sparse file would fill the
+memory. A symbolic link would make a writer change a file elsewhere. All code that opens a file of
+a sweep by name uses this module; `check` is for files that a library opens (SQLite).
+What must not live here: what is in the files.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 MIB, GIB = 1 << 20, 1 << 30
 LARGEST_NOTE = MIB
-"""Of a file in which a process notes something about itself, in bytes."""
+"""The size limit in bytes for small files of a process, such as a lock or a heartbeat."""
 LARGEST_TEXT = 64 * MIB
-"""Of a file that describes a sweep or a run, in bytes: a spec of a mebibyte and its revisions."""
+"""The size limit in bytes for a file that describes a sweep or a run, such as its revisions."""
 LARGEST_CURVE = 64 * GIB
 LARGEST_DATABASE = 256 * GIB
 UNLIMITED = 1 << 62
-"""For a file whose size is compared with what is written of it elsewhere."""
+"""For a file whose size is checked in another way."""
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -32,22 +32,21 @@ _KINDS = {
     stat.S_IFLNK: "a symbolic link",
 }
 _NO_FILE = {errno.ELOOP: stat.S_IFLNK, errno.EISDIR: stat.S_IFDIR, errno.ENXIO: stat.S_IFSOCK}
-"""What lies there, by the error with which the system refuses to open it."""
+"""The kind of file for each error with which `open` fails."""
 
 
 class IrregularFile(OSError):
-    """What lies in the place of a file is none, or is far too large for one.
+    """A path is not a regular file, or the file is far too large.
 
     Args:
-        path: The file's.
-        what: What is wrong.
+        path: The path.
+        what: What is wrong with it.
     """
 
     def __init__(self, path: str | os.PathLike[str], what: str) -> None:
         super().__init__(
-            f"{os.fspath(path)} {what}; a sweep keeps what it knows in regular files of bounded "
-            "size, and opens nothing else; see who put it there, remove it, and restore the file "
-            "from a backup"
+            f"{os.fspath(path)} {what}; a sweep opens only regular files of bounded size; find "
+            "out who put it there, remove it, and restore the file from a backup"
         )
 
 
@@ -59,22 +58,22 @@ def open_regular(
     follow: bool = False,
     mode: int = 0o666,
 ) -> int:
-    """Open a regular file, without waiting for anybody.
+    """Open a regular file without blocking.
 
     Args:
         path: The file.
-        flags: Of `os.open`.
-        limit: The most bytes that it may have.
-        follow: It may be a symbolic link to such a file, as where somebody moved what is large
-            to another disk. Never for who writes.
-        mode: Its permissions where it is made.
+        flags: Flags of `os.open`.
+        limit: The largest size in bytes.
+        follow: Accept a symbolic link to a regular file: users move large files to another disk.
+            Never for writing.
+        mode: The permissions of a new file.
 
     Returns:
         A file descriptor.
 
     Raises:
-        IrregularFile: Something else lies there, or it is too large.
-        OSError: It cannot be opened, or is not there.
+        IrregularFile: The path is not a regular file, or the file is too large.
+        OSError: The file cannot be opened, or does not exist.
     """
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -85,7 +84,7 @@ def open_regular(
         raise IrregularFile(path, f"is {_KINDS[_NO_FILE[error.errno]]}") from None
     try:
         _check(path, os.fstat(file), limit)
-    except BaseException:  # it is nobody's any more; raised again
+    except BaseException:  # close the descriptor; raised again
         os.close(file)
         raise
     return file
@@ -95,29 +94,28 @@ def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = Fal
     """Return a regular file's content; see `open_regular`.
 
     Raises:
-        IrregularFile: Something else lies there, or it is too large.
-        OSError: It cannot be read, or is not there.
+        IrregularFile: The path is not a regular file, or the file is too large.
+        OSError: The file cannot be read, or does not exist.
     """
 
     def opener(name: str, flags: int) -> int:
         return open_regular(name, flags, limit=limit, follow=follow)
 
-    with open(path, "rb", buffering=0, opener=opener) as file:  # all of it is read at once
+    with open(path, "rb", buffering=0, opener=opener) as file:  # one read needs no buffer
         return file.read()
 
 
 def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Write a file as a whole or not at all, and through no link: neither one in its place, nor
-    one where it is written aside.
+    """Replace a file atomically, without following a link in its place or in its temporary's.
 
     Args:
-        durable: Return once the content survives a power loss; its name may not yet.
+        durable: Return once the content survives a power loss; the rename may not survive it yet.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     aside = path.with_name(f".{path.name}.tmp")
-    aside.unlink(missing_ok=True)  # of a process that died while it wrote, or a stranger's
+    aside.unlink(missing_ok=True)  # left by a process that was killed, or put there as a link
     with aside.open("xb") as file:
         file.write(content)
         if durable:
@@ -127,14 +125,14 @@ def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> Non
 
 
 def check(path: str | os.PathLike[str], limit: int, *, follow: bool = False) -> bool:
-    """Look at a file that a library is going to open.
+    """Check a file before a library opens it.
 
     Returns:
-        Whether there is one.
+        Whether the file exists.
 
     Raises:
-        IrregularFile: Something else lies there, or it is too large.
-        OSError: It cannot be looked at.
+        IrregularFile: The path is not a regular file, or the file is too large.
+        OSError: The path cannot be checked.
     """
     try:
         found = os.stat(path, follow_symlinks=follow)
@@ -147,16 +145,16 @@ def check(path: str | os.PathLike[str], limit: int, *, follow: bool = False) -> 
 
 
 def check_database(path: Path) -> bool:
-    """Look at an SQLite database and at what SQLite keeps beside it, before it opens them.
+    """Check an SQLite database and SQLite's other files for it, before SQLite opens them.
 
-    The database itself may be a symbolic link: a ledger is moved to a local disk so.
+    The database may be a symbolic link, because users link a ledger to a local disk.
 
     Returns:
-        Whether there is a database.
+        Whether the database exists.
 
     Raises:
-        IrregularFile: One of them is no regular file.
-        OSError: It cannot be looked at.
+        IrregularFile: One of them is not a regular file.
+        OSError: One of them cannot be checked.
     """
     for suffix in ("-wal", "-journal", "-shm"):
         check(f"{path}{suffix}", LARGEST_DATABASE)

@@ -1,1 +1,1 @@
-"""Built-in tasks: small, real, and quick enough to learn the platform with."""
+"""Built-in tasks: small, real and quick, for first steps."""

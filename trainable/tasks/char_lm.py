@@ -1,4 +1,4 @@
-"""A small language model on a text that every machine has: the Python standard library.
+"""Train a small language model on the source code of the Python standard library.
 
 A decoder-only transformer over bytes: pre-norm blocks, learned positions, tied embeddings.
 """
@@ -25,17 +25,17 @@ _INITIAL_STD = 0.02
 class CharLm(Task):
     """Predict the next byte of Python source code.
 
-    The text is the modules directly below the standard library's directory in the order of their
-    names, cut off after `text_bytes`; its end is held out. It is the same for all runs of one
-    Python version.
+    The text consists of the standard library's top-level modules in the order of their names, cut
+    off after `text_bytes`. Its end is held out for validation. All runs of one Python version have
+    the same text.
 
     Args:
-        context: Bytes that the model sees at once.
+        context: Length of an input sequence, in bytes.
         layers: Transformer blocks.
         heads: Attention heads of a block; a divisor of `width`.
         width: Units of the residual stream.
-        dropout: Share of the residual updates dropped.
-        text_bytes: How much text is read.
+        dropout: Dropout rate of the residual updates.
+        text_bytes: Length of the text.
         val_fraction: Share of the text held out, at its end.
     """
 
@@ -82,7 +82,7 @@ class CharLm(Task):
         )
 
     def build_data(self) -> Data:
-        """Return bytes, shape (N, context), with those that follow them, of the same shape."""
+        """Return bytes, shape (N, context), and the next byte of each, of the same shape."""
         text = read_text(self.text_bytes)
         held_out = round(self.val_fraction * len(text))
         return Data(
@@ -93,7 +93,7 @@ class CharLm(Task):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
         """Return the cross entropy summed over all predicted bytes, and their number."""
         inputs, targets = batch
-        # Flattened: on a GPU, torch's cross entropy over more dimensions is not deterministic.
+        # Flatten: on a GPU, torch's cross entropy over more dimensions is not deterministic.
         return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | Tensor]:
@@ -117,7 +117,7 @@ def read_text(limit: int) -> bytes:
     """Return the first `limit` bytes of the standard library's modules in order of their names.
 
     Raises:
-        ConfigError: This Python comes without so much source code.
+        ConfigError: The standard library has less source code than that.
     """
     directory = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
@@ -155,8 +155,8 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                # Each block adds two updates to the residual stream: scaled so that its variance
-                # does not grow with the depth (Radford et al., 2019, section 2.3).
+                # Each block adds two updates to the residual stream. Scale them so that its
+                # variance does not grow with depth (Radford et al., 2019, section 2.3).
                 is_update = name.endswith("out.weight")
                 scale = (2 * layers) ** -0.5 if is_update else 1.0
                 nn.init.normal_(parameter, std=_INITIAL_STD * scale)

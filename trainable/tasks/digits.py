@@ -1,4 +1,4 @@
-"""Handwritten digits (8x8 grey images, ten classes): the data set that comes with scikit-learn."""
+"""Classify handwritten digits: 8x8 grey images, ten classes; the data come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Digits(Task):
     Args:
         model: `cnn` (two convolutions with GroupNorm) or `mlp` (two hidden layers).
         width: Channels of the first convolution, or units of each hidden layer; a multiple of 4.
-        dropout: Share of units dropped before the last layer.
-        val_fraction: Share of the samples held out for evaluation.
-        split_seed: Decides which; independent of the run's seed, so that all trials are judged on
-            the same samples.
+        dropout: Dropout rate before the last layer.
+        val_fraction: Share of the samples held out for validation.
+        split_seed: Seed of that split; independent of the run's seed, so that all trials are
+            evaluated on the same samples.
         label_smoothing: Share of a label spread evenly over all classes, in training.
-        class_weights: One factor for each class; all alike when None.
+        class_weights: One factor for each class; None weighs all classes alike.
     """
 
     def __init__(
@@ -101,11 +101,10 @@ class Digits(Task):
 
 @functools.cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    """Return pixels from 0 to 16, shape (N, 64), and classes, shape (N,); read once for all trials
-    of a process.
+    """Return pixels from 0 to 16, shape (N, 64), and classes, shape (N,); cached in the process.
 
-    They are read from the file that scikit-learn's `load_digits` reads. To import scikit-learn
-    for it takes five seconds of each process of a sweep, which trains for less.
+    Read the file of scikit-learn's `load_digits` directly. Importing scikit-learn would cost each
+    worker five seconds, which is longer than a trial trains.
     """
     package = find_spec("sklearn")
     if package is not None and package.origin is not None:
@@ -113,7 +112,7 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
         if file.exists():
             table = np.loadtxt(file, delimiter=",")
             return table[:, :-1], table[:, -1]
-    from sklearn.datasets import load_digits  # says what to install, or finds it elsewhere
+    from sklearn.datasets import load_digits  # finds the data elsewhere, or raises ImportError
 
     pixels, targets = load_digits(return_X_y=True)
     return pixels, targets

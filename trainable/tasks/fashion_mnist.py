@@ -1,4 +1,4 @@
-"""Clothes (28x28 grey images, ten classes): FashionMNIST, read by torchvision's loader."""
+"""Classify clothes with FashionMNIST: 28x28 grey images, ten classes; read by torchvision."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _FILES = (
 
 
 class FashionMnist(Task):
-    """Classify 60,000 pictures of clothes; 80 % train, 20 % evaluate.
+    """Classify 60,000 images of clothes: 80 % for training, 20 % for validation.
 
     The images are tensors in memory (188 MB as floats), so no loader process is needed. The
-    official test set is left alone: it is for whoever has chosen a model, not for choosing one.
+    official test set is not used: it is for a final test, not for model selection.
 
     Args:
-        data_dir: Where the files lie, in torchvision's layout (`FashionMNIST/raw/`), packed or
+        data_dir: Directory of the files, in torchvision's layout (`FashionMNIST/raw/`), packed or
             unpacked; `~` is the home directory.
-        download: Fetch missing files once; false never touches the network.
+        download: Download missing files once; with false, never use the network.
         width: Channels of the first convolution; the second has twice as many.
         hidden: Units of the layer before the logits.
-        dropout: Share of these units dropped.
-        split_seed: Decides which fifth is evaluated on; independent of the run's seed, so that
-            all trials are judged on the same samples.
+        dropout: Dropout rate of these units.
+        split_seed: Seed of the split; independent of the run's seed, so that all trials are
+            evaluated on the same samples.
         label_smoothing: Share of a label spread evenly over all classes, in training.
-        class_weights: One factor for each class; all alike when None.
+        class_weights: One factor for each class; None weighs all classes alike.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class FashionMnist(Task):
         """Return normalised images, shape (N, 1, 28, 28), with their classes, shape (N,).
 
         Raises:
-            ConfigError: The files are not there, and may not or cannot be fetched.
+            ConfigError: Files are missing, and download is false or fails.
         """
         _provide(self.root, self.download)
-        # After them: importing it takes longer than saying what is missing.
+        # Imported after the check: a missing file is then reported without the slow import.
         from torchvision.datasets import FashionMNIST
 
         files = FashionMNIST(self.root, train=True)
@@ -114,10 +114,10 @@ def _take(index: Tensor, images: Tensor, classes: Tensor) -> tuple[Tensor, Tenso
 
 
 def _provide(root: Path, download: bool) -> None:
-    """See to it that all four files lie unpacked below `root`.
+    """Make sure that all four files are below `root`, unpacked.
 
-    Trials of one sweep start together, and any of them may be killed: files are made aside and
-    moved into place one by one, so that whoever finds a file finds a whole one.
+    Trials of one sweep start at the same time, and any of them may be killed. Files are therefore
+    written to a temporary directory and renamed one by one: a file that exists is complete.
     """
     raw = root / _FOLDER
     missing = _missing(raw)
@@ -148,8 +148,8 @@ def _provide(root: Path, download: bool) -> None:
                 os.replace(source / name, raw / name)
     except (OSError, RuntimeError) as problem:  # torchvision raises RuntimeError without network
         raise ConfigError(
-            f"{', '.join(missing)} could not be brought to {raw} ({problem}); put the files "
-            "there (packed as .gz or not), or set task.data_dir to where they are",
+            f"{', '.join(missing)} could not be downloaded or unpacked to {raw} ({problem}); put "
+            "the files there (packed as .gz or not), or set task.data_dir to where they are",
             key="task.data_dir",
         ) from problem
 

@@ -1,4 +1,4 @@
-"""Three interleaved spirals in the plane: small enough to draw the decision boundary."""
+"""Classify points of three spirals in the plane; small enough to plot the decision boundary."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Spiral(Task):
     """Classify points by the arm of the spiral they lie on.
 
     Args:
-        samples: Points of each class in the training data; a quarter of that for validation.
+        samples: Training points of each class; validation has a quarter as many.
         width: Units of each of the two hidden layers.
-        turns: How often an arm winds around the centre.
+        turns: Turns of an arm around the centre.
         noise: Standard deviation of the angle, in radians.
-        data_seed: Decides the points; independent of the run's seed.
+        data_seed: Seed of the points; independent of the run's seed.
         label_smoothing: Share of a label spread evenly over all classes, in training.
-        class_weights: One factor for each class; all alike when None.
+        class_weights: One factor for each class; None weighs all classes alike.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Spiral(Task):
         )
 
     def points(self) -> tuple[Tensor, Tensor]:
-        """Return the training points, to draw them: shape (N, 2) and (N,)."""
+        """Return the training points for a figure: shape (N, 2) and (N,)."""
         return self._points(self.samples, torch.Generator().manual_seed(self.data_seed))
 
     def _points(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What is hidden of any text, what is left as it is, and that it takes time linear in the text."""
+"""Redaction: what it hides, what it keeps, and that it is linear in the text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_names_of_other_things(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 128, 2.5e-3, True, None])
-def test_a_number_is_no_token(value: object) -> None:
+def test_number_is_no_token(value: object) -> None:
     assert not is_secret("task.pad_token", value)
     assert is_secret("task.db_password", value)
 
@@ -87,7 +87,7 @@ _A = "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7" * 3  # letters and digits, as in a token
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("form", ["{}", "logged in as {}.", "('{}')", "a={}&b=1", "\n{}\n"])
-def test_a_token_of_a_known_form_is_hidden_without_a_name(token: str, form: str) -> None:
+def test_token_of_a_known_form_is_hidden_without_a_name(token: str, form: str) -> None:
     assert redact(form.format(token)) == form.format("[hidden]")
 
 
@@ -171,7 +171,7 @@ FORMS = st.sampled_from(
 
 
 @given(VALUES, st.sampled_from(NAMES), FORMS, ANYTHING, ANYTHING)
-def test_no_secret_survives_whatever_surrounds_it(
+def test_no_secret_survives_in_any_context(
     value: str, name: str, form: str, before: str, after: str
 ) -> None:
     # A word that is longer because of its neighbours has another name, or is an address.
@@ -195,7 +195,7 @@ def test_punctuation_ends_no_value(inside: str, first: str) -> None:
     ANYTHING,
     ANYTHING,
 )  # fmt: skip
-def test_the_value_of_a_variable_is_hidden_wherever_it_stands(
+def test_value_of_a_variable_is_hidden_anywhere(
     value: str, name: str, write: object, before: str, after: str
 ) -> None:
     try:
@@ -208,12 +208,12 @@ def test_the_value_of_a_variable_is_hidden_wherever_it_stands(
     assert value not in redact(text) or value in HIDDEN
 
 
-def test_the_password_of_a_variables_address_is_hidden_alone() -> None:
+def test_only_the_password_of_a_variables_url_is_hidden() -> None:
     os.environ["DATABASE_URL"] = "postgres://ada:ca%2Fnary-pw@host/db"
     assert redact("refused ca/nary-pw, ca%2Fnary-pw") == "refused [hidden], [hidden]"
 
 
-def test_of_two_values_the_longer_is_hidden_and_a_short_one_is_found_in_words() -> None:
+def test_longer_of_two_values_is_hidden_first() -> None:
     os.environ |= {"DB_PASSWORD": "in-env", "HUB_TOKEN": "in-env-and-more", "SHORT_KEY": "abc"}
     assert redact("longer: in-env-and-more.") == "longer: [hidden]."
     assert redact("password=in-env-and-others") == "password=[hidden]"
@@ -222,12 +222,12 @@ def test_of_two_values_the_longer_is_hidden_and_a_short_one_is_found_in_words() 
     assert redact("in /home/ada") == "in /home/ada"
 
 
-def test_lines_of_a_variable_are_hidden_each() -> None:
+def test_each_line_of_a_variable_is_hidden() -> None:
     os.environ["SSH_PRIVATE_KEY"] = "-----BEGIN-----\nbody-of-it\n"
     assert redact("it has body-of-it") == "it has [hidden]"
 
 
-def test_what_is_cut_ends_in_no_beginning_of_a_secret() -> None:
+def test_truncated_text_ends_in_no_part_of_a_secret() -> None:
     os.environ["HUB_TOKEN"] = CANARY
     text = f"{'-' * 90}{CANARY} and more"
     assert redact_clipped(text, 1000) == f"{'-' * 90}[hidden] and more"
@@ -237,7 +237,7 @@ def test_what_is_cut_ends_in_no_beginning_of_a_secret() -> None:
 
 
 @given(st.text())
-def test_what_was_redacted_stays_as_it_is(text: str) -> None:
+def test_redaction_is_idempotent(text: str) -> None:
     assert redact(redact(text)) == redact(text)
 
 

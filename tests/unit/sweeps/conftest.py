@@ -1,4 +1,4 @@
-"""What several tests here share."""
+"""Shared fixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's directory, made without running anything."""
+"""Make a sweep's directory without running anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where trials' checkpoints lie, by the spec alone."""
+"""The location of checkpoints follows from the spec alone."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LOCAL = parse_spec(TINY, "s.yaml")
 STORED = with_overrides(LOCAL, ["storage.checkpoints=s3://bucket/team/sweeps/"])
 
 
-def test_checkpoints_lie_in_the_trials_directory_unless_the_spec_says_otherwise():
+def test_checkpoints_default_to_the_trial_directory():
     assert address_of(PATHS, LOCAL, 7) is None
     assert trial_files(PATHS, LOCAL, 7).address("") == "/runs/small/trials/0007/checkpoints"
     probe_store(PATHS, LOCAL, new=True)  # asks nobody
 
 
-def test_names_below_the_prefix_are_those_below_the_root(monkeypatch):
+def test_object_names_follow_local_names(monkeypatch):
     monkeypatch.setenv("SWEEP_TRUSTED_STORES", "s3://bucket")
     below = "s3://bucket/team/sweeps/small/trials/0007/checkpoints"
     assert address_of(PATHS, STORED, 7) == below
@@ -46,7 +46,7 @@ def test_checkpoints_of_a_sweep_stay_where_they_are(before, after):
         check_kept(PATHS, before, after)
 
 
-def test_a_sweep_goes_on_in_the_directory_of_its_name(tmp_path):
+def test_sweep_resumes_in_the_directory_of_its_name(tmp_path):
     sweep = MadeSweep(tmp_path)
     shutil.copytree(sweep.paths.directory, tmp_path / "copy")
     view = SweepStatus(SweepPaths(tmp_path, "copy"))

@@ -1,5 +1,5 @@
-"""A sweep's directory that a stranger wrote: whatever lies in it, commands that look end in
-seconds, with a sentence where something is wrong, and touch nothing else.
+"""A sweep's directory of an attacker: inspecting commands end in seconds, name the fault, and
+touch nothing else.
 
 `HOSTILE_SWEEPS=10000 pytest tests/unit/sweeps/test_hostile_sweeps.py` tries as many mutations; one
 is tried again by its number, which its name says: `HOSTILE_FIRST=4711 HOSTILE_SWEEPS=1`.

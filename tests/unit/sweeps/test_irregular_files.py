@@ -1,8 +1,8 @@
-"""What is no regular file, or far too large, in the place of a file of a sweep: each command ends
-at once and says what is wrong, without a traceback.
+"""Irregular or huge files in a sweep's directory: each command ends quickly and names the file,
+without a traceback.
 
 What must not live here: regular files with other content (`test_damaged_sweeps`), and files that
-are gone (`test_lost_files`).
+are gone (`test_missing_files`).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _place(directory: Path, file: str, make: Callable[[Path], None]) -> Path:
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__[1:])
 @pytest.mark.parametrize("file", FILES)
-def test_each_command_ends_at_once_and_says_what_is_there(
+def test_each_command_ends_quickly_and_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, make: Callable[[Path], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -167,7 +167,7 @@ def test_each_command_ends_at_once_and_says_what_is_there(
 
 @pytest.mark.parametrize("make", KINDS[:-1], ids=lambda make: make.__name__[1:])
 @pytest.mark.parametrize("suffix", ["", "-wal", "-journal"])
-def test_an_outbox_that_is_no_file_is_set_aside(
+def test_irregular_outbox_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, make: Callable[[Path], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -184,7 +184,7 @@ def test_an_outbox_that_is_no_file_is_set_aside(
 
 
 @pytest.mark.parametrize("make", KINDS[:-1], ids=lambda make: make.__name__[1:])
-def test_nobody_writes_through_what_is_no_file(
+def test_irregular_files_are_not_written_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
     """A log, a curve and a lock are opened to be written; a link leads none of them elsewhere."""
@@ -203,7 +203,7 @@ def test_nobody_writes_through_what_is_no_file(
         assert elsewhere.read_text() == "somebody's own\n"
 
 
-def test_a_ledger_and_a_state_may_have_been_moved_to_another_disk(tmp_path: Path) -> None:
+def test_ledger_and_state_may_be_linked_to_another_disk(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     shutil.copytree(ASSET, root / "chaos")
     for file in ("ledger.db", f"{CHECKPOINT}/state.pt"):

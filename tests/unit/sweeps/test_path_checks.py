@@ -1,4 +1,4 @@
-"""What a user names to be written to is no other user's to change."""
+"""Files are written only where no other user can change them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def give_away(monkeypatch: pytest.MonkeyPatch) -> GiveAway:
     return give
 
 
-def test_an_export_goes_into_a_directory_of_ones_own(tmp_path: Path) -> None:
+def test_export_goes_into_the_users_own_directory(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for name in ("own", "new", "new/deeper"):
         check_private(tmp_path / name, "--export")
@@ -35,7 +35,9 @@ def test_an_export_goes_into_a_directory_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["theirs", "theirs/new", "theirs/new/deeper"])
-def test_not_into_one_of_another_user(tmp_path: Path, give_away: GiveAway, place: str) -> None:
+def test_export_into_another_users_directory_is_refused(
+    tmp_path: Path, give_away: GiveAway, place: str
+) -> None:
     (tmp_path / "theirs").mkdir()
     give_away(tmp_path / "theirs")
     with pytest.raises(
@@ -54,7 +56,7 @@ def test_not_into_one_of_another_user(tmp_path: Path, give_away: GiveAway, place
         (0o1777, "shared/new", True),
     ],
 )
-def test_where_everybody_may_write_a_new_directory_is_safe_if_nobody_else_may_replace_it(
+def test_new_directory_below_a_sticky_one_is_safe(
     tmp_path: Path, mode: int, place: str, is_safe: bool
 ) -> None:
     (tmp_path / "shared").mkdir()
@@ -67,7 +69,7 @@ def test_where_everybody_may_write_a_new_directory_is_safe_if_nobody_else_may_re
 
 
 @pytest.mark.parametrize(("mode", "is_safe"), [(0o700, True), (0o777, False), (0o1777, True)])
-def test_a_file_is_put_where_nobody_else_may_replace_it(
+def test_file_is_created_where_nobody_else_may_replace_it(
     tmp_path: Path, mode: int, is_safe: bool
 ) -> None:
     (tmp_path / "shared").mkdir()
@@ -79,7 +81,7 @@ def test_a_file_is_put_where_nobody_else_may_replace_it(
             check_file(tmp_path / "shared/report.html", "--output")
 
 
-def test_links_are_followed_if_they_are_ones_own(tmp_path: Path, give_away: GiveAway) -> None:
+def test_links_of_the_user_are_followed(tmp_path: Path, give_away: GiveAway) -> None:
     for name in ("target", "shared"):
         (tmp_path / name).mkdir()
     link = tmp_path / "shared/report.html"
@@ -90,7 +92,7 @@ def test_links_are_followed_if_they_are_ones_own(tmp_path: Path, give_away: Give
         check_file(link, "--output")
 
 
-def test_where_a_link_leads_is_looked_at_too(tmp_path: Path) -> None:
+def test_link_targets_are_checked_too(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "report.html").symlink_to(tmp_path / "open/report.html")

@@ -44,13 +44,13 @@ def test_the_store_is_the_file_that_its_address_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["50%", "a{b} #1", "100%_ü: x"])
-def test_an_address_holds_no_escape_that_it_can_do_without(name: str) -> None:
+def test_address_is_escaped_only_where_needed(name: str) -> None:
     file = Path("/r") / name / "mlflow.db"
     assert tracking_uri(file.parent) == f"sqlite:///{file}"
 
 
 @pytest.mark.parametrize("given", ["option", "variable"])
-def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_home_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, "~no-such-user/runs")
     with pytest.raises(
         UserError, match=r"^--root ~no-such-user/runs: .* no such user; write a path"
@@ -59,26 +59,26 @@ def test_a_home_that_nobody_has_is_refused(given: str, monkeypatch: pytest.Monke
     assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
 
 
-def test_a_root_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_root_that_is_not_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"runs\udcff.*not valid UTF-8.*choose another"):
         resolve_root(tmp_path / os.fsdecode(b"runs\xff"))
 
 
-def test_a_root_above_a_link_is_where_the_system_finds_it(tmp_path: Path) -> None:
+def test_root_above_a_link_is_resolved_by_the_system(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to("elsewhere/deep")
     assert resolve_root(tmp_path / "link" / ".." / "runs") == tmp_path / "elsewhere" / "runs"
     assert resolve_root(tmp_path / "link" / "runs") == tmp_path / "link" / "runs"
 
 
-def test_a_command_is_one_that_a_shell_takes(tmp_path: Path) -> None:
+def test_command_is_quoted_for_the_shell(tmp_path: Path) -> None:
     root = tmp_path / "my runs"
     told = SweepPaths(root, "x; touch y").command("resume", "-s", "trials=4")
     words = ["sweep", "resume", "x; touch y", "-s", "trials=4", "--root", str(root)]
     assert shlex.split(told) == words
 
 
-def test_the_root_is_left_out_where_it_is_the_one_that_the_command_takes(
+def test_default_root_is_omitted_from_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def test_the_root_is_left_out_where_it_is_the_one_that_the_command_takes(
     assert elsewhere.command("status") == "sweep status a"
 
 
-def test_a_directory_whose_name_no_sweep_has_is_none(tmp_path: Path) -> None:
+def test_directory_with_an_invalid_name_is_no_sweep(tmp_path: Path) -> None:
     for name in (".trash", "a", "mlartifacts", "odd\x07name"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "sweep.yaml").touch()

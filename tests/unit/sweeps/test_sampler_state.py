@@ -1,4 +1,4 @@
-"""The state of a sampler that is a pickle is not read from another user's files."""
+"""A pickled sampler state is not read from another user's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TWO = "{train.optimizer.lr: {uniform: [0.1, 1]}, train.clip.max_norm: {uniform: 
 
 @pytest.mark.parametrize("part", ["directory", "ledger"])
 @pytest.mark.parametrize("sampler", ["cmaes", "tpe"])
-def test_cmaes_is_not_resumed_from_the_ledger_of_another_user(
+def test_cmaes_is_not_resumed_from_another_users_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, sampler: str
 ) -> None:
     made = MadeSweep(tmp_path, space=TWO, more=f"search: {{sampler: {sampler}}}")

@@ -1,4 +1,4 @@
-"""The lock: one driver per sweep, a named holder, and no wait for a dead one."""
+"""The lock: one driver per sweep, its owner named, a dead owner's lock free immediately."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _holder_process(path: Path) -> subprocess.Popen[str]:
     return child
 
 
-def test_second_holder_is_refused_and_told_who_holds_it(path: Path) -> None:
+def test_second_holder_is_refused_and_first_named(path: Path) -> None:
     with _holder_process(path) as child:
         try:
             assert is_held(path)
@@ -74,7 +74,7 @@ while True:
 """
 
 
-def test_who_looks_at_a_lock_keeps_nobody_from_taking_it(path: Path) -> None:
+def test_reading_a_lock_does_not_block_its_owner(path: Path) -> None:
     path.parent.mkdir()
     path.touch()
     with subprocess.Popen(
@@ -91,7 +91,7 @@ def test_who_looks_at_a_lock_keeps_nobody_from_taking_it(path: Path) -> None:
             child.kill()
 
 
-def test_a_killed_holders_lock_is_free_and_its_token_is_known(path: Path) -> None:
+def test_lock_of_a_killed_holder_is_free(path: Path) -> None:
     with _holder_process(path) as child:
         token = json.loads(path.read_text())["token"]
         os.kill(child.pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_a_killed_holders_lock_is_free_and_its_token_is_known(path: Path) -> Non
     lock.release()
 
 
-def test_nobody_writes_any_more_in_a_process_that_leaves(path: Path) -> None:
+def test_exiting_process_writes_nothing_more(path: Path) -> None:
     lock, passed = SweepLock(path), threading.Event()
     lock.acquire()
     lock.check()
@@ -129,7 +129,7 @@ def test_release_leaves_no_holder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b'{"host": "\xff"}', b'{"a": 1}'])
-def test_a_damaged_lock_names_nobody_and_can_be_taken(path: Path, content: bytes) -> None:
+def test_damaged_lock_names_no_holder_and_can_be_taken(path: Path, content: bytes) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     assert read_holder(path) is None
@@ -145,7 +145,7 @@ def test_a_lock_that_never_was_is_not_held(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_holder_whose_file_was_taken_away_knows(path: Path, how: str) -> None:
+def test_holder_detects_a_replaced_lock_file(path: Path, how: str) -> None:
     lock = SweepLock(path)
     lock.acquire()
     lock.check()
@@ -163,7 +163,7 @@ def test_a_holder_whose_file_was_taken_away_knows(path: Path, how: str) -> None:
         other.release()
 
 
-def test_a_stopped_holder_keeps_its_lock_and_goes_on(path: Path) -> None:
+def test_stopped_holder_keeps_its_lock(path: Path) -> None:
     with _holder_process(path) as child:
         try:
             os.kill(child.pid, signal.SIGSTOP)
@@ -194,7 +194,7 @@ else:
 """
 
 
-def test_of_many_drivers_at_once_one_wins_and_the_others_name_it(path: Path) -> None:
+def test_one_of_many_drivers_wins_and_others_name_it(path: Path) -> None:
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", _RACE, str(path)],
@@ -233,7 +233,7 @@ def _may_rename_hosts() -> bool:
 
 
 @pytest.mark.skipif(not _may_rename_hosts(), reason="no namespaces for hostnames here")
-def test_a_driver_on_another_host_is_refused_and_named_until_it_is_dead(path: Path) -> None:
+def test_driver_on_another_host_is_named_until_dead(path: Path) -> None:
     with _on("gpu-1", _HOLD, path) as first, _on("gpu-2", _RACE, path) as second:
         try:
             assert first.stdout is not None
@@ -261,7 +261,7 @@ def test_a_driver_on_another_host_is_refused_and_named_until_it_is_dead(path: Pa
 @pytest.mark.parametrize(
     "token", ["", "0123", "../../home/ada", 7, None, "x" * 32], ids=lambda token: f"{token!r}"
 )
-def test_a_token_that_is_none_names_no_holder(path: Path, token: object) -> None:
+def test_invalid_token_names_no_holder(path: Path, token: object) -> None:
     """Processes end by it: an empty one would mean all that are this user's."""
     path.parent.mkdir()
     path.write_text(json.dumps({"host": "a", "pid": 1, "started": 0.0, "token": token}))
@@ -272,7 +272,7 @@ def test_a_token_that_is_none_names_no_holder(path: Path, token: object) -> None
     lock.release()
 
 
-def test_a_lock_that_another_user_wrote_names_nobody_whose_processes_end(
+def test_lock_written_by_another_user_ends_no_process(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.parent.mkdir()
@@ -332,7 +332,7 @@ def _locked_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> subproces
     return other
 
 
-def test_who_is_no_driver_and_locks_a_sweep_is_named(
+def test_non_driver_that_locks_a_sweep_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _locked_by_another(path, monkeypatch) as other:
@@ -352,9 +352,7 @@ def test_who_is_no_driver_and_locks_a_sweep_is_named(
         other.communicate()
 
 
-def test_who_may_not_open_a_lock_sees_that_it_is_held(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_lock_is_seen_as_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = SweepLock(path)
     lock.acquire()
 

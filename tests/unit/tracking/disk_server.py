@@ -1,4 +1,4 @@
-"""A tracking server on disk that keeps every point it is sent, twice where it is sent twice.
+"""A tracking server on disk that keeps every received point, duplicates included.
 
 Run as a program it is the child of the kill tests: a driver that records three trials and kills
 itself at the N-th passage of one place.

@@ -1,4 +1,4 @@
-"""Delivery against a server that refuses, commits and then fails, or commits late."""
+"""Delivery to a server that rejects, commits and then fails, or commits late."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def fail_once(place: str) -> Callable[[str], None]:
     ],
     ids=["refuses", "commits-then-raises", "commits-then-times-out", "anything"],
 )
-def test_a_flaky_server_gets_everything_once(
+def test_flaky_server_receives_everything_once(
     house: House, places: str, error: Callable[[], Exception], seed: int
 ) -> None:
     house.server.fault = fail_sometimes(seed, places, error)
@@ -117,9 +117,7 @@ def test_a_flaky_server_gets_everything_once(
     assert len(house.server.runs(SWEEP)) == 1
 
 
-def test_many_trials_are_told_after_one_wait_for_the_disk(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_trials_share_one_disk_sync(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     for trial in range(10):
         house.start(trial)
     house.deliver()
@@ -133,7 +131,7 @@ def test_many_trials_are_told_after_one_wait_for_the_disk(
     assert house.server.calls["log"] == before + 10
 
 
-def test_only_the_trial_that_failed_is_compared(house: House) -> None:
+def test_only_the_failed_trial_is_compared(house: House) -> None:
     for trial in range(10):
         house.start(trial)
     house.deliver()
@@ -150,7 +148,7 @@ def test_only_the_trial_that_failed_is_compared(house: House) -> None:
         assert found == sorted((key, step) for key in keys for step in range(1, 21))
 
 
-def test_a_run_carries_the_tags_by_which_it_is_found(house: House) -> None:
+def test_run_has_the_tags_by_which_it_is_found(house: House) -> None:
     house.start(7, tags={"own": "tag"})
     house.deliver()
     [(status, _, tags)] = house.server.runs(7)
@@ -171,7 +169,7 @@ def test_a_run_carries_the_tags_by_which_it_is_found(house: House) -> None:
     }
 
 
-def test_a_clean_delivery_reads_nothing_back(house: House) -> None:
+def test_clean_delivery_reads_nothing_back(house: House) -> None:
     house.start(0)
     house.log(0, 1, 100)
     house.deliver()
@@ -180,7 +178,7 @@ def test_a_clean_delivery_reads_nothing_back(house: House) -> None:
     assert house.server.calls == {"log": 2}
 
 
-def test_starting_again_reopens_and_tags_what_changed(house: House) -> None:
+def test_restart_reopens_the_run_and_updates_tags(house: House) -> None:
     house.start(0, lr="1", wd="2")
     house.outbox.append(0, "finish", {"status": "KILLED", "time": 9, "tags": {"reason": "signal"}})
     house.deliver()
@@ -194,9 +192,7 @@ def test_starting_again_reopens_and_tags_what_changed(house: House) -> None:
 
 
 @pytest.mark.parametrize("place", ["before set_tags", "after log_points", "after set_status"])
-def test_a_parameter_that_changes_is_a_curve_and_its_tag_goes_back_with_it(
-    house: House, place: str
-) -> None:
+def test_changed_parameter_becomes_a_curve_and_a_tag(house: House, place: str) -> None:
     house.start(0, lr="1", name="a")
     house.log(0, 1, 10)
     house.deliver()
@@ -218,7 +214,7 @@ def test_a_parameter_that_changes_is_a_curve_and_its_tag_goes_back_with_it(
     assert house.server.runs(0)[0][1] == {"lr": "1", "name": "a"}
 
 
-def test_a_record_that_is_refused_for_good_holds_up_nothing(house: House) -> None:
+def test_permanently_rejected_record_blocks_nothing(house: House) -> None:
     real = house.server.set_tags
 
     def picky(run_id: str, tags: dict[str, str]) -> None:
@@ -238,7 +234,7 @@ def test_a_record_that_is_refused_for_good_holds_up_nothing(house: House) -> Non
     assert (kind, reason) == ("tags", "the tag 'bad' is not allowed here")
 
 
-def test_only_the_refused_record_of_a_batch_is_set_aside(house: House) -> None:
+def test_only_the_rejected_record_of_a_batch_is_set_aside(house: House) -> None:
     real = house.server.log_points
 
     def picky(run_id: str, points: list[Any]) -> None:
@@ -253,7 +249,7 @@ def test_only_the_refused_record_of_a_batch_is_set_aside(house: House) -> None:
     assert {step for _, step, _ in house.server.points(0)} == {*range(1, 11), *range(21, 31)}
 
 
-def test_a_run_in_the_trash_is_restored(house: House) -> None:
+def test_deleted_run_is_restored(house: House) -> None:
     house.start(0)
     house.log(0, 1, 60)
     house.deliver()
@@ -264,7 +260,7 @@ def test_a_run_in_the_trash_is_restored(house: House) -> None:
     assert house.server.points(0) == house.module.expected(0)
 
 
-def test_runs_that_are_gone_are_recorded_anew_and_can_be_refilled(house: House) -> None:
+def test_lost_runs_are_recreated_and_can_be_backfilled(house: House) -> None:
     house.start(0)
     house.log(0, 1, 60)
     house.deliver()
@@ -280,7 +276,7 @@ def test_runs_that_are_gone_are_recorded_anew_and_can_be_refilled(house: House) 
     assert len(house.server.points(0)) == len(set(house.server.points(0)))
 
 
-def test_a_run_that_was_lost_while_its_trial_went_on_is_told_all_by_the_next_driver(
+def test_next_driver_backfills_a_run_lost_meanwhile(
     house: House,
 ) -> None:
     house.start(0, lr="1")
@@ -315,7 +311,7 @@ def test_a_run_that_was_lost_while_its_trial_went_on_is_told_all_by_the_next_dri
         assert (status, params) == ("FINISHED", {"lr": "1"})
 
 
-def test_what_waits_of_a_run_that_was_lost_and_is_told_again_arrives_once(house: House) -> None:
+def test_queued_records_of_a_lost_run_arrive_once(house: House) -> None:
     house.start(0)
     house.deliver()
     house.log(0, 1, house.module.STEPS)
@@ -327,7 +323,7 @@ def test_what_waits_of_a_run_that_was_lost_and_is_told_again_arrives_once(house:
     assert house.server.points(0) == house.module.expected(0)
 
 
-def test_an_empty_twin_of_a_late_create_is_deleted(house: House) -> None:
+def test_empty_duplicate_of_a_late_create_is_deleted(house: House) -> None:
     house.start(0, lr="1")
     house.deliver()
     house.server.create_run("7", 99, {"gradsweep.trial": "0"})
@@ -338,7 +334,7 @@ def test_an_empty_twin_of_a_late_create_is_deleted(house: House) -> None:
     assert house.server.runs(0)[0][1] == {"lr": "1"}
 
 
-def test_a_lost_outbox_goes_on_counting_infinite_values(house: House) -> None:
+def test_lost_outbox_continues_to_count_infinite_values(house: House) -> None:
     infinite = [PackedRow(step, step, {"loss": float("inf")}) for step in (1, 2)]
     house.outbox.append_rows(0, infinite)
     house.deliver()
@@ -356,7 +352,7 @@ def test_a_lost_outbox_goes_on_counting_infinite_values(house: House) -> None:
     ]
 
 
-def test_a_lost_outbox_whose_first_record_is_metrics_sends_nothing_twice(
+def test_lost_outbox_starting_with_metrics_sends_nothing_twice(
     house: House, tmp_path: Path
 ) -> None:
     house.start(0)
@@ -371,7 +367,7 @@ def test_a_lost_outbox_whose_first_record_is_metrics_sends_nothing_twice(
     assert sorted((key, step) for key, step, _ in house.server.points(0)) == sorted(wanted)
 
 
-def test_artifacts_arrive_under_their_path(house: House, tmp_path: Path) -> None:
+def test_artifacts_keep_their_paths(house: House, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"content")
     house.outbox.append_artifact(0, tmp_path / "x", "figures/loss.png")
     house.outbox.append_artifact(SWEEP, tmp_path / "x", "sweep.yaml")
@@ -382,7 +378,7 @@ def test_artifacts_arrive_under_their_path(house: House, tmp_path: Path) -> None
     ]
 
 
-def test_no_record_has_a_file_sent_that_is_no_copy(house: House, tmp_path: Path) -> None:
+def test_only_staged_copies_are_sent(house: House, tmp_path: Path) -> None:
     secret = tmp_path / "id_rsa"
     secret.write_text("secret")
     copy = house.outbox.directory / "artifacts" / ("0" * 32)
@@ -421,7 +417,7 @@ def stores_all_but(house: House, names: set[str]) -> Callable[[str, Path, str], 
     return upload
 
 
-def test_an_artifact_that_cannot_be_stored_holds_up_those_of_its_run_alone(house: House) -> None:
+def test_failing_artifact_blocks_only_those_of_its_run(house: House) -> None:
     fill_with_artifacts(house)
     unwanted = {"sweep.yaml", "1/b"}
     house.server.upload = stores_all_but(house, unwanted)
@@ -440,7 +436,7 @@ def test_an_artifact_that_cannot_be_stored_holds_up_those_of_its_run_alone(house
     assert stored.index("1/b") < stored.index("1/c")
 
 
-def test_why_an_artifact_waits_is_told_until_one_is_stored(house: House) -> None:
+def test_reason_of_a_waiting_artifact_is_shown_until_stored(house: House) -> None:
     fill_with_artifacts(house)
     unwanted = {"0/a"}
     house.server.upload = stores_all_but(house, unwanted)
@@ -457,7 +453,7 @@ def test_why_an_artifact_waits_is_told_until_one_is_stored(house: House) -> None
     assert read_outbox(house.directory / "outbox").blocked_artifacts is None
 
 
-def test_why_an_artifact_waited_is_not_told_of_others_once_it_is_refused(house: House) -> None:
+def test_reason_of_a_rejected_artifact_is_not_shown_for_others(house: House) -> None:
     fill_with_artifacts(house)
     house.server.upload = stores_all_but(house, {"0/a"})
     house.delivery.connect()
@@ -471,7 +467,7 @@ def test_why_an_artifact_waited_is_not_told_of_others_once_it_is_refused(house: 
     assert found.blocked_artifacts is None
 
 
-def test_a_server_that_goes_away_while_a_file_is_stored_is_told_as_that(house: House) -> None:
+def test_server_lost_during_an_upload_is_an_outage(house: House) -> None:
     fill_with_artifacts(house)
 
     def away(*_: object) -> None:

@@ -67,7 +67,7 @@ def test_marks_rise_and_never_fall() -> None:
 
 
 @given(st.lists(st.integers(1, 1500), max_size=8))
-def test_parts_hold_everything_in_order_and_at_most_a_thousand_points(sizes: list[int]) -> None:
+def test_batches_keep_order_and_hold_at_most_a_thousand_points(sizes: list[int]) -> None:
     packed = [
         PackedRow(step, 0, {f"k{i}": float(i) for i in range(n)}) for step, n in enumerate(sizes)
     ]
@@ -103,7 +103,7 @@ def test_text_that_a_store_does_not_take_is_escaped() -> None:
     assert clean_text("andr\udce9, a\0b") == r"andr\udce9, a\x00b"
 
 
-def test_pairs_are_split_by_number_and_by_bytes_as_sent() -> None:
+def test_pairs_are_split_by_count_and_encoded_bytes() -> None:
     assert [len(part) for part in split_pairs({str(i): "" for i in range(250)})] == [100, 100, 50]
     wide = {str(i): "é" * 6000 for i in range(100)}
     divided = list(split_pairs(wide))
@@ -121,7 +121,7 @@ def test_pairs_are_split_by_number_and_by_bytes_as_sent() -> None:
         )
     )
 )
-def test_packed_rows_are_the_same_points_again_bit_for_bit(rows: list[PackedRow]) -> None:
+def test_packed_rows_unpack_to_the_same_bits(rows: list[PackedRow]) -> None:
     expected = [
         Point(k, v, row.step, row.timestamp_ms) for row in rows for k, v in row.metrics.items()
     ]
@@ -136,7 +136,7 @@ def _sizes(request: Request) -> list[tuple[int, ...]]:
     return [tuple(map(len, part)) for part in request.split()]
 
 
-def test_what_a_run_is_told_fits_into_few_requests() -> None:
+def test_run_metadata_fits_into_few_requests() -> None:
     points = [Point("a", 1.0, step, 0) for step in range(900)]
     few = {str(i): "" for i in range(50)}
     assert list(Request(few, points, few).split()) == [Request(few, points, few)]
@@ -153,5 +153,5 @@ def test_what_a_run_is_told_fits_into_few_requests() -> None:
     assert _sizes(Request({}, many, {})) == [(0, 1000, 0), (0, 1, 0)]
 
 
-def test_nothing_to_tell_is_no_request() -> None:
+def test_empty_metadata_makes_no_request() -> None:
     assert list(Request({}, [], {}).split()) == []

@@ -55,7 +55,7 @@ def test_a_batch_holds_at_most_a_thousand_points(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_what_was_claimed_is_uncertain_for_the_next_process(tmp_path: Path) -> None:
+def test_claimed_records_are_uncertain_after_a_restart(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
     claimed = outbox.next_batch(0)
@@ -74,9 +74,7 @@ def test_what_was_claimed_is_uncertain_for_the_next_process(tmp_path: Path) -> N
     outbox.close()
 
 
-def test_many_trials_wait_for_the_disk_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_trials_share_one_disk_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outbox = Outbox(tmp_path)
     for trial in range(3):
         outbox.append(trial, "start", {"params": {}})
@@ -97,7 +95,7 @@ def test_many_trials_wait_for_the_disk_once(
     outbox.close()
 
 
-def test_nothing_is_sent_before_its_mark_is_on_the_disk(
+def test_high_water_marks_are_durable_before_sending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = Outbox(tmp_path)
@@ -123,7 +121,7 @@ def test_nothing_is_sent_before_its_mark_is_on_the_disk(
     outbox.close()
 
 
-def test_what_was_prepared_is_uncertain_after_a_correction_and_for_the_next_process(
+def test_prepared_records_are_uncertain_after_a_restart(
     tmp_path: Path,
 ) -> None:
     outbox = Outbox(tmp_path)
@@ -147,7 +145,7 @@ def test_what_was_prepared_is_uncertain_after_a_correction_and_for_the_next_proc
     outbox.close()
 
 
-def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
+def test_high_water_marks_outlive_process_and_records(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     assert outbox.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
     batch = outbox.next_batch(0)
@@ -160,7 +158,7 @@ def test_marks_outlive_the_process_and_the_records(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_adopting_a_run_raises_marks_and_doubts_what_is_queued(tmp_path: Path) -> None:
+def test_set_run_id_raises_marks_and_makes_queue_uncertain(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
     outbox.set_run_id(0, "r", HighWaterMarks({"a": 5}))
@@ -189,7 +187,7 @@ def test_another_process_reads_pending_and_run_ids(tmp_path: Path) -> None:
     assert pending(tmp_path) == 1
 
 
-def test_a_full_disk_changes_nothing_and_names_path_and_free_bytes(tmp_path: Path) -> None:
+def test_full_disk_names_path_and_free_bytes(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.append_rows(0, [row(1, a=1.0)])
     size = outbox._db.execute("PRAGMA page_count").fetchone()[0]
@@ -203,7 +201,7 @@ def test_a_full_disk_changes_nothing_and_names_path_and_free_bytes(tmp_path: Pat
     outbox.close()
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutboxError, match="file/outbox"):
         Outbox(tmp_path / "file" / "outbox")
@@ -212,7 +210,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"not a database" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
 )
-def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
+def test_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "outbox.db").write_bytes(content)
     before = read_outbox(tmp_path)
     assert (before.pending, before.damage is None) == (0, False)
@@ -232,7 +230,7 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, content: bytes) -> None:
         "CREATE TRIGGER more AFTER INSERT ON told BEGIN DELETE FROM runs; END",
     ],
 )
-def test_a_file_that_computes_is_moved_aside(tmp_path: Path, planted: str) -> None:
+def test_file_with_triggers_is_moved_aside(tmp_path: Path, planted: str) -> None:
     Outbox(tmp_path).close()
     db = sqlite3.connect(tmp_path / "outbox.db")
     db.executescript(planted)
@@ -245,7 +243,7 @@ def test_a_file_that_computes_is_moved_aside(tmp_path: Path, planted: str) -> No
     outbox.close()
 
 
-def test_no_copy_is_made_through_a_link_or_of_what_is_no_file(tmp_path: Path) -> None:
+def test_links_and_irregular_files_are_not_staged(tmp_path: Path) -> None:
     (tmp_path / "id_rsa").write_text("secret")
     (tmp_path / "loss.png").symlink_to(tmp_path / "id_rsa")
     os.mkfifo(tmp_path / "fifo")
@@ -258,7 +256,7 @@ def test_no_copy_is_made_through_a_link_or_of_what_is_no_file(tmp_path: Path) ->
     outbox.close()
 
 
-def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+def test_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     Outbox(tmp_path).close()
     db = sqlite3.connect(tmp_path / "outbox.db")
     db.execute("PRAGMA user_version = 99")
@@ -267,7 +265,7 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         Outbox(tmp_path)
 
 
-def test_artifacts_are_copied_at_once_and_removed_after_delivery(tmp_path: Path) -> None:
+def test_artifacts_are_staged_and_removed_after_delivery(tmp_path: Path) -> None:
     source = tmp_path / "loss.png"
     source.write_bytes(b"first")
     outbox = Outbox(tmp_path / "outbox")
@@ -283,7 +281,7 @@ def test_artifacts_are_copied_at_once_and_removed_after_delivery(tmp_path: Path)
     outbox.close()
 
 
-def test_copies_without_a_record_are_removed_on_opening(tmp_path: Path) -> None:
+def test_staged_files_without_a_record_are_removed(tmp_path: Path) -> None:
     source = tmp_path / "a.txt"
     source.write_text("kept")
     outbox = Outbox(tmp_path / "outbox")
@@ -296,7 +294,7 @@ def test_copies_without_a_record_are_removed_on_opening(tmp_path: Path) -> None:
     assert [p.read_text() for p in (tmp_path / "outbox").rglob("a.txt")] == ["kept"]
 
 
-def test_no_record_has_anything_removed_that_is_no_copy(tmp_path: Path) -> None:
+def test_only_staged_files_are_removed(tmp_path: Path) -> None:
     kept = tmp_path / "home" / "papers" / "thesis.tex"
     kept.parent.mkdir(parents=True)
     kept.touch()
@@ -318,7 +316,7 @@ def test_no_record_has_anything_removed_that_is_no_copy(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_no_link_leads_the_removal_of_copies_elsewhere(tmp_path: Path) -> None:
+def test_removal_of_staged_files_follows_no_link(tmp_path: Path) -> None:
     kept = tmp_path / "home" / ("0" * 32) / "thesis.tex"
     kept.parent.mkdir(parents=True)
     kept.touch()
@@ -334,7 +332,7 @@ def test_no_link_leads_the_removal_of_copies_elsewhere(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_opening_an_outbox_by_a_link_removes_nothing_where_it_leads(tmp_path: Path) -> None:
+def test_linked_outbox_removes_nothing_at_its_target(tmp_path: Path) -> None:
     kept = tmp_path / "sweep" / "trials" / "0000" / "artifacts" / "samples" / "1.png"
     kept.parent.mkdir(parents=True)
     kept.touch()
@@ -343,7 +341,7 @@ def test_opening_an_outbox_by_a_link_removes_nothing_where_it_leads(tmp_path: Pa
     assert kept.exists()
 
 
-def test_artifacts_hold_up_nothing_and_trials_take_turns(tmp_path: Path) -> None:
+def test_artifacts_delay_nothing_and_trials_alternate(tmp_path: Path) -> None:
     source = tmp_path / "x"
     source.touch()
     outbox = Outbox(tmp_path / "outbox")
@@ -368,7 +366,7 @@ def test_artifacts_hold_up_nothing_and_trials_take_turns(tmp_path: Path) -> None
     outbox.close()
 
 
-def test_missing_artifact_and_bad_names_queue_nothing(tmp_path: Path) -> None:
+def test_missing_artifact_and_invalid_names_queue_nothing(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox")
     with pytest.raises(FileNotFoundError):
         outbox.append_artifact(0, tmp_path / "absent", "a.txt")
@@ -380,7 +378,7 @@ def test_missing_artifact_and_bad_names_queue_nothing(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_one_drainer_at_a_time(tmp_path: Path) -> None:
+def test_one_delivery_process_at_a_time(tmp_path: Path) -> None:
     first, second = Outbox(tmp_path), Outbox(tmp_path)
     assert first.try_lock()
     assert not second.try_lock()
@@ -418,7 +416,7 @@ def test_files_follow_the_umask(tmp_path: Path) -> None:
     outbox.close()
 
 
-def test_nothing_can_be_appended_after_close(tmp_path: Path) -> None:
+def test_appending_after_close_is_an_error(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.close()
     outbox.close()
@@ -426,7 +424,7 @@ def test_nothing_can_be_appended_after_close(tmp_path: Path) -> None:
         outbox.append(0, "start", {})
 
 
-def test_who_queues_learns_what_who_delivers_finds_out(tmp_path: Path) -> None:
+def test_recorder_sees_what_the_delivery_finds(tmp_path: Path) -> None:
     queue, other = Outbox(tmp_path), Outbox(tmp_path, delivers=True)
     assert queue.append_rows(0, [row(1, a=1.0), row(2, a=1.0)]) == 2
     other.set_run_id(0, "r", HighWaterMarks({"a": 1, "b": 5}))
@@ -444,7 +442,7 @@ def test_who_queues_learns_what_who_delivers_finds_out(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_what_is_being_staged_is_no_orphan_to_who_delivers(tmp_path: Path) -> None:
+def test_file_being_staged_is_no_orphan(tmp_path: Path) -> None:
     staged = tmp_path / "artifacts" / "abc"
     staged.mkdir(parents=True)
     Outbox(tmp_path, delivers=True).close()
@@ -464,12 +462,12 @@ def test_what_is_being_staged_is_no_orphan_to_who_delivers(tmp_path: Path) -> No
         ("postgresql://ada@db/mlflow?password=x", "postgresql://db/mlflow"),
     ],
 )
-def test_a_store_is_told_from_others_without_password_or_place(uri: str, store: str) -> None:
+def test_store_identity_excludes_password_and_path(uri: str, store: str) -> None:
     assert store_identity(uri) == store
 
 
 @pytest.mark.parametrize(("store", "gone"), [("b", False), ("a", True)])
-def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, gone: bool) -> None:
+def test_state_of_another_store_is_dropped(tmp_path: Path, store: str, gone: bool) -> None:
     outbox = Outbox(tmp_path)
     outbox.set_target("a", gone=True)  # nobody was told anything
     outbox.append(0, "start", {"params": {}})
@@ -501,7 +499,7 @@ def test_what_another_store_was_told_is_forgotten(tmp_path: Path, store: str, go
     outbox.close()
 
 
-def test_of_one_trial_its_marks_alone_are_read(tmp_path: Path) -> None:
+def test_high_water_marks_are_read_per_trial(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     for trial in (0, 1):
         outbox.append_rows(trial, [row(1, a=1.0)])
@@ -512,7 +510,7 @@ def test_of_one_trial_its_marks_alone_are_read(tmp_path: Path) -> None:
     assert read_outbox(tmp_path).marks.keys() == {0, 1}
 
 
-def test_a_damaged_outbox_has_pictures_told_again(tmp_path: Path) -> None:
+def test_damaged_outbox_resends_figures(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     outbox.close()
     outbox._path.write_bytes(b"no database " * 1000)

@@ -1,4 +1,4 @@
-"""A driver is killed at a known place, again and again; nothing is lost and nothing doubled."""
+"""Kill a driver at known places repeatedly: nothing is lost and nothing doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder's thread makes no caller wait, raises into none, and stops in time."""
+"""The recorder's thread blocks no caller, raises into none, and stops in time."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def recorder_on(
     )
 
 
-def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
-    tmp_path: Path, server: Any
-) -> None:
+def test_run_ids_are_known_once_delivered_and_after_a_restart(tmp_path: Path, server: Any) -> None:
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
     recorder.start(0, {}, {})
     assert recorder.wait_ready(10)
@@ -68,7 +66,7 @@ def test_ids_are_known_once_delivered_and_at_once_in_the_next_process(
     assert recorder.close(0.1) == 1
 
 
-def test_tags_of_the_experiment_are_known_once_they_are_there(tmp_path: Path, server: Any) -> None:
+def test_experiment_tags_are_known_once_delivered(tmp_path: Path, server: Any) -> None:
     outbox, tags = tmp_path / "outbox", {"mlflow.sharedViewState.k": "{}"}
     offline = recorder_on(outbox, lambda: server, experiment_tags=tags, offline=True)
     offline.close(0)
@@ -79,7 +77,7 @@ def test_tags_of_the_experiment_are_known_once_they_are_there(tmp_path: Path, se
     assert read_outbox(outbox).experiment_tags == {"mlflow.sharedViewState.k"}
 
 
-def test_verbs_return_at_once_while_the_server_hangs(
+def test_recorder_calls_return_while_the_server_hangs(
     tmp_path: Path, server: Any, disk_server: ModuleType
 ) -> None:
     gate = threading.Event()
@@ -98,7 +96,7 @@ def test_verbs_return_at_once_while_the_server_hangs(
     assert not recorder._drain.is_alive
 
 
-def test_an_outage_is_told_once_and_survived(
+def test_outage_is_reported_once_and_survived(
     tmp_path: Path, server: Any, disk_server: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_down = threading.Event()
@@ -124,7 +122,7 @@ def test_an_outage_is_told_once_and_survived(
     assert texts[1] == "the tracking server answers again"
 
 
-def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
+def test_store_without_artifacts_is_reported_once_and_retried(
     tmp_path: Path, server: Any, disk_server: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_full = True
@@ -160,7 +158,7 @@ def test_a_store_that_takes_no_artifacts_is_told_once_and_tried_again(
     assert texts[1] == "artifacts are stored again"
 
 
-def test_an_outbox_that_cannot_be_read_for_a_moment_ends_no_delivery(
+def test_unreadable_outbox_does_not_end_the_delivery(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, times = Outbox.num_unacked_creates.fget, 0
@@ -202,7 +200,7 @@ class LateCreate:
 
 
 @pytest.mark.parametrize("when", ["later", "at its close", "by the next process"])
-def test_a_create_that_arrives_late_leaves_one_run(
+def test_late_create_leaves_one_run(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     create = LateCreate(server)
@@ -227,7 +225,7 @@ def test_a_create_that_arrives_late_leaves_one_run(
     recorder.close(10)
 
 
-def test_a_server_is_searched_again_only_for_a_create_without_an_answer(
+def test_server_is_searched_only_after_an_unanswered_create(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches = 0
@@ -254,7 +252,7 @@ def test_a_server_is_searched_again_only_for_a_create_without_an_answer(
     assert searches == 4
 
 
-def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
+def test_sync_delivers_the_rest_and_a_second_adds_nothing(
     tmp_path: Path, server: Any, disk_server: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> TrackingServer:
@@ -275,7 +273,7 @@ def test_sync_delivers_what_is_left_and_adds_nothing_the_second_time(
         assert server.runs(0)[0][0] == "FINISHED"
 
 
-def test_a_run_says_what_its_trial_was_started_with_whoever_delivers_it(
+def test_run_names_the_command_of_its_trial(
     tmp_path: Path, server: Any, disk_server: ModuleType
 ) -> None:
     outbox, commands = tmp_path / "outbox", ["at first", "later"]
@@ -292,7 +290,7 @@ def test_a_run_says_what_its_trial_was_started_with_whoever_delivers_it(
         assert "gradsweep.host" not in tags
 
 
-def test_a_run_that_was_made_of_its_curve_is_told_later_who_started_its_trial(
+def test_run_rebuilt_from_its_curve_later_names_its_command(
     tmp_path: Path, server: Any, disk_server: ModuleType
 ) -> None:
     """As a new store's are, of trials that wait for their turn."""
@@ -306,12 +304,12 @@ def test_a_run_that_was_made_of_its_curve_is_told_later_who_started_its_trial(
     assert told["gradsweep.command"] == "sweep resume"
 
 
-def test_sync_of_nothing_creates_nothing(tmp_path: Path) -> None:
+def test_sync_without_records_creates_nothing(tmp_path: Path) -> None:
     assert sync("http://nowhere.invalid", None, "x", "s1", tmp_path / "outbox", patience=10) == 0
     assert not (tmp_path / "outbox").exists()
 
 
-def test_it_waits_for_another_process_that_delivers(tmp_path: Path, server: Any) -> None:
+def test_sync_waits_for_another_delivery_process(tmp_path: Path, server: Any) -> None:
     other = Outbox(tmp_path / "outbox")
     assert other.try_lock()
     recorder = recorder_on(tmp_path / "outbox", lambda: server)
@@ -340,7 +338,7 @@ def test_secrets_are_hidden_before_they_are_written(tmp_path: Path, server: Any)
     assert b"canary" not in b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
 
 
-def test_what_is_queued_is_text_that_every_store_takes(tmp_path: Path, server: Any) -> None:
+def test_queued_text_is_valid_for_every_store(tmp_path: Path, server: Any) -> None:
     odd, escaped = "a\udce9\0", r"a\udce9\x00"
     recorder = recorder_on(tmp_path / "outbox", lambda: server, name=odd)
     recorder.start(0, {"task.note": odd}, {"start": odd})
@@ -353,12 +351,12 @@ def test_what_is_queued_is_text_that_every_store_takes(tmp_path: Path, server: A
     assert server.runs(SWEEP)[0][2]["mlflow.runName"] == escaped
 
 
-def test_a_sweep_id_that_cannot_be_searched_for_is_refused(tmp_path: Path) -> None:
+def test_sweep_id_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sweep_id is \"a' or 'b\"; it must be"):
         OutboxRecorder("unused", None, "x", "a' or 'b", tmp_path, {}, {})
 
 
-def test_a_damaged_outbox_is_told(
+def test_damaged_outbox_is_reported(
     tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "outbox").mkdir()
@@ -368,7 +366,7 @@ def test_a_damaged_outbox_is_told(
     assert "outbox.db.damaged-" in caplog.text
 
 
-def test_the_waits_double_up_to_half_a_minute(
+def test_retry_waits_double_up_to_half_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.5)
@@ -392,7 +390,7 @@ def test_the_waits_double_up_to_half_a_minute(
     assert waits[:9] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_silent_server_is_known_and_asked_more_often_while_somebody_waits(
+def test_unresponsive_server_is_polled_faster_while_waited_for(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery_loop, "_MAX_DELAY_SECONDS", 3600.0)

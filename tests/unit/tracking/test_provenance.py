@@ -9,7 +9,7 @@ import pytest
 from tracking.provenance import provenance
 
 
-def test_the_command_line_is_told_without_secrets(tmp_path: Path) -> None:
+def test_command_line_is_recorded_without_secrets(tmp_path: Path) -> None:
     command = [
         "/usr/bin/sweep",
         "run",
@@ -26,7 +26,7 @@ def test_the_command_line_is_told_without_secrets(tmp_path: Path) -> None:
     assert tags["mlflow.source.name"] == "sweep"
 
 
-def test_versions_and_machine_are_told(tmp_path: Path) -> None:
+def test_versions_and_machine_are_recorded(tmp_path: Path) -> None:
     tags = provenance(tmp_path, ["sweep"])
     assert {
         "gradsweep.version.python",
@@ -37,16 +37,14 @@ def test_versions_and_machine_are_told(tmp_path: Path) -> None:
     assert all(isinstance(value, str) for value in tags.values())
 
 
-def test_what_is_told_is_text_whatever_users_and_files_are_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_provenance_is_always_valid_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", os.fsdecode(b"andr\xe9"))
     tags = provenance(tmp_path, ["sweep", "run", os.fsdecode(b"t\xe9st.yaml")])
     assert tags["mlflow.user"] == r"andr\udce9"
     assert tags["gradsweep.command"] == r"sweep run 't\udce9st.yaml'"
 
 
-def test_git_state_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_state_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NAME": "A", "EMAIL": "a@b.invalid"}.items():
         monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
         monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
@@ -70,6 +68,6 @@ def test_git_state_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert provenance(tmp_path, ["sweep"])["gradsweep.git.dirty"] == "true"
 
 
-def test_a_machine_without_git_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_git_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "mlflow.source.git.commit" not in provenance(tmp_path, ["sweep"])

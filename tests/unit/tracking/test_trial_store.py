@@ -1,4 +1,4 @@
-"""The plain MLflow API inside a trial hands on what it is given, and refuses the rest."""
+"""The plain MLflow API inside a trial: logging is forwarded, and everything else refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ print(taker.got)
 
 
 @pytest.mark.timeout(120)
-def test_what_is_logged_is_handed_on_and_what_is_asked_is_refused(tmp_path):
+def test_logging_calls_are_forwarded_and_queries_refused(tmp_path):
     """Relies on `mlflow.tracking._tracking_service.utils._register`."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""To which stores credentials go, and whose word counts."""
+"""Which stores get credentials, and who grants that trust."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "postgresql+psycopg2://ada@/sweeps?host=127.0.0.1:1&host=/run/postgresql:5432",
     ],
 )
-def test_what_is_on_this_machine_needs_no_trust(uri: str) -> None:
+def test_local_stores_need_no_trust(uri: str) -> None:
     assert is_local(uri)
     check_trusted(uri)
 
@@ -89,19 +89,19 @@ def test_what_is_on_this_machine_needs_no_trust(uri: str) -> None:
         "s3://bucket/sweeps",
     ],
 )
-def test_no_address_passes_for_this_machine(uri: str) -> None:
+def test_no_remote_address_passes_as_local(uri: str) -> None:
     assert not is_local(uri)
     with pytest.raises(StoreUntrusted, match=r"nothing was connected to; "):
         check_trusted(uri)
 
 
 @pytest.mark.parametrize("uri", ["databricks", "databricks-uc", "uc"])
-def test_a_service_is_no_file(uri: str) -> None:
+def test_pg_service_is_no_file(uri: str) -> None:
     assert not is_file(uri)
     assert not is_local(uri)
 
 
-def test_trust_is_in_host_port_and_options_not_in_path_or_user() -> None:
+def test_trust_covers_host_port_and_options() -> None:
     add_trusted("postgresql+psycopg2://ada@DB.example/sweeps")
     check_trusted("postgresql://eve@db.example:5432/others")
     for other in ("db.example:5433/x", "db.example/x?sslmode=disable", "db.example.evil/x"):
@@ -115,7 +115,7 @@ def test_trust_is_in_host_port_and_options_not_in_path_or_user() -> None:
         check_trusted(DB)
 
 
-def test_the_environment_is_the_users_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_grants_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ada:x@mlflow.example")
     check_trusted("https://mlflow.example/")
     monkeypatch.setenv("SWEEP_TRUSTED_STORES", f"http://mlflow:5000 {DB}")
@@ -128,7 +128,7 @@ def test_the_environment_is_the_users_word(monkeypatch: pytest.MonkeyPatch) -> N
     check_trusted("postgresql:///sweeps")
 
 
-def test_a_password_goes_over_http_only_where_that_was_allowed(
+def test_password_goes_over_http_only_if_allowed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     uri = "http://mlflow.example:5000"
@@ -157,7 +157,7 @@ def test_a_password_goes_over_http_only_where_that_was_allowed(
     assert trusted() == [f"{uri} unencrypted"]
 
 
-def test_the_file_is_this_users_alone(tmp_path: Path) -> None:
+def test_trust_file_is_private(tmp_path: Path) -> None:
     add_trusted(DB)
     path = trust_file()
     assert path == tmp_path / "config/gradsweep/trusted-stores"
@@ -179,7 +179,7 @@ def test_the_file_is_this_users_alone(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 @pytest.mark.parametrize("of", ["file", "directory"])
-def test_the_file_of_another_user_trusts_nobody(of: str) -> None:
+def test_trust_file_of_another_user_is_ignored(of: str) -> None:
     add_trusted(DB)
     path = trust_file()
     os.chown(path if of == "file" else path.parent, 54321, 54321)
@@ -187,7 +187,7 @@ def test_the_file_of_another_user_trusts_nobody(of: str) -> None:
         check_trusted(DB)
 
 
-def test_who_has_no_home_trusts_nothing_in_the_present_directory(
+def test_user_without_home_trusts_no_file_in_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -205,13 +205,13 @@ def test_who_has_no_home_trusts_nothing_in_the_present_directory(
             add_trusted("https://other.example")
 
 
-def test_a_file_that_cannot_be_written_names_the_variable(tmp_path: Path) -> None:
+def test_unwritable_trust_file_names_the_variable(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("in the way")
     with pytest.raises(TrustFileRefused, match=r"SWEEP_TRUSTED_STORES=postgresql://db.example"):
         add_trusted(DB)
 
 
-def test_postgresql_beyond_this_machine_is_encrypted_and_gets_no_password_in_clear(
+def test_remote_postgresql_needs_tls_and_no_clear_password(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def options(uri: str) -> dict[str, list[str]]:
@@ -234,13 +234,13 @@ def test_postgresql_beyond_this_machine_is_encrypted_and_gets_no_password_in_cle
     assert secured("sqlite:///x.db") == "sqlite:///x.db"
 
 
-def test_the_driver_takes_what_is_added() -> None:
+def test_postgresql_driver_accepts_the_added_options() -> None:
     psycopg2 = pytest.importorskip("psycopg2")
     with pytest.raises(psycopg2.OperationalError, match="Connection refused"):
         psycopg2.connect(secured("postgresql://u@127.0.0.1:1/x"))
 
 
-def test_a_servers_word_on_its_artifacts_counts_a_files_does_not() -> None:
+def test_artifact_root_is_taken_from_servers_only() -> None:
     check_artifacts("https://mlflow.example", "s3://bucket/artifacts")
     check_artifacts("sqlite:///x.db", "file:///tmp/artifacts")
     check_artifacts("sqlite:///x.db", "mlflow-artifacts:/1/x")
@@ -249,18 +249,18 @@ def test_a_servers_word_on_its_artifacts_counts_a_files_does_not() -> None:
             check_artifacts("sqlite:///x.db", place)
 
 
-def test_an_address_adds_no_line_to_the_file() -> None:
+def test_address_adds_no_line_to_the_file() -> None:
     for uri in ("https://a.example/\nhttps://evil.example", "https://a.example https://b.example"):
         add_trusted(uri)
     assert trusted() == []
 
 
-def test_a_message_drives_no_terminal() -> None:
+def test_message_contains_no_control_characters() -> None:
     with pytest.raises(StoreUntrusted) as caught:
         check_trusted("https://evil\x1b[2J.example")
     assert "\x1b" not in str(caught.value)
 
 
-def test_an_address_stands_for_itself_where_programs_may_read_it_differently() -> None:
+def test_ambiguous_address_is_trusted_only_literally() -> None:
     assert origin_of("https://a.example/x") == "https://a.example:443"
     assert origin_of("https://a.example#@b.example/x") == "https://a.example#@b.example/x"

@@ -1,4 +1,4 @@
-"""Small tasks and configurations that the tests of one training run share."""
+"""Small tasks and configurations for tests of one run."""
 
 from __future__ import annotations
 

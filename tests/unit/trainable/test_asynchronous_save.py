@@ -1,4 +1,4 @@
-"""Saving beside the training: what is saved, who waits for whom, and where errors come out."""
+"""Asynchronous saving: what is saved, what waits, and where errors are raised."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def _store(directory, files, every="1 step", **options):
     return CheckpointStore(directory, config, metric="val/loss", files=files, **options)
 
 
-def _offer(store, step, state=dict, **options):
+def _maybe_save(store, step, state=dict, **options):
     return store.maybe_save(state, step=step, epoch=0, **options)
 
 
 @pytest.mark.seeds("S16 asynchronous")
-def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opened, configure, toy):
+def test_training_continues_while_the_state_is_written(tmp_path, opened, configure, toy):
     """Every step after the second changes the parameters while its state is not yet on disk."""
     states, pointers = {}, []
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         if step <= 4:
             states[step] = snapshot(trainer.state.state_dict())
@@ -107,7 +107,7 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
         return step == 4
 
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, toy(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, toy(samples=96), should_stop=should_stop)
     files = Gated.of(tmp_path)
     _put_under(trainer, files)
     list(trainer.events())
@@ -122,9 +122,7 @@ def test_training_goes_on_while_the_state_of_its_step_is_written(tmp_path, opene
 
 
 @pytest.mark.seeds("S16 asynchronous")
-def test_next_step_waits_for_the_copy_of_the_moments(
-    tmp_path, opened, configure, toy, monkeypatch
-):
+def test_next_step_waits_for_the_copy_of_moments(tmp_path, opened, configure, toy, monkeypatch):
     """They are copied beside the next forward and backward pass, and no later than these."""
     begun, copied, seen = threading.Event(), threading.Event(), []
     finish = Snapshots.finish
@@ -144,7 +142,7 @@ def test_next_step_waits_for_the_copy_of_the_moments(
 
     states = {}
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         states[step] = snapshot(trainer.state.state_dict())
         if step == 3:
@@ -153,7 +151,7 @@ def test_next_step_waits_for_the_copy_of_the_moments(
 
     monkeypatch.setattr(Snapshots, "finish", finish_late)
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Watched(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, Watched(samples=96), should_stop=should_stop)
     list(trainer.events())
     assert seen == [False, True]
     store = CheckpointStore(tmp_path)
@@ -165,7 +163,7 @@ def test_next_step_waits_for_the_copy_of_the_moments(
 
 
 @pytest.mark.parametrize("undone", [True, False])
-def test_parameters_are_copied_before_the_next_pass_can_write_to_them(
+def test_parameters_are_copied_before_the_next_forward(
     undone, tmp_path, opened, configure, toy, monkeypatch
 ):
     """As adversarial training does: perturb an embedding past autograd, use it, put it back."""
@@ -195,14 +193,14 @@ def test_parameters_are_copied_before_the_next_pass_can_write_to_them(
 
     states = {}
 
-    def interrupted():
+    def should_stop():
         step = trainer.state.progress.step
         states[step] = snapshot(trainer.state.state_dict())
         return step == 3
 
     monkeypatch.setattr(Snapshots, "finish", finish_late)
     config = configure(every="2 steps", optimizer={"lr": 0.1})
-    trainer = opened(config, tmp_path, Adversarial(samples=96), interrupted=interrupted)
+    trainer = opened(config, tmp_path, Adversarial(samples=96), should_stop=should_stop)
     list(trainer.events())
     store = CheckpointStore(tmp_path)
     for generation in store.generations():
@@ -215,7 +213,7 @@ def test_parameters_are_copied_before_the_next_pass_can_write_to_them(
 def test_pointer_names_only_what_is_committed(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    assert _offer(store, 1)
+    assert _maybe_save(store, 1)
     assert files.reached.wait(30)
     assert store.pointer is None
     assert store.newest() is None
@@ -225,11 +223,13 @@ def test_pointer_names_only_what_is_committed(tmp_path):
     assert store.pointer.step == 1
 
 
-def test_only_one_is_written_at_a_time_and_the_next_one_waits(tmp_path):
+def test_one_write_at_a_time_and_the_next_waits(tmp_path):
     files = Gated.of(tmp_path)
     store = _store(tmp_path, files)
-    _offer(store, 1)
-    second = threading.Thread(target=_offer, args=(store, 2, lambda: order.append("copied") or {}))
+    _maybe_save(store, 1)
+    second = threading.Thread(
+        target=_maybe_save, args=(store, 2, lambda: order.append("copied") or {})
+    )
     order = []
     assert files.reached.wait(30)
     second.start()
@@ -241,24 +241,24 @@ def test_only_one_is_written_at_a_time_and_the_next_one_waits(tmp_path):
     assert sorted(order) == ["copied", "opened"]
 
 
-def test_interval_in_seconds_never_holds_up_the_training(tmp_path):
+def test_interval_in_seconds_never_blocks_training(tmp_path):
     now, files = [0.0], Gated.of(tmp_path)
     store = _store(tmp_path, files, every="1 second", clock=lambda: now[0])
     saves = []
     for step in range(1, 5):
         now[0] += 1.0
-        saves.append(_offer(store, step))
+        saves.append(_maybe_save(store, step))
     assert saves == [True, False, False, False]
     files.gate.set()
-    assert _offer(store, 5, new_best=True)  # a best is never left out; it waits
+    assert _maybe_save(store, 5, new_best=True)  # a best is never left out; it waits
     store.wait()
     assert [g.step for g in store.generations()] == [1, 5]
 
 
 def test_end_waits_for_its_commit(tmp_path):
     store = _store(tmp_path, None)
-    _offer(store, 1)
-    _offer(store, 2, final=True)
+    _maybe_save(store, 1)
+    _maybe_save(store, 2, final=True)
     assert store.pointer == store.newest().pointer
     assert store.pointer.step == 2
 
@@ -274,23 +274,21 @@ def test_last_report_names_the_last_generation(tmp_path, opened, configure, toy)
 @pytest.mark.parametrize("meet", ["wait", "maybe_save"])
 def test_error_comes_out_once_and_leaves_the_rest(tmp_path, meet):
     store = _store(tmp_path, Full.of(tmp_path))
-    _offer(store, 1)
-    _offer(store, 2)
+    _maybe_save(store, 1)
+    _maybe_save(store, 2)
     with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
-        store.wait() if meet == "wait" else _offer(store, 3)
+        store.wait() if meet == "wait" else _maybe_save(store, 3)
     store.wait()
     assert CheckpointStore(tmp_path).newest().step == store.pointer.step == 1
 
 
 @pytest.mark.parametrize("layer", ["directory", "bucket"])
-def test_storage_that_fills_up_in_the_middle_of_a_tensor_is_named_and_keeps_nothing_of_it(
-    tmp_path, layer
-):
+def test_full_disk_during_a_tensor_keeps_no_partial_state(tmp_path, layer):
     bucket = NarrowBucket(MemoryFileSystem(), tmp_path)
     files = NarrowDirectory.of(tmp_path) if layer == "directory" else bucket
     store = _store(tmp_path, files)
-    _offer(store, 1)
-    _offer(store, 2, lambda: {"weights": torch.ones(2**19)})
+    _maybe_save(store, 1)
+    _maybe_save(store, 2, lambda: {"weights": torch.ones(2**19)})
     with pytest.raises(StorageError, match=r"step 2 \(2097152 bytes\) .*No space left"):
         store.wait()
     assert store.pointer.step == store.newest().step == 1
@@ -309,7 +307,7 @@ def test_error_ends_the_run(tmp_path, opened, configure, toy):
     assert CheckpointStore(tmp_path).newest().epoch == 1
 
 
-def test_error_met_by_close_does_not_keep_the_curve_open(tmp_path, opened, configure, toy):
+def test_error_in_close_still_closes_the_curve(tmp_path, opened, configure, toy):
     trainer = opened(configure(epochs=3), tmp_path, toy())
     full = Full.of(tmp_path)
     full.step = 0
@@ -320,12 +318,12 @@ def test_error_met_by_close_does_not_keep_the_curve_open(tmp_path, opened, confi
     assert trainer._history._file.closed
 
 
-def test_what_cannot_be_saved_is_an_error_too(tmp_path):
+def test_unserializable_state_is_an_error(tmp_path):
     store = _store(tmp_path, None)
     with pytest.raises(
         CheckpointError, match=r"step 1 failed .*earlier checkpoints are untouched"
     ):
-        _offer(store, 1, lambda: {"x": _Unpicklable()}, final=True)
+        _maybe_save(store, 1, lambda: {"x": _Unpicklable()}, final=True)
 
 
 class _Unpicklable:
@@ -336,7 +334,7 @@ class _Unpicklable:
         raise TypeError("not this one")
 
 
-def test_rows_are_durable_before_the_generation_is_in_place(tmp_path):
+def test_rows_are_durable_before_the_checkpoint(tmp_path):
     order = []
 
     class Noting(LocalFiles):
@@ -345,11 +343,11 @@ def test_rows_are_durable_before_the_generation_is_in_place(tmp_path):
             super().commit(name, write)
 
     store = _store(tmp_path, Noting.of(tmp_path))
-    _offer(store, 1, before_commit=lambda: order.append("rows"), final=True)
+    _maybe_save(store, 1, before_commit=lambda: order.append("rows"), final=True)
     assert order == ["rows", "commit"]
 
 
-def test_snapshot_shares_nothing_but_what_the_state_shares():
+def test_snapshot_shares_memory_only_as_the_state_does():
     tied = nn.Linear(3, 3)
     model = nn.Sequential(tied, nn.BatchNorm1d(3))
     model.add_module("head", nn.Linear(3, 3))
@@ -375,7 +373,7 @@ def test_snapshot_shares_nothing_but_what_the_state_shares():
     assert weights["0.weight"].data_ptr() == weights["head.weight"].data_ptr()
 
 
-def test_steady_tensors_are_copied_when_it_is_finished():
+def test_async_copied_tensors_are_copied_at_the_end():
     snapshots, shared = Snapshots(), torch.ones(2)
     for value in (1.0, 2.0):  # into new memory, then into the same again
         state = {
@@ -400,7 +398,7 @@ def test_copy_that_fails_is_an_error_of_the_save(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Snapshots, "finish", finish)
     store = _store(tmp_path, LocalFiles.of(tmp_path))
-    assert _offer(store, 1, steady=["moments"])
+    assert _maybe_save(store, 1, async_copy_keys=["moments"])
     store.wait_for_copy()
     with pytest.raises(CheckpointError, match=r"step 1 failed \(MemoryError: no more\)"):
         store.wait()
@@ -411,7 +409,7 @@ def _addresses(tensors):
     return {tensor.data_ptr() for tensor in tensors if tensor.layout is torch.strided}
 
 
-def test_next_snapshot_takes_the_memory_of_the_one_before_it():
+def test_next_snapshot_reuses_memory():
     """Whatever became of the state meanwhile: other values, shapes, kinds of memory."""
     snapshots = Snapshots()
     states = [

@@ -126,14 +126,14 @@ def test_every_tensor_moves_and_the_type_stays(batch, look):
     assert META not in {tensor.device for tensor in look(batch)}  # the user's own stays
 
 
-def test_what_a_container_carries_beside_its_items_moves_too():
+def test_attributes_of_a_container_move_too():
     rows = Rows([_t()])
     rows.mask = _t()
 
     assert move(rows, META).mask.device == META
 
 
-def test_an_object_that_holds_tensors_out_of_reach_is_refused():
+def test_object_that_hides_tensors_is_refused():
     class Holder:
         def __init__(self):
             self.inner = {"deep": [_t()]}
@@ -142,7 +142,7 @@ def test_an_object_that_holds_tensors_out_of_reach_is_refused():
         move({"graph": Holder()}, META)
 
 
-def test_a_method_that_returns_nothing_is_refused():
+def test_to_method_that_returns_nothing_is_refused():
     class Forgetful:
         def to(self, device):
             del device
@@ -178,7 +178,7 @@ def test_a_batch_that_holds_itself_is_moved():
     assert move(looped, META)[0].device == META
 
 
-def test_pinning_keeps_types_and_calls_what_can_pin_itself(monkeypatch):
+def test_pinning_keeps_types_and_calls_pin_memory(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
 
     class Own:

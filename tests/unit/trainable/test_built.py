@@ -1,4 +1,4 @@
-"""What a task builds is compared with what the run was begun with."""
+"""What a task builds is compared with what the run started with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.rules import BUILT
-from trainable.seeding import HostRandomness
+from trainable.seeding import HostRngState
 from trainable.task import Data, Task
 
 
@@ -63,7 +63,7 @@ class Differing(Task):
 
 
 def _train(
-    directory: Path, task: Task, until: int | None = None, num_workers: int = 0
+    directory: Path, task: Task, pause: int | None = None, num_workers: int = 0
 ) -> list[float]:
     config = TrialConfig.model_validate(
         {
@@ -74,7 +74,7 @@ def _train(
             "train": {"batch_size": 8, "loader": {"num_workers": num_workers}},
         }
     )
-    with open_trainer(config, directory, device="cpu", task=task, until=until) as trainer:
+    with open_trainer(config, directory, device="cpu", task=task, until=pause) as trainer:
         return [report.metrics["val/loss"] for report in trainer.events()]
 
 
@@ -88,36 +88,36 @@ def _train(
     ],
     ids=["order", "length", "weights", "structure"],
 )
-def test_a_run_is_not_resumed_with_what_it_was_not_begun_with(
+def test_resume_with_a_changed_build_is_refused(
     tmp_path: Path, other: Differing, named: str
 ) -> None:
-    _train(tmp_path, Differing(), until=1)
+    _train(tmp_path, Differing(), pause=1)
     with pytest.raises(ConfigError, match=f"^task: builds something else .*{named}"):
         _train(tmp_path, other)
     assert len(_train(tmp_path, Differing())) == 1  # nothing was lost
 
 
-def test_before_the_first_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
+def test_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
     (tmp_path / BUILT).write_text(json.dumps({"model: its modules": "another"}))
     assert len(_train(tmp_path, Differing(order=1))) == 2
     assert "train[0]" in json.loads((tmp_path / BUILT).read_text())
 
 
-def test_a_run_that_did_not_say_is_noted_from_now_on(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), until=1)
+def test_run_without_a_summary_gets_one(tmp_path: Path) -> None:
+    _train(tmp_path, Differing(), pause=1)
     (tmp_path / BUILT).unlink()
     _train(tmp_path, Differing(order=1))
     assert (tmp_path / BUILT).exists()
 
 
-def test_a_resumed_run_is_the_one_that_was_not_interrupted(tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = _train(tmp_path / "whole", Differing())
-    first = _train(tmp_path / "cut", Differing(), until=1)
+    first = _train(tmp_path / "cut", Differing(), pause=1)
     assert [*first, *_train(tmp_path / "cut", Differing())] == whole
 
 
-def test_items_that_loader_processes_fetch_are_compared(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), until=1, num_workers=2)
+def test_items_fetched_by_loader_workers_are_compared(tmp_path: Path) -> None:
+    _train(tmp_path, Differing(), pause=1, num_workers=2)
     with pytest.raises(ConfigError, match=r"builds something else .*train\[0\]"):
         _train(tmp_path, Differing(order=1), num_workers=2)
     assert len(_train(tmp_path, Differing(), num_workers=2)) == 1
@@ -126,11 +126,11 @@ def test_items_that_loader_processes_fetch_are_compared(tmp_path: Path) -> None:
 def test_a_summary_leaves_the_generators_as_they_are() -> None:
     task = Differing()
     model, data = task.build_model(), task.build_data()
-    before = HostRandomness()
+    before = HostRngState()
     assert summarise(Task(), model, data, arguments={}, apart=False) == summarise(
         Task(), model, data, arguments={}, apart=False
     )
-    assert not before.moved()
+    assert not before.has_changed()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_any_item_can_be_summarised(change: Callable[[], object]) -> None:
     )
 
 
-def test_where_loader_processes_fetch_items_nothing_is_opened_before_them() -> None:
+def test_dataset_is_not_opened_before_loader_workers() -> None:
     fetched = []
 
     class Opening(Samples):
@@ -176,7 +176,7 @@ def test_where_loader_processes_fetch_items_nothing_is_opened_before_them() -> N
     assert fetched
 
 
-def test_an_item_that_ends_the_process_is_said() -> None:
+def test_item_that_kills_the_process_is_reported() -> None:
     class Deadly(Samples):
         def __getitem__(self, _: int) -> Any:
             os._exit(9)
@@ -186,8 +186,8 @@ def test_an_item_that_ends_the_process_is_said() -> None:
         summarise(Task(), nn.Linear(1, 1), data, arguments={}, apart=True)
 
 
-def test_a_run_that_did_not_look_at_items_is_resumed(tmp_path: Path) -> None:
-    _train(tmp_path, Differing(), until=1)
+def test_run_without_an_item_summary_is_resumed(tmp_path: Path) -> None:
+    _train(tmp_path, Differing(), pause=1)
     file = tmp_path / BUILT
     before = {k: v for k, v in json.loads(file.read_text()).items() if "[" not in k}
     file.write_text(json.dumps(before))
@@ -203,7 +203,7 @@ def test_a_run_is_not_resumed_with_another_file(tmp_path: Path) -> None:
             return super().build_model()
 
     base.write_bytes(b"whole weights")
-    _train(tmp_path / "run", Pretrained(), until=1)
+    _train(tmp_path / "run", Pretrained(), pause=1)
     base.write_bytes(b"whole w")
     with pytest.raises(ConfigError, match=rf"\(file {base}\)"):
         _train(tmp_path / "run", Pretrained())
@@ -227,8 +227,8 @@ class Collating(Differing):
         return Data(data.train, data.val, plain, collate)
 
 
-def test_a_run_is_not_resumed_with_another_collate_function(tmp_path: Path) -> None:
-    _train(tmp_path, Collating(), until=1)
+def test_resume_with_another_collate_function_is_refused(tmp_path: Path) -> None:
+    _train(tmp_path, Collating(), pause=1)
     with pytest.raises(ConfigError, match=r"\(val: its collated batch\)"):
         _train(tmp_path, Collating(scale=2.0))
     built = json.loads((tmp_path / BUILT).read_text())
@@ -248,9 +248,7 @@ def test_a_run_is_not_resumed_with_another_collate_function(tmp_path: Path) -> N
     ],
     ids=["same", "items", "length", "collate"],
 )
-def test_a_sweeps_summary_of_its_data_tells_what_differs(
-    other: Collating, differing: list[str]
-) -> None:
+def test_data_summary_names_what_differs(other: Collating, differing: list[str]) -> None:
     before, now = (
         summarise_data(task.build_data(), arguments={}) for task in (Collating(), other)
     )
@@ -274,7 +272,7 @@ def test_a_sweeps_summary_of_its_data_is_small() -> None:
     assert len(json.dumps(summarise_data(data, arguments={}))) < 50_000
 
 
-def test_a_collate_function_that_raises_is_told_by_the_step() -> None:
+def test_raising_collate_function_is_reported_by_the_step() -> None:
     def collate(_: list[Any]) -> Any:
         raise StopIteration
 

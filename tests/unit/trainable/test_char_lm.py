@@ -1,4 +1,4 @@
-"""The small language model: what it reads, what it predicts, and that it cannot look ahead."""
+"""The small language model: its data, its predictions, and its causal mask."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def example():
 
 
 @pytest.mark.seeds("S26")
-def test_example_is_configured_as_transformers_usually_are(example):
+def test_example_uses_usual_transformer_settings(example):
     train = example.train
     assert train.optimizer.name == "adamw"
     assert train.optimizer.betas == (0.9, 0.95)
@@ -99,7 +99,7 @@ def test_example_is_configured_as_transformers_usually_are(example):
 
 
 @pytest.mark.seeds("S26")
-def test_training_as_the_example_does_beats_letter_frequencies(tmp_path, opened, example):
+def test_example_training_beats_letter_frequencies(tmp_path, opened, example):
     task = load_task("char_lm", SMALL | {"text_bytes": 60_000})
     # a model an eighth as wide, for two epochs: at a learning rate that the space holds
     config = example.trial_config(0, {"train.optimizer.lr": 5e-3})
@@ -127,7 +127,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message):
         load_task("char_lm", arguments)
 
 
-def test_too_little_text_on_this_machine_is_said(tmp_path, monkeypatch):
+def test_too_short_text_is_reported(tmp_path, monkeypatch):
     (tmp_path / "one.py").write_text("x = 1\n")
     monkeypatch.setattr(
         "trainable.tasks.char_lm.sysconfig.get_path", {"stdlib": tmp_path}.__getitem__

@@ -1,4 +1,4 @@
-"""The store: whole or not there, whatever is interrupted or damaged."""
+"""The checkpoint store: complete or absent, whatever is interrupted or damaged."""
 
 # ruff: noqa: ARG002  what stands in for something keeps its signature
 
@@ -13,7 +13,7 @@ import random
 import pytest
 import torch
 
-from tests.chaos.cases import SEED
+from tests.chaos.kill_cases import SEED
 from trainable.checkpoint import CheckpointStore, Pointer
 from trainable.config import CheckpointConfig
 from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError, WriterReplaced
@@ -97,7 +97,7 @@ def _damages(content, num_flips):
 
 @pytest.mark.fault(13, "each kind of damage, thousands of times, straight at the store")
 @pytest.mark.parametrize(("name", "num_flips"), [("state.pt", 1500), ("manifest.json", 500)])
-def test_row_13_every_bit_flip_cut_and_zeroed_page_is_detected(tmp_path, name, num_flips):
+def test_row_13_every_kind_of_damage_is_detected(tmp_path, name, num_flips):
     """Detected is: not loaded, and the one before it is used. Nothing is loaded that differs."""
     store = _store(tmp_path)
     for step in (1, 2):
@@ -113,7 +113,7 @@ def test_row_13_every_bit_flip_cut_and_zeroed_page_is_detected(tmp_path, name, n
     assert CheckpointStore(tmp_path).newest().step == 2
 
 
-def test_damaged_newest_goes_to_quarantine_and_the_one_before_it_is_used(tmp_path):
+def test_damaged_newest_is_quarantined_and_previous_used(tmp_path):
     store = _store(tmp_path)
     for step in (1, 2):
         _save(store, step)
@@ -131,7 +131,7 @@ def test_damaged_newest_goes_to_quarantine_and_the_one_before_it_is_used(tmp_pat
     assert again.newest().step == 2
 
 
-def test_all_damaged_is_an_error_that_names_them_and_stays_one(tmp_path):
+def test_all_damaged_is_a_lasting_error_that_names_them(tmp_path):
     store = _store(tmp_path)
     for step in (1, 2):
         _save(store, step)
@@ -153,7 +153,7 @@ def test_quarantine_alone_is_no_fresh_start(tmp_path):
         _store(tmp_path).resume()
 
 
-def test_run_without_checkpoints_starts_at_the_beginning(tmp_path):
+def test_run_without_checkpoints_starts_over(tmp_path):
     assert _store(tmp_path).resume() is None
     assert CheckpointStore(tmp_path / "nowhere").newest() is None
     assert CheckpointStore(tmp_path / "nowhere").best() is None
@@ -166,7 +166,7 @@ def test_second_generation_of_a_step_destroys_nothing(tmp_path):
     assert store.newest().path.name == "step-00000003.1"
 
 
-def test_newest_is_the_last_committed_not_the_highest_step(tmp_path):
+def test_newest_is_the_last_committed(tmp_path):
     store = _store(tmp_path)
     _save(store, 200)
     _save(store, 100)  # the run went back, as population-based training does
@@ -196,7 +196,7 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
 
 
 @pytest.mark.seeds("S16")
-def test_interval_of_epochs_counts_their_ends(tmp_path):
+def test_epoch_interval_counts_epoch_ends(tmp_path):
     store = _store(tmp_path, every="2 epochs", keep=9)
     for epoch in range(1, 8):
         for step, end_of_epoch in ((2 * epoch - 1, False), (2 * epoch, True)):
@@ -218,12 +218,12 @@ def test_new_best_and_the_end_are_always_saved(tmp_path):
     assert _save(store, 3, 0.6, final=True) is not None
 
 
-def test_state_is_not_made_when_nothing_is_due(tmp_path):
+def test_no_state_is_built_when_no_save_is_due(tmp_path):
     store = _store(tmp_path, every="2 steps")
     store.maybe_save(pytest.fail, step=1, epoch=0)
 
 
-def test_full_disk_names_path_and_size_and_leaves_the_rest(tmp_path):
+def test_full_disk_names_path_and_size(tmp_path):
     class Full(LocalFiles):
         def commit(self, name, write):
             raise OSError(28, "No space left on device")
@@ -285,7 +285,7 @@ def test_a_planted_pickle_runs_no_code(tmp_path):
     assert marker.exists()
 
 
-def test_a_digest_is_compared_before_anything_is_parsed(tmp_path, monkeypatch):
+def test_digest_is_verified_before_parsing(tmp_path, monkeypatch):
     pointer = _save(_store(tmp_path), 1)
     _flip(tmp_path / "checkpoints" / "step-00000001" / "state.pt", 4000)
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("parsed"))

@@ -1,4 +1,4 @@
-"""A configuration notes what is read from it, in whatever way."""
+"""A configuration records which of its keys are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import pytest
 
 from trainable.config import OptimizerConfig, TrainConfig, TrialConfig
-from trainable.config_reads import recorded
+from trainable.config_reads import record_reads
 
 PLAIN = TrialConfig.model_validate(
     {
@@ -23,7 +23,7 @@ PLAIN = TrialConfig.model_validate(
 
 
 def _keys(read):
-    config, reads = recorded(PLAIN)
+    config, reads = record_reads(PLAIN)
     read(config)
     return reads
 
@@ -64,7 +64,7 @@ def test_one_key_that_is_read_is_noted_alone(read, key):
         lambda c: TrialConfig.model_validate(c.model_dump()),
     ],
 )
-def test_what_takes_all_reads_all(read):
+def test_taking_everything_reads_everything(read):
     reads = _keys(read)
     assert reads.has("train.optimizer.lr")
     assert reads.has("task.width")
@@ -88,7 +88,7 @@ def test_what_takes_all_reads_all(read):
         lambda c: c.task.model_dump(),
     ],
 )
-def test_what_takes_a_section_reads_that_section(read):
+def test_taking_a_section_reads_that_section(read):
     reads = _keys(read)
     assert reads.has("task.width")
     assert reads.has("task.nested")
@@ -96,12 +96,12 @@ def test_what_takes_a_section_reads_that_section(read):
 
 
 @pytest.mark.parametrize("read", [repr, str, lambda c: f"{c} {c!r}", lambda c: c.train])
-def test_what_shows_or_only_passes_a_section_on_reads_nothing(read):
+def test_printing_or_passing_a_section_reads_nothing(read):
     assert not _keys(read).keys
 
 
-def test_it_is_the_configuration_in_every_other_way():
-    config, _ = recorded(PLAIN)
+def test_recording_config_behaves_like_the_plain_one():
+    config, _ = record_reads(PLAIN)
     assert isinstance(config, TrialConfig)
     assert isinstance(config.train, TrainConfig)
     assert isinstance(config.train.optimizer, OptimizerConfig)
@@ -119,13 +119,13 @@ def test_it_is_the_configuration_in_every_other_way():
         config.train.optimizer.lr = 1.0
 
 
-def test_what_is_asked_for_and_is_not_there_is_noted():
+def test_missing_key_that_is_requested_is_noted():
     reads = _keys(lambda c: (getattr(c.task, "depth", 1), c.task.arguments.get("heads", 1)))
     assert reads.missing == {"task.depth", "task.heads"}
 
 
-def test_a_read_costs_nothing_that_a_loop_would_notice():
-    config, _ = recorded(PLAIN)
+def test_read_overhead_is_negligible():
+    config, _ = record_reads(PLAIN)
     start = time.perf_counter()
     for _ in range(10_000):
         _ = config.train.optimizer.lr

@@ -1,4 +1,4 @@
-"""Windows: what they hold, in which order, and that nothing else decides it."""
+"""Windows: their samples, their order, and that seed and position alone decide both."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_drop_last_leaves_whole_windows_only():
         WindowPlan(43, 64, 64, drop_last=True)
 
 
-def test_order_depends_on_seed_and_epoch_and_nothing_else():
+def test_order_depends_on_seed_and_epoch_only():
     plans = [WindowPlan(43, 12, 3, seed=1), WindowPlan(43, 6, 6, seed=1)]
     torch.manual_seed(5)
     first = plans[0].order(2)
@@ -99,7 +99,7 @@ def test_resuming_at_a_window_gives_the_same_samples(start):
 
 
 @pytest.mark.seeds("S20")
-def test_randomness_of_a_sample_depends_on_its_epoch_and_index_alone():
+def test_sample_randomness_depends_on_epoch_and_index_only():
     reference = _drawn(_loader(WindowPlan(43, 12, 3, seed=1)))
     assert len(set(reference.values())) == 43
     assert _drawn(_loader(WindowPlan(43, 8, 8, seed=1))) == reference
@@ -119,7 +119,7 @@ class NowAndThen(Numbers):
         return torch.tensor(index), torch.tensor([draw])
 
 
-def test_samples_that_seldom_draw_are_the_same_wherever_the_first_draw_falls():
+def test_rarely_random_samples_are_reproducible():
     found = []
     for start, size in ((0, 3), (0, 43), (7, 2)):
         source = LoaderSource(
@@ -143,7 +143,7 @@ class OwnGenerator(Numbers):
         return torch.tensor(index), torch.tensor([draw])
 
 
-def test_a_data_set_that_takes_torchs_seed_takes_the_same_in_any_loader_process():
+def test_initial_seed_is_the_same_in_any_loader_process():
     """And another one in each epoch, as without us."""
     found = []
     for workers, epochs, start in ((2, (1,), 0), (1, (0, 1), 0), (2, (1,), 2), (1, (1,), 2)):
@@ -181,7 +181,7 @@ def _masking(workers=0, seed=1):
 
 @pytest.mark.seeds("S20")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_randomness_of_a_collate_depends_on_its_epoch_and_window_alone(workers):
+def test_collate_randomness_depends_on_epoch_and_window_only(workers):
     reference = [list(window) for window in _masking().windows(0)]
     draws = [tuple(batch[1]) for window in reference for batch in window]
     assert len(set(draws)) == len(draws)
@@ -195,7 +195,7 @@ def test_randomness_of_a_collate_depends_on_its_epoch_and_window_alone(workers):
 
 
 @pytest.mark.parametrize("made", [lambda: _loader(WindowPlan(43, 12, 12)), _masking])
-def test_fetching_leaves_the_generators_of_the_process_alone(made):
+def test_fetching_preserves_the_process_generators(made):
     source = made()
     torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
     expected = torch.rand(()), numpy.random.rand(), random.random()
@@ -206,22 +206,22 @@ def test_fetching_leaves_the_generators_of_the_process_alone(made):
 
 
 @pytest.mark.parametrize("micro", [12, 3, 1])
-def test_generators_are_looked_at_once_for_a_window_whatever_its_micro_batches(monkeypatch, micro):
+def test_generator_state_is_read_once_per_window(monkeypatch, micro):
     looks = []
 
-    class Counted(data.HostRandomness):
+    class Counted(data.HostRngState):
         def __init__(self):
             looks.append(None)
             super().__init__()
 
-    monkeypatch.setattr(data, "HostRandomness", Counted)
+    monkeypatch.setattr(data, "HostRngState", Counted)
     plan = WindowPlan(43, 12, micro)
     source = LoaderSource(list(range(43)), plan, split="train", device=CPU, loader=LoaderConfig())
     assert sum(len(batch) for window in source.windows(0) for batch in window) == 43
     assert len(looks) == plan.windows
 
 
-def test_what_a_model_draws_between_micro_batches_changes_no_sample():
+def test_model_randomness_does_not_change_samples():
     plan = WindowPlan(43, 12, 3, seed=1)
     expected = _drawn(_loader(plan))
     found = {}
@@ -233,7 +233,7 @@ def test_what_a_model_draws_between_micro_batches_changes_no_sample():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_function_of_the_users_gets_one_micro_batch_at_a_time(workers):
+def test_collate_receives_one_micro_batch_at_a_time(workers):
     source = LoaderSource(
         Numbers(10),
         WindowPlan(10, 6, 2, shuffle=False),
@@ -253,7 +253,7 @@ def _indices(samples):
     return [int(index) for index, _ in samples]
 
 
-def test_closing_ends_the_worker_processes_even_in_the_middle_of_an_epoch():
+def test_closing_ends_workers_in_mid_epoch():
     source = _loader(WindowPlan(43, 4, 4), workers=2)
     windows = source.windows(0)
     list(next(windows))
@@ -275,7 +275,7 @@ def test_validation_keeps_the_order_of_the_data():
     assert [w[0][0].tolist() for w in source.windows(0)] == [[0, 1], [2, 3], [4]]
 
 
-def test_move_keeps_containers_and_leaves_other_objects():
+def test_move_keeps_containers_and_other_objects():
     from collections import namedtuple
 
     Pair = namedtuple("Pair", "a b")

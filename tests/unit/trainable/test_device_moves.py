@@ -1,4 +1,4 @@
-"""Checkpoints between kinds of devices, and the generators of devices, without having one.
+"""Checkpoints between kinds of devices, and device generators, without such a device.
 
 The same moves with a real GPU: `tests/gpu/test_training_gpu.py`.
 """
@@ -97,9 +97,7 @@ def test_generators_of_gpus_are_seeded(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_memory_is_capped_on_a_gpu_before_anything_is_put_there(
-    tmp_path, configure, toy, monkeypatch, device
-):
+def test_gpu_memory_is_capped_before_first_use(tmp_path, configure, toy, monkeypatch, device):
     class Capped(Exception):
         pass
 

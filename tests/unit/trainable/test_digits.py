@@ -1,4 +1,4 @@
-"""The digits: scikit-learn's own, without the seconds that its import takes."""
+"""The digits equal scikit-learn's, without its slow import."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sklearn.datasets import load_digits
 from trainable.tasks import digits
 
 
-def test_the_digits_are_those_of_scikit_learn() -> None:
+def test_digits_equal_scikit_learns() -> None:
     for found, wanted in zip(digits._load(), load_digits(return_X_y=True), strict=True):
         assert np.array_equal(found, wanted)
 
 
-def test_scikit_learn_is_not_imported_for_them() -> None:
+def test_digits_do_not_import_scikit_learn() -> None:
     program = (
         "import sys; from trainable.tasks.digits import Digits; "
         "data = Digits(model='mlp').build_data(); "
@@ -27,7 +27,7 @@ def test_scikit_learn_is_not_imported_for_them() -> None:
     assert done.stdout.split() == ["1438", "False"], done.stderr
 
 
-def test_wherever_their_file_is_not_scikit_learn_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_file_scikit_learn_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "find_spec", lambda _: None)
     pixels, classes = digits._load()
     assert pixels.shape == (1797, 64)

@@ -63,15 +63,15 @@ class Crash(BaseException):
     """Stands for a kill."""
 
 
-def _interrupted(count):
+def _stop_after(count):
     asked = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(asked) == count:
             raise Crash
         return False
 
-    return interrupted
+    return should_stop
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_loop_learns_and_resumes_exactly(tmp_path, name):
     with (
         pytest.raises(Crash),
         open_trainer(
-            config, tmp_path / "cut", device="cpu", interrupted=_interrupted(3)
+            config, tmp_path / "cut", device="cpu", should_stop=_stop_after(3)
         ) as crashed,
     ):
         list(crashed.events())
@@ -110,14 +110,14 @@ def test_loop_learns_and_resumes_exactly(tmp_path, name):
     assert curves[0] == curves[1]
 
 
-def test_loop_of_a_missing_package_says_what_to_install(monkeypatch):
+def test_missing_loop_package_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
     monkeypatch.delitem(sys.modules, "sweeps.examples.accelerate_loop", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'gradsweep\[accelerate\]'"):
         load_loop("sweeps.examples.accelerate_loop:run")
 
 
-def test_check_finds_a_loop_that_is_installed_and_does_not_start_it():
+def test_check_finds_a_loop_without_starting_it():
     """This project may be installed to be edited: its packages then lie on no path."""
     spec = load_spec(EXAMPLES / "plain_loop.yaml")
     facts = TaskInspector(spec, ResourcePlan(1, 0, 1)).facts()

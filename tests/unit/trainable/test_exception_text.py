@@ -1,4 +1,4 @@
-"""What is told of an exception is short, one line where it must be, and holds no secret."""
+"""Text of an exception is short, on one line if needed, and without secrets."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_a_secret_of_several_lines_is_hidden_whole() -> None:
     assert shown.endswith("-----END PRIVATE KEY----- is no key\n")
 
 
-def test_a_text_that_cannot_be_told_hides_no_error() -> None:
+def test_unprintable_text_hides_no_error() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert reason_of(Mute(), "error") == "Mute: its text cannot be told: RuntimeError"
+    assert reason_of(Mute(), "error") == "Mute: its text cannot be shown: RuntimeError"
     assert "Mute" in traceback_of(_raised(Mute()))

@@ -1,4 +1,4 @@
-"""The task of the lab: read from real IDX files that the tests write themselves."""
+"""The FashionMNIST task, read from real IDX files that the tests write."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_task_keeps_the_contract(root):
     check_task(load_task("fashion_mnist", {"data_dir": str(root), "download": False, "width": 4}))
 
 
-def test_nothing_but_the_files_is_left_behind(root):
+def test_only_the_data_files_remain(root):
     load_task("fashion_mnist", {"data_dir": str(root), "download": False}).build_data()
     assert [path.name for path in root.iterdir()] == ["FashionMNIST"]
 
@@ -104,19 +104,19 @@ def test_only_what_is_missing_is_named(root):
         task.build_data()
 
 
-def test_no_network_says_where_to_put_the_files(tmp_path, monkeypatch):
+def test_missing_network_names_where_to_put_files(tmp_path, monkeypatch):
     def unreachable(*_, **__):
         raise URLError("no route to host")
 
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", unreachable)
     task = load_task("fashion_mnist", {"data_dir": str(tmp_path)})
-    with pytest.raises(ConfigError, match="could not be brought to") as caught:
+    with pytest.raises(ConfigError, match="could not be downloaded or unpacked to") as caught:
         task.build_data()
     assert str(tmp_path / "FashionMNIST" / "raw") in str(caught.value)
     assert "no route to host" in str(caught.value)
 
 
-def test_files_are_fetched_once_and_moved_into_place_whole(tmp_path, monkeypatch):
+def test_files_are_downloaded_once_and_moved_into_place(tmp_path, monkeypatch):
     source = tmp_path / "source"
     _write(source, ".gz")
     fetched = []
@@ -164,13 +164,13 @@ from trainable import TrialConfig, open_trainer
 config = TrialConfig.model_validate_json(sys.argv[1])
 asked = itertools.count(1)
 with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
-                  interrupted=lambda: next(asked) == 14 and os._exit(1)) as trainer:
+                  should_stop=lambda: next(asked) == 14 and os._exit(1)) as trainer:
     list(trainer.events())
 """
 
 
 @pytest.mark.seeds("S24")
-def test_lab_survives_a_crash_in_the_third_epoch_and_draws_its_pictures(tmp_path, monkeypatch):
+def test_fashion_mnist_survives_a_crash_and_draws_figures(tmp_path, monkeypatch):
     """The example as it ships, with fewer images, more epochs and more frequent checkpoints."""
     _write(tmp_path / "FashionMNIST" / "raw", ".gz", samples=800)
     spec = load_spec(Path(str(files("sweeps.examples") / "fashion_mnist.yaml")))

@@ -1,4 +1,4 @@
-"""Pictures: that they are written, that they show what is in the rows, and what they cost."""
+"""Figures: that they are written, show the rows, and what they cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _counted(axes):
 
 
 @pytest.mark.seeds("S6 histogram")
-def test_norm_histogram_counts_every_step_and_marks_the_clipping_norm(tmp_path, drawn):
+def test_norm_histogram_counts_every_step(tmp_path, drawn):
     norms = [0.5] * 30 + [2.0] * 10 + [0.1] * 60
     figures.norm_histogram(_rows(train__grad_norm=norms), tmp_path / "n.png", max_norm=1.0)
     axes = drawn[0].axes[0]
@@ -77,13 +77,13 @@ def test_steps_without_a_gradient_are_counted_too(tmp_path, drawn, norms):
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 1e3])
-def test_norms_are_seen_beside_a_clipping_norm_that_is_far_from_them(tmp_path, drawn, max_norm):
+def test_clipping_norm_far_away_keeps_norms_visible(tmp_path, drawn, max_norm):
     norms = _rows(train__grad_norm=[0.7, 0.8, 0.9])
     figures.norm_histogram(norms, tmp_path / "n.png", max_norm=max_norm)
     assert drawn[0].axes[0].get_xscale() == "log"
 
 
-def test_learning_rate_tells_where_applied_and_scheduled_differ(tmp_path, drawn):
+def test_learning_rate_figure_marks_skipped_schedule_steps(tmp_path, drawn):
     scheduled = [0.1, 0.2, 0.1]
     figures.learning_rate(_rows(train__lr=scheduled), scheduled, tmp_path / "a.png")
     figures.learning_rate(_rows(train__lr=[0.1, 0.1, 0.1]), scheduled, tmp_path / "b.png")
@@ -124,15 +124,15 @@ def _kinds(directory, rows):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_picture_shows_nothing_of_the_one_that_was_drawn_before_it(tmp_path, monkeypatch):
+def test_figure_shows_nothing_of_the_previous_one(tmp_path, monkeypatch):
     rows = _rows(train__loss=[3.0, 2.0, 1.5], train__grad_norm=[0.7, 0.8, 0.9])
     used = []
-    monkeypatch.setattr(figures, "_used", used)
+    monkeypatch.setattr(figures, "_reusable", used)
     _kinds(tmp_path / "first", rows)
     (figure,) = used
     again = _kinds(tmp_path / "again", rows)
     assert used == [figure]
-    monkeypatch.setattr(figures, "_used", Forgetful())
+    monkeypatch.setattr(figures, "_reusable", Forgetful())
     assert again == _kinds(tmp_path / "fresh", rows)
 
 
@@ -143,7 +143,7 @@ class Forgetful(list):
         pass
 
 
-def test_picture_has_a_palette_and_white_paper(tmp_path):
+def test_figure_has_a_palette_on_white(tmp_path):
     path = figures.curve(_rows(val__loss=[2.0, 1.0]), tmp_path / "c.png", metric="val/loss")
     with Image.open(path) as image:
         assert (image.mode, image.size) == ("P", (864, 504))
@@ -153,9 +153,9 @@ def test_picture_has_a_palette_and_white_paper(tmp_path):
     assert any(sum(abs(a - b) for a, b in zip(one, line, strict=True)) < 12 for _, one in counts)
 
 
-def test_picture_that_failed_leaves_nothing_for_the_next(tmp_path, monkeypatch):
+def test_failed_figure_leaves_no_state(tmp_path, monkeypatch):
     used = []
-    monkeypatch.setattr(figures, "_used", used)
+    monkeypatch.setattr(figures, "_reusable", used)
     with pytest.raises(FileNotFoundError):
         figures.curve(_rows(val__loss=[1.0]), tmp_path / "no" / "c.png", metric="val/loss")
     assert used == []
@@ -175,7 +175,7 @@ def test_several_interruptions_are_marked_and_counted(tmp_path, drawn):
     assert _labels(drawn[0].axes[0]) == ["interrupted and resumed 2 times"]
 
 
-def test_median_of_a_long_run_is_taken_at_some_hundred_places(tmp_path, drawn):
+def test_median_of_a_long_run_is_sampled(tmp_path, drawn):
     values = [1.0 + step % 2 for step in range(100_000)]
     figures.curve(_rows(train__loss=values), tmp_path / "c.png", metric="train/loss")
     each, median = drawn[0].axes[0].lines
@@ -184,7 +184,7 @@ def test_median_of_a_long_run_is_taken_at_some_hundred_places(tmp_path, drawn):
     assert set(median.get_ydata()) <= {1.0, 1.5, 2.0}
 
 
-def test_evaluations_are_drawn_as_they_are_however_many(tmp_path, drawn):
+def test_evaluations_are_never_thinned(tmp_path, drawn):
     rows = [Row(10 * epoch, 0, {"val/loss": 1.0 + epoch % 2}) for epoch in range(1, 201)]
     figures.curve(rows, tmp_path / "c.png", metric="val/loss")
     (line,) = drawn[0].axes[0].lines
@@ -192,13 +192,13 @@ def test_evaluations_are_drawn_as_they_are_however_many(tmp_path, drawn):
     assert len(line.get_xdata()) == 200
 
 
-def test_nothing_to_draw_is_said(tmp_path):
+def test_empty_figure_is_reported(tmp_path):
     with pytest.raises(ValueError, match="no row has 'val/f1'"):
         figures.curve(_rows(val__loss=[1.0]), tmp_path / "c.png", metric="val/f1")
 
 
 @pytest.mark.seeds("S25")
-def test_decision_boundary_shows_the_model_and_leaves_it_as_it_was(tmp_path, drawn):
+def test_decision_boundary_leaves_the_model_unchanged(tmp_path, drawn):
     model = nn.Linear(2, 3)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[50.0, 0.0], [-50.0, 50.0], [-50.0, -50.0]]))
@@ -224,7 +224,7 @@ def _config(name, **more):
 
 
 @pytest.mark.seeds("S25")
-def test_run_of_the_spiral_gives_every_picture(tmp_path):
+def test_spiral_run_gives_every_figure(tmp_path):
     config = _config("spiral", train={"schedule": {"name": "onecycle", "warmup": 0.3}})
     with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
         list(trainer.events())
@@ -240,7 +240,7 @@ def test_run_of_the_spiral_gives_every_picture(tmp_path):
 
 
 @pytest.mark.parametrize("schedule", ["onecycle", "cosine", "step", "constant"])
-def test_schedule_recomputed_from_the_configuration_is_what_was_applied(tmp_path, drawn, schedule):
+def test_recomputed_schedule_equals_the_applied_one(tmp_path, drawn, schedule):
     config = _config("spiral", train={"schedule": {"name": schedule, "warmup": 0.2}})
     with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
         list(trainer.events())
@@ -248,7 +248,7 @@ def test_schedule_recomputed_from_the_configuration_is_what_was_applied(tmp_path
     assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
 
 
-def test_own_loop_gives_the_pictures_it_has_rows_for(tmp_path):
+def test_custom_loop_gets_figures_of_its_rows(tmp_path):
     config = _config("sweeps.examples.plain_loop:run")
     with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
         list(trainer.events())
@@ -256,7 +256,7 @@ def test_own_loop_gives_the_pictures_it_has_rows_for(tmp_path):
     assert [path.name for path in written] == ["train_loss.png", "val_loss.png"]
 
 
-def test_norms_and_rates_that_an_own_loop_logs_are_not_taken_for_those_of_steps(tmp_path):
+def test_logged_norms_and_rates_are_no_step_norms(tmp_path):
     config = _config("my_loop:run", metric="train/lr")
     metrics = {"train/grad_norm": 2.0, "train/lr": 0.1}
     append_rows(tmp_path, (Row(epoch, 0, metrics | {"epoch": epoch}) for epoch in (1, 2)))
@@ -276,7 +276,7 @@ def test_metric_of_any_name_has_a_file_of_its_own(tmp_path):
     assert not any(set("#?\n") & set(path.name) for path in written)
 
 
-def test_parameters_that_changed_while_it_trained_are_not_those_of_all_steps(tmp_path, drawn):
+def test_figures_use_parameters_of_each_step(tmp_path, drawn):
     config = _config("spiral", train={"clip": {"max_norm": 1.0}})
     append_rows(tmp_path, _rows(train__grad_norm=[0.5, 2.0], train__lr=[0.1, 0.2]))
     figures.draw_rows(config, tmp_path, tmp_path / "figures", changed=True)
@@ -284,7 +284,7 @@ def test_parameters_that_changed_while_it_trained_are_not_those_of_all_steps(tmp
     assert (_labels(histogram), _labels(rate)) == ([], ["applied"])
 
 
-def test_pictures_of_the_rows_alone_need_no_task_and_no_model(tmp_path, drawn):
+def test_row_figures_need_no_task_and_no_model(tmp_path, drawn):
     config = _config("spiral", train={"schedule": {"name": "onecycle", "warmup": 0.3}})
     with open_trainer(config, tmp_path / "run", device="cpu") as trainer:
         list(trainer.events())
@@ -301,7 +301,7 @@ def test_pictures_of_the_rows_alone_need_no_task_and_no_model(tmp_path, drawn):
     assert _labels(drawn[3].axes[0])[-1] == "interrupted; resumed after step 3"
 
 
-def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
+def test_fp16_skipped_windows_do_not_shorten_the_schedule(tmp_path, drawn):
     config = _config("spiral", budget={"epochs": 2})
     scheduled = figures._scheduled(config, 3)
     rows = [
@@ -313,7 +313,7 @@ def test_windows_that_fp16_skipped_do_not_shorten_the_schedule(tmp_path, drawn):
     assert _labels(drawn[1].axes[0])[-1] == "applied: as scheduled at each step"
 
 
-def test_program_answers_each_request_without_torch_and_without_global_state(tmp_path):
+def test_worker_answers_requests_without_torch(tmp_path):
     append_rows(tmp_path, [Row(1, 0, {"train/grad_norm": 1.0, "train/lr": 0.1})])
     config = _config("no_such_module:Task").model_dump(mode="json")
     places = {"directory": str(tmp_path), "target": str(tmp_path / "a")}

@@ -1,4 +1,4 @@
-"""Fingerprints: which files and which samples a task stands on."""
+"""Fingerprints: the files and samples that a task depends on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_the_code_is_what_the_task_loaded_and_its_author_wrote(project: Path) -> None:
+def test_code_fingerprint_covers_loaded_task_files(project: Path) -> None:
     importlib.import_module("fp_task")
     expected = ["fp_beside.py", "fp_parts/__init__.py", "fp_parts/model.py", "fp_task.py"]
     assert code_digests("fp_task:Any") == {name: _digest(project / name) for name in expected}
@@ -70,7 +70,7 @@ def test_a_built_in_tasks_code_is_its_file() -> None:
     assert code_digests("spiral").keys() == {"spiral.py"}
 
 
-def test_the_digest_of_tensors_tells_values_kinds_and_shapes_apart() -> None:
+def test_tensor_digest_covers_values_types_and_shapes() -> None:
     base = torch.arange(6)
     different = [base, base + 1, base.float(), base.reshape(2, 3), base.flip(0), base[:5]]
     assert len({tensor_digest(tensor) for tensor in different}) == len(different)
@@ -80,13 +80,13 @@ def test_the_digest_of_tensors_tells_values_kinds_and_shapes_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "spiral", "char_lm"])
-def test_built_in_tasks_know_their_data(name: str) -> None:
+def test_built_in_tasks_declare_their_data(name: str) -> None:
     task = load_task(name, {})
     assert task.fingerprint(task.build_data()) == task.fingerprint(task.build_data())
     other = load_task(name, {"spiral": {"samples": 40}}.get(name, {"val_fraction": 0.3}))
     assert task.fingerprint(task.build_data()) != other.fingerprint(other.build_data())
 
 
-def test_a_data_set_that_is_read_sample_by_sample_is_unknown() -> None:
+def test_lazily_read_dataset_has_no_fingerprint() -> None:
     samples = torch.utils.data.TensorDataset(torch.zeros(2, 1))
     assert Task().fingerprint(Data(train=samples, val=(torch.zeros(1),))) is None

@@ -1,4 +1,4 @@
-"""What a task changes for its whole process is put back: the next trial computes the same bits."""
+"""Process-wide state that a task changes is restored: the next trial computes the same bits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_sums_of_half_precision_are_made_as_before():
         (BACKENDS.cudnn, "allow_tf32", False),
     ],
 )
-def test_precision_is_put_back_in_whichever_way_it_was_set(owner, name, value):
+def test_precision_is_restored_however_it_was_set(owner, name, value):
     before, switches = _precisions(), GlobalTorchState()
     setattr(owner, name, value)
     switches.restore()

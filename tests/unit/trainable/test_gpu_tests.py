@@ -1,6 +1,4 @@
-"""The tests of `tests/gpu`, where there is no GPU: that they run with little installed, and that
-what they do is sound on the device there is.
-"""
+"""The tests of `tests/gpu` on a CPU and with few packages installed."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _ABSENT = (
 )  # fmt: skip
 
 
-def test_gpu_tests_pass_on_a_cpu_with_torch_numpy_pydantic_and_pytest_only():
+def test_gpu_tests_pass_on_cpu_with_few_packages():
     script = (
         "import sys, pytest\n"
         f"for name in {_ABSENT}: sys.modules[name] = None\n"

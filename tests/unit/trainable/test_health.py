@@ -1,4 +1,4 @@
-"""Health signals on synthetic histories: each is given when it should be, and not otherwise."""
+"""Health signals on synthetic histories: each fires exactly when it should."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ SICK = {
 
 
 @pytest.mark.parametrize(("look", "history"), HEALTHY.values(), ids=HEALTHY)
-def test_healthy_histories_raise_no_alarm(look, history):
+def test_healthy_histories_have_no_signal(look, history):
     assert look(history) is None
 
 
@@ -128,14 +128,14 @@ def test_converged_run_is_no_plateau():
         ([1.0, 0.8, 0.6, 0.4], [0.9, 0.95, 1.0, math.nan], False),  # another signal's business
     ],
 )
-def test_overfitting_is_a_rising_val_loss_under_a_falling_train_loss(train, val, alarm):
+def test_overfitting_is_rising_val_and_falling_train_loss(train, val, alarm):
     signal = health.overfitting(train, val)
     assert (signal is not None) == alarm
     if signal is not None:
         assert signal.sentence.startswith("val/loss rose from 0.9 to 1.1 over 3 epochs")
 
 
-def test_learning_rate_is_stuck_only_when_the_schedule_moves():
+def test_constant_lr_is_a_warning_only_if_the_schedule_moves():
     falling = [0.1 - 0.001 * step for step in range(30)]
     assert health.lr_stuck(falling, [0.1] * 30).name == "lr_stuck"
     assert "the schedule asks for 0.071" in health.lr_stuck(falling, [0.1] * 30).sentence
@@ -150,33 +150,34 @@ def _row(step, **metrics):
     return Row(step, 0, {key.replace("__", "/"): value for key, value in metrics.items()})
 
 
-def test_watch_sees_what_rows_tell():
-    watch = HealthMonitor()
+def test_monitor_derives_signals_from_rows():
+    monitor = HealthMonitor()
     for step in range(1, 31):
-        watch.see(_row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1), 0.1 / step)
-    watch.see(_row(31, val__loss=math.nan))
-    assert [s.name for s in watch.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
-    assert watch.sentences()[0].startswith("val/loss is nan")
+        row = _row(step, train__loss=1.0, train__grad_norm=400.0, train__lr=0.1)
+        monitor.observe(row, 0.1 / step)
+    monitor.observe(_row(31, val__loss=math.nan))
+    assert [s.name for s in monitor.signals()] == ["loss_not_finite", "norm_spikes", "lr_stuck"]
+    assert monitor.sentences()[0].startswith("val/loss is nan")
 
 
-def test_watch_compares_epochs():
-    watch, step = HealthMonitor(), 0
+def test_monitor_compares_epochs():
+    monitor, step = HealthMonitor(), 0
     for epoch in range(5):
         for _ in range(3):
             step += 1
-            watch.see(_row(step, train__loss=1.0 - 0.1 * epoch))
-        watch.see(_row(step, val__loss=1.0 + 0.1 * epoch, train__samples_per_second=100.0))
-    assert [s.name for s in watch.signals()] == ["overfitting"]
+            monitor.observe(_row(step, train__loss=1.0 - 0.1 * epoch))
+        monitor.observe(_row(step, val__loss=1.0 + 0.1 * epoch, train__samples_per_second=100.0))
+    assert [s.name for s in monitor.signals()] == ["overfitting"]
 
 
-def test_watch_after_a_crash_says_what_it_would_have_said():
+def test_monitor_after_resume_equals_uninterrupted():
     rows = [_row(step, train__loss=2.0, train__grad_norm=200.0) for step in range(1, 250)]
     whole, resumed = HealthMonitor(), HealthMonitor()
     for row in rows:
-        whole.see(row)
+        whole.observe(row)
     resumed.load_history(rows[:100])
     for row in rows[100:]:
-        resumed.see(row)
+        resumed.observe(row)
     assert whole.signals() == resumed.signals()
     assert [s.name for s in whole.signals()] == ["loss_plateau", "norm_spikes"]
 
@@ -192,7 +193,7 @@ def test_reports_carry_the_sentences(tmp_path, opened, configure, toy):
     assert any("in 8 of the last 8 steps" in s for s in reports[1].signals)
 
 
-def test_memory_that_a_run_keeps_is_noticed_within_three_epochs(tmp_path, opened, configure, toy):
+def test_memory_leak_is_detected_within_three_epochs(tmp_path, opened, configure, toy):
     class Keeping(toy):
         kept = []  # noqa: RUF012  as the mistake is made: it outlives the step
 
@@ -210,13 +211,13 @@ def test_memory_that_a_run_keeps_is_noticed_within_three_epochs(tmp_path, opened
     )
 
 
-def test_memory_of_the_process_before_a_crash_does_not_count():
+def test_memory_before_a_crash_does_not_count():
     watch = HealthMonitor()
     watch.load_history([_row(step, memory__process_mb=100.0 * step) for step in range(1, 30)])
     assert watch.signals() == []
 
 
-def test_loader_that_holds_up_the_device_is_noticed(tmp_path, opened, configure, toy):
+def test_slow_loader_is_a_signal(tmp_path, opened, configure, toy):
     class Slow(torch.utils.data.Dataset):
         def __init__(self, tensors):
             self.tensors = tensors
@@ -243,9 +244,7 @@ def test_healthy_run_reports_no_signal(tmp_path, opened, configure, toy):
     assert [report.signals for report in reports] == [[], [], [], []]
 
 
-def test_lr_written_by_something_else_is_applied_logged_and_noticed(
-    tmp_path, opened, configure, toy
-):
+def test_foreign_lr_is_logged_and_a_signal(tmp_path, opened, configure, toy):
     """train/lr is read from the optimizer: what overwrites it cannot hide behind the plan."""
 
     class Meddling(toy):

@@ -10,7 +10,7 @@ class _Made:
     pass
 
 
-def test_what_was_imported_is_looked_through_neither_meanwhile_nor_later() -> None:
+def test_imported_modules_are_not_scanned_again() -> None:
     try:
         with contextlib.suppress(ImportError), without_collection():
             assert not gc.isenabled()

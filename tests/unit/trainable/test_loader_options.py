@@ -1,4 +1,4 @@
-"""How a DataLoader is set up, and that data moves without waiting."""
+"""The options of a DataLoader, and data transfer without waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_defaults_keep_processes_and_prefetch_two():
     assert (loader.persistent_workers, loader.prefetch_factor) == (True, 2)
 
 
-def test_options_for_processes_are_left_out_without_any():
+def test_worker_options_are_omitted_without_workers():
     loader = _loader(prefetch_factor=5)
     assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (
         0,

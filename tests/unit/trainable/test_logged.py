@@ -1,4 +1,4 @@
-"""What a task or a loop logs becomes columns of the run's rows, and costs the step nothing."""
+"""Values that a task or a loop logs become columns of the rows at no cost for the step."""
 
 # ruff: noqa: ARG001, ARG005  what stands in for something keeps its signature
 
@@ -30,9 +30,7 @@ def _mean_loss(task, model, total, weight):
     task.log("aux", total / weight)
 
 
-def test_a_value_of_a_step_is_a_column_of_its_row_and_one_of_an_evaluation_is_named_val(
-    tmp_path, opened, configure, toy
-):
+def test_step_value_is_a_column_and_eval_value_has_val_prefix(tmp_path, opened, configure, toy):
     task = _logging(toy, _mean_loss)
     reports = list(opened(configure(), tmp_path, task).events())
     rows = read_rows(tmp_path)
@@ -51,7 +49,7 @@ def test_micro_batches_of_a_step_are_averaged(tmp_path, opened, configure, toy):
     assert [row.metrics["n"] for row in read_rows(tmp_path)][:2] == [0.5, 2.5]
 
 
-def test_it_can_be_the_metric_and_resumes_with_each_step_once(tmp_path, opened, configure, toy):
+def test_logged_value_can_be_the_metric(tmp_path, opened, configure, toy):
     task = _logging(toy, _mean_loss)
     config = configure().model_copy(update={"metric": "val/aux"})
     whole = list(opened(config, tmp_path / "whole", task).events())
@@ -81,7 +79,7 @@ def test_a_step_that_fp16_skips_logs_nothing(tmp_path, opened, configure, toy):
     [
         ("train/loss", 1.0, "the run itself reports"),
         ("best/x", 1.0, "the run itself reports"),
-        ("val/x", 1.0, "logged in evaluate"),
+        ("val/x", 1.0, "are for evaluate"),
         ("", 1.0, "a text of 1 to"),
         (3, 1.0, "a text of 1 to"),
         ("x" * 300, 1.0, "a text of 1 to"),
@@ -90,7 +88,7 @@ def test_a_step_that_fp16_skips_logs_nothing(tmp_path, opened, configure, toy):
         ("x", torch.ones(1, device="meta"), "one number"),
     ],
 )
-def test_what_cannot_be_logged_is_refused(name, value, said):
+def test_unloggable_values_are_refused(name, value, said):
     with pytest.raises(TaskError, match=said):
         Log().add(name, value)
 
@@ -104,7 +102,7 @@ def test_names_are_bounded():
     log.add("n0", 1.0)
 
 
-def test_what_evaluate_returns_cannot_be_logged_too(tmp_path, opened, configure, toy):
+def test_keys_of_evaluate_cannot_be_logged_too(tmp_path, opened, configure, toy):
     task = _logging(toy, lambda task, model, *_: task.log("loss", 1.0))
     with pytest.raises(TaskError, match=r"'val/loss' is logged, and .*evaluate\(\)"):
         next(opened(configure(), tmp_path, task).events())
@@ -129,11 +127,11 @@ def test_a_loop_logs_into_its_next_report(tmp_path, configure):
     assert [row.metrics["aux"] for row in read_rows(tmp_path)] == [0.5, 1.5, 2.5]
 
 
-def test_nothing_is_recorded_while_a_task_is_not_trained(toy):
+def test_logging_outside_training_records_nothing(toy):
     toy().log("anything", 1.0)
 
 
-def test_values_under_own_steps_are_kept_apart_and_cut_back_with_the_run(tmp_path, configure):
+def test_values_with_own_steps_are_kept_apart_and_cut_back(tmp_path, configure):
     def loop(config, context: Context):
         log, _ = current_run()
         for epoch in context.remaining_epochs():
@@ -149,7 +147,7 @@ def test_values_under_own_steps_are_kept_apart_and_cut_back_with_the_run(tmp_pat
         configure(),
         tmp_path,
         device=torch.device("cpu"),
-        interrupted=lambda: next(asked),
+        should_stop=lambda: next(asked),
     ) as run:
         reports = list(run.events())
     assert [row.step for row in reports[1].rows if "inner" in row.metrics] == [12, 13]
@@ -192,7 +190,7 @@ def test_files_and_figures_lie_with_the_run(tmp_path, opened, configure, toy):
         Log().add_figure("x", 3)
 
 
-def test_no_link_among_a_runs_files_leads_elsewhere(tmp_path):
+def test_links_in_a_run_directory_are_not_followed(tmp_path):
     theirs = tmp_path / "id_rsa"
     theirs.write_text("secret")
     run = tmp_path / "run"
@@ -213,7 +211,7 @@ def test_no_link_among_a_runs_files_leads_elsewhere(tmp_path):
     assert not logged_files(linked)
 
 
-def test_what_is_logged_in_another_process_is_refused():
+def test_logging_from_another_process_is_refused():
     log = Log()
     child = os.fork()
     if not child:
@@ -227,17 +225,17 @@ def test_what_is_logged_in_another_process_is_refused():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
-def test_parameters_and_tags_are_carried_by_the_next_process_if_their_report_was_lost(tmp_path):
+def test_lost_parameters_and_tags_are_carried_over(tmp_path):
     log = run_log(tmp_path)
-    log.note("params", {"a": "1"})
-    log.note("tags", {"t": "x", "ü": "two\nlines"})
-    log.note("tags", {"t": "y"})
-    assert log.take_notes() == {"params": {"a": "1"}, "tags": {"t": "y", "ü": "two\nlines"}}
-    assert log.take_notes() == {}
+    log.set_values("params", {"a": "1"})
+    log.set_values("tags", {"t": "x", "ü": "two\nlines"})
+    log.set_values("tags", {"t": "y"})
+    assert log.take_values() == {"params": {"a": "1"}, "tags": {"t": "y", "ü": "two\nlines"}}
+    assert log.take_values() == {}
     close_run(tmp_path)  # and that report never arrived
     again = run_log(tmp_path)
-    again.note("tags", {"t": "z"})
-    assert again.take_notes() == {"params": {"a": "1"}, "tags": {"t": "z", "ü": "two\nlines"}}
+    again.set_values("tags", {"t": "z"})
+    assert again.take_values() == {"params": {"a": "1"}, "tags": {"t": "z", "ü": "two\nlines"}}
     close_run(tmp_path)
 
 
@@ -245,8 +243,8 @@ def test_parameters_and_tags_are_carried_by_the_next_process_if_their_report_was
 def test_a_damaged_file_of_notes_ends_nothing(tmp_path, content):
     (tmp_path / NOTED).write_text(content)
     log = run_log(tmp_path)
-    assert log.take_notes() == {}
-    log.note("params", {"a": "1"})
+    assert log.take_values() == {}
+    log.set_values("params", {"a": "1"})
     close_run(tmp_path)
-    assert run_log(tmp_path).take_notes() == {"params": {"a": "1"}}
+    assert run_log(tmp_path).take_values() == {"params": {"a": "1"}}
     close_run(tmp_path)

@@ -1,4 +1,4 @@
-"""What the loop reports, which value is the best, and how it ends when something is wrong."""
+"""The loop's reports, the best value, and its end after an error."""
 
 # ruff: noqa: ARG001, ARG004, ARG005  what stands in for something keeps its signature
 
@@ -82,7 +82,7 @@ def test_clip_fraction_counts_since_the_previous_report(tmp_path, opened, config
         assert report.metrics["train/clip_fraction"] == sum(n > 0.2 for n in norms) / len(norms)
 
 
-def test_two_runs_differ_in_what_was_measured_alone(tmp_path, opened, configure, toy):
+def test_two_runs_differ_only_in_measured_metrics(tmp_path, opened, configure, toy):
     config = configure(measure_device_time=True, precision="fp16")
     one, other = (
         list(opened(config, tmp_path / name, toy()).events())[-1].metrics for name in "ab"
@@ -92,7 +92,7 @@ def test_two_runs_differ_in_what_was_measured_alone(tmp_path, opened, configure,
     assert one.keys() & MEASURED == MEASURED - {"memory/gpu_mb"}
 
 
-def test_memory_is_this_process_alone():
+def test_memory_is_that_of_this_process():
     """With pages of their own: an allocator may serve 50 MiB from what a test before it freed."""
     before = memory_in_use(torch.device("cpu"))
     pages = mmap.mmap(-1, 50 * 2**20)
@@ -103,7 +103,7 @@ def test_memory_is_this_process_alone():
     assert 45 < grown < 60, pages
 
 
-def test_memory_of_a_device_is_the_most_since_the_report_before(monkeypatch):
+def test_device_memory_is_the_peak_since_last_report(monkeypatch):
     """Where there is no GPU, with the allocator's counters played by two numbers."""
     now, peak = 10 * 2**20, 30 * 2**20
 
@@ -153,14 +153,12 @@ def _pairs(*pairs):
     return lambda self, model, batches: dict(zip(("loss", "speed"), next(queue), strict=True))
 
 
-def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_best_report(
-    tmp_path, opened, configure, toy
-):
+def test_secondary_metrics_are_those_of_the_best_report(tmp_path, opened, configure, toy):
     asked = itertools.count(1)
     config = configure(epochs=4, metric=("val/loss", "val/speed"), mode=("min", "max"))
     pairs = [(3.0, 10.0), (1.0, 20.0), (2.0, 90.0), (1.5, 80.0)]
     first = opened(
-        config, tmp_path, _task(toy, evaluate=_pairs(*pairs)), interrupted=lambda: next(asked) > 8
+        config, tmp_path, _task(toy, evaluate=_pairs(*pairs)), should_stop=lambda: next(asked) > 8
     )
     reports = list(first.events())
     first.close()
@@ -172,9 +170,7 @@ def test_of_several_metrics_the_first_decides_and_the_others_are_those_of_its_be
 
 
 @pytest.mark.parametrize("speed", [math.nan, math.inf])
-def test_a_further_metric_that_is_no_number_ends_the_run_and_keeps_its_curve(
-    tmp_path, opened, configure, toy, speed
-):
+def test_non_finite_secondary_metric_keeps_the_rows(tmp_path, opened, configure, toy, speed):
     config = configure(epochs=2, metric=("val/loss", "val/speed"), mode=("min", "max"))
     trainer = opened(config, tmp_path, _task(toy, evaluate=_pairs((1.0, 2.0), (0.5, speed))))
     with pytest.raises(NonFiniteMetric, match=rf"val/speed is {speed} in report 2"):
@@ -184,7 +180,7 @@ def test_a_further_metric_that_is_no_number_ends_the_run_and_keeps_its_curve(
     assert trainer.store.best().epoch == 1
 
 
-def test_a_run_whose_metric_was_never_a_number_does_not_finish(tmp_path, opened, configure, toy):
+def test_metric_that_was_never_finite_fails_the_run(tmp_path, opened, configure, toy):
     task = _task(toy, evaluate=_scripted([math.nan, math.inf, math.nan]))
     trainer = opened(configure(epochs=3), tmp_path, task)
     with pytest.raises(NonFiniteMetric, match="val/loss is nan in report 3"):
@@ -194,13 +190,13 @@ def test_a_run_whose_metric_was_never_a_number_does_not_finish(tmp_path, opened,
     assert trainer.store.newest().epoch == 2
 
 
-def test_unknown_further_metric_lists_what_is_reported(tmp_path, opened, configure, toy):
+def test_unknown_secondary_metric_lists_reported_ones(tmp_path, opened, configure, toy):
     config = configure(metric=("val/loss", "val/speed"), mode=("min", "max"))
     with pytest.raises(ConfigError, match=r"metric: 'val/speed'.* train/samples_per_second, "):
         list(opened(config, tmp_path, toy()).events())
 
 
-def test_unknown_metric_lists_what_is_reported(tmp_path, opened, configure, toy):
+def test_unknown_metric_lists_reported_ones(tmp_path, opened, configure, toy):
     trainer = opened(configure(metric="val/los"), tmp_path, toy())
     with pytest.raises(
         ConfigError, match=r"'val/los' is not reported \(did you mean 'val/loss'\?\).*val/accuracy"
@@ -208,13 +204,11 @@ def test_unknown_metric_lists_what_is_reported(tmp_path, opened, configure, toy)
         list(trainer.events())
 
 
-def test_metric_that_is_missing_after_an_epoch_keeps_the_curve_up_to_there(
-    tmp_path, opened, configure, toy
-):
+def test_missing_metric_keeps_earlier_rows(tmp_path, opened, configure, toy):
     queue = iter([{"loss": 1.0, "f1": 0.5}, {"loss": 0.9}])
     task = _task(toy, evaluate=lambda self, model, batches: next(queue))
     trainer = opened(configure(metric="val/f1", mode="max"), tmp_path, task)
-    with pytest.raises(TaskError, match="gave val/f1 in report 1 and not in report 2"):
+    with pytest.raises(TaskError, match="returned val/f1 in report 1 and not in report 2"):
         list(trainer.events())
     assert [row.step for row in read_rows(tmp_path)] == list(range(1, 9))
 
@@ -234,7 +228,7 @@ def test_evaluation_restores_the_mode_of_each_module(tmp_path, opened, configure
     assert [m.training for m in trainer.model] == [True, True, False, True]
 
 
-def test_what_a_model_keeps_of_an_evaluation_serves_the_training(tmp_path, opened, configure, toy):
+def test_training_can_use_what_evaluation_caches(tmp_path, opened, configure, toy):
     class Positions(nn.Module):
         def __init__(self):
             super().__init__()
@@ -277,7 +271,7 @@ def test_validation_is_weighted_by_targets(tmp_path, opened, configure, toy):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_non_finite_loss_keeps_the_curve_up_to_it(tmp_path, opened, configure, toy, at_once):
+def test_non_finite_loss_keeps_earlier_rows(tmp_path, opened, configure, toy, at_once):
     def loss(self, model, batch):
         total, weight = toy.loss(self, model, batch)
         self.calls = getattr(self, "calls", 0) + model.training
@@ -295,7 +289,7 @@ def test_non_finite_loss_keeps_the_curve_up_to_it(tmp_path, opened, configure, t
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_tasks_error_keeps_the_curve_up_to_it(tmp_path, opened, configure, toy, at_once):
+def test_error_of_a_task_keeps_earlier_rows(tmp_path, opened, configure, toy, at_once):
     def loss(self, model, batch):
         self.calls = getattr(self, "calls", 0) + model.training
         if self.calls == 7:
@@ -309,9 +303,7 @@ def test_a_tasks_error_keeps_the_curve_up_to_it(tmp_path, opened, configure, toy
     assert [row.step for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_error_is_told_as_it_was_where_the_device_answers_no_more(
-    tmp_path, opened, configure, toy, monkeypatch
-):
+def test_error_is_kept_when_the_device_is_lost(tmp_path, opened, configure, toy, monkeypatch):
     def loss(self, model, batch):
         raise KeyError("token")
 
@@ -329,7 +321,7 @@ def test_an_error_is_told_as_it_was_where_the_device_answers_no_more(
     ("precision", "dtype"),
     [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
 )
-def test_forced_precision_is_computed_in_training_and_evaluation(
+def test_forced_precision_holds_in_training_and_evaluation(
     tmp_path, opened, configure, toy, precision, dtype
 ):
     seen = set()
@@ -345,9 +337,7 @@ def test_forced_precision_is_computed_in_training_and_evaluation(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_weights_that_an_evaluation_swaps_in_are_those_it_computes_with(
-    tmp_path, opened, configure, toy, precision
-):
+def test_weights_swapped_in_for_evaluation_are_used(tmp_path, opened, configure, toy, precision):
     def evaluate(self, model, batches):
         batches = list(batches)
         found = toy.evaluate(self, model, batches)
@@ -379,9 +369,7 @@ def test_fp16_that_never_recovers_ends(tmp_path, opened, configure, toy):
         list(trainer.events())
 
 
-def test_fp16_that_breaks_in_the_middle_of_an_epoch_keeps_the_curve_up_to_there(
-    tmp_path, opened, configure, toy
-):
+def test_fp16_failure_in_mid_epoch_keeps_earlier_rows(tmp_path, opened, configure, toy):
     def loss(self, model, batch):
         total, weight = toy.loss(self, model, batch)
         if trainer.state.progress.step >= 3:
@@ -417,7 +405,7 @@ def test_out_of_memory_names_the_device_and_the_remedy(tmp_path, opened, configu
         list(trainer.events())
 
 
-def test_missing_deterministic_implementation_names_the_switch(tmp_path, opened, configure, toy):
+def test_missing_deterministic_op_names_the_setting(tmp_path, opened, configure, toy):
     def loss(self, model, batch):
         raise RuntimeError("put_ does not have a deterministic implementation, but ...")
 
@@ -426,7 +414,7 @@ def test_missing_deterministic_implementation_names_the_switch(tmp_path, opened,
         list(trainer.events())
 
 
-def test_batch_norm_that_is_left_a_single_sample_says_what_to_do(tmp_path, opened, configure, toy):
+def test_batch_norm_of_one_sample_names_the_remedy(tmp_path, opened, configure, toy):
     class Normed(toy):  # 43 samples: the seventh and last batch of 7 has one
         def build_model(self):
             return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -438,7 +426,7 @@ def test_batch_norm_that_is_left_a_single_sample_says_what_to_do(tmp_path, opene
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor"])
-def test_sparse_gradients_say_what_to_do(tmp_path, opened, configure, toy, optimizer):
+def test_sparse_gradients_name_the_remedy(tmp_path, opened, configure, toy, optimizer):
     class Looked(toy):
         def build_model(self):
             return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
@@ -477,7 +465,7 @@ def test_metrics_are_numbers_of_any_kind_and_shape(tmp_path, opened, configure, 
 def test_metric_that_is_not_one_number_is_named(tmp_path, opened, configure, toy, value):
     found = {"loss": torch.tensor(0.5), "f1": value}
     task = _task(toy, evaluate=lambda self, model, batches: found)
-    with pytest.raises(TaskError, match=r"evaluate\(\) gives 'f1' as .*; a metric is one number"):
+    with pytest.raises(TaskError, match=r"returned 'f1' as .*; a metric is one number"):
         list(opened(configure(), tmp_path, task).events())
 
 
@@ -492,7 +480,7 @@ def test_batch_norm_with_accumulation_warns(tmp_path, opened, configure, toy):
     opened(configure(), tmp_path / "alone", task)
 
 
-def test_model_in_evaluation_mode_warns_and_stays_in_it(tmp_path, opened, configure, toy):
+def test_model_in_eval_mode_warns_and_stays(tmp_path, opened, configure, toy):
     class Pretrained(toy):
         def build_model(self):
             return super().build_model().eval()
@@ -506,7 +494,7 @@ def test_model_in_evaluation_mode_warns_and_stays_in_it(tmp_path, opened, config
     ("frozen", "single", "warns"),
     [(False, False, True), (True, False, False), (False, True, False)],
 )
-def test_part_in_evaluation_mode_warns_where_it_is_trained(
+def test_trained_part_in_eval_mode_warns(
     tmp_path, opened, configure, toy, recwarn, frozen, single, warns
 ):
     """A ready-made backbone below one's own head; a frozen one and single modules are meant."""
@@ -549,7 +537,7 @@ class Drawing(Task):
         return Data(train=samples, val=samples)
 
 
-def test_what_a_task_draws_when_it_is_made_is_drawn_from_the_runs_seed(configure):
+def test_constructor_of_a_task_uses_the_runs_seed(configure):
     def drawn(seed):
         config = configure(seed=seed)
         task = config.task.model_copy(update={"name": f"{__name__}:Drawing"})
@@ -559,7 +547,7 @@ def test_what_a_task_draws_when_it_is_made_is_drawn_from_the_runs_seed(configure
     assert drawn(0) == drawn(0) != drawn(1)
 
 
-def test_initial_weights_do_not_depend_on_what_the_data_drew(tmp_path, opened, configure, toy):
+def test_initial_weights_are_independent_of_the_data(tmp_path, opened, configure, toy):
     def build_data(self):
         torch.rand(17)
         return toy.build_data(self)
@@ -576,7 +564,7 @@ def test_closing_twice_is_safe(tmp_path, opened, configure, toy):
     trainer.close()
 
 
-def test_events_reads_as_a_table_of_contents():
+def test_events_is_a_short_readable_function():
     import inspect
 
     from trainable.loop import Trainer
@@ -584,33 +572,33 @@ def test_events_reads_as_a_table_of_contents():
     assert len(inspect.getsource(Trainer.events).splitlines()) < 60  # its docstring included
 
 
-def test_a_metric_that_vanishes_between_reports_fails_the_run(tmp_path, opened, configure, toy):
+def test_metric_missing_from_a_later_report_fails_the_run(tmp_path, opened, configure, toy):
     queue = iter([{"loss": 1.0, "accuracy": 0.5}, {"loss": 1.0, "accuracy": 0.5}, {"loss": 0.9}])
     trainer = opened(
         configure(), tmp_path, _task(toy, evaluate=lambda self, model, batches: next(queue))
     )
     reports = []
-    with pytest.raises(TaskError, match="gave val/accuracy in report 2 and not in report 3"):
+    with pytest.raises(TaskError, match="returned val/accuracy in report 2 and not in report 3"):
         reports.extend(trainer.events())
 
 
-def test_a_metric_that_vanishes_after_a_resume_fails_the_run(tmp_path, opened, configure, toy):
+def test_metric_missing_after_a_resume_fails_the_run(tmp_path, opened, configure, toy):
     queue = iter([{"loss": 1.0, "accuracy": 0.5}, {"loss": 0.9}])
     task = _task(toy, evaluate=lambda self, model, batches: next(queue))
     first = opened(configure(), tmp_path, task)
     next(first.events())
     first.close()
-    with pytest.raises(TaskError, match="gave val/accuracy in report 1 and not in report 2"):
+    with pytest.raises(TaskError, match="returned val/accuracy in report 1 and not in report 2"):
         list(opened(configure(), tmp_path, task).events())
 
 
-def test_a_metric_that_comes_later_is_no_fault(tmp_path, opened, configure, toy):
+def test_metric_that_appears_later_is_accepted(tmp_path, opened, configure, toy):
     queue = iter([{"loss": 1.0}, {"loss": 1.0, "f1": 0.5}, {"loss": 0.9, "f1": 0.6}])
     task = _task(toy, evaluate=lambda self, model, batches: next(queue))
     assert len(list(opened(configure(), tmp_path, task).events())) == 3
 
 
-def test_validation_has_a_collate_of_its_own(tmp_path, opened, configure, toy):
+def test_validation_has_its_own_collate(tmp_path, opened, configure, toy):
     marks = {"trained": set(), "evaluated": set()}
 
     def marked(value):
@@ -633,7 +621,7 @@ def test_validation_has_a_collate_of_its_own(tmp_path, opened, configure, toy):
     assert marks == {"trained": {1.0}, "evaluated": {2.0}}
 
 
-def test_validation_without_targets_says_so(tmp_path, opened, configure, toy):
+def test_validation_without_targets_is_reported(tmp_path, opened, configure, toy):
     def build_data(self):
         inputs, targets = toy().build_data().train
         return Data(train=(inputs, targets), val=(inputs, torch.full_like(targets, -100)))

@@ -1,4 +1,4 @@
-"""Steps taken to see what a trial needs; what they take is measured in `tests/gpu`."""
+"""Steps that measure a trial's memory; `tests/gpu` checks the measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from trainable.config import TrialConfig
 from trainable.errors import NonFiniteLoss
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
-from trainable.memory_probe import measure_step, rehearse
+from trainable.memory_probe import measure_step, run_two_steps
 from trainable.task import Data, Task
 
 CPU = torch.device("cpu")
@@ -72,18 +72,18 @@ def _nothing_seen() -> None:
 
 
 @pytest.mark.parametrize("samples", [20, 4])
-def test_two_whole_steps_and_one_batch_of_the_evaluation(samples: int) -> None:
+def test_probe_takes_two_steps_and_one_evaluation_batch(samples: int) -> None:
     """The optimizer's state exists in the second step only; also where an epoch has one step."""
-    rehearse(_config(samples=samples), CPU)
+    run_two_steps(_config(samples=samples), CPU)
     assert seen == [(True, 2)] * 4 + [(False, 2)]
 
 
-def test_an_error_in_it_is_told_by_whoever_measures() -> None:
+def test_error_in_the_probe_is_reported() -> None:
     with pytest.raises(NonFiniteLoss):
-        rehearse(_config(samples=4, poison=True), CPU)
+        run_two_steps(_config(samples=4, poison=True), CPU)
 
 
-def test_nothing_is_measured_without_a_cuda_device() -> None:
+def test_probe_needs_a_cuda_device() -> None:
     assert measure_step(_config(samples=4), CPU) == {
         "failed": "found no CUDA device that torch can use"
     }
@@ -92,7 +92,7 @@ def test_nothing_is_measured_without_a_cuda_device() -> None:
 
 @pytest.mark.parametrize("total", [2**31, 2**36])
 @pytest.mark.parametrize("share", [0.01, 0.125, 0.5])
-def test_tensors_leave_room_for_the_context_of_their_process(share: float, total: int) -> None:
+def test_tensor_cap_leaves_room_for_the_context(share: float, total: int) -> None:
     fraction = tensor_fraction(share, total)
     assert share / 2 <= fraction < share
     assert fraction == share / 2 or fraction * total == pytest.approx(
@@ -100,5 +100,5 @@ def test_tensors_leave_room_for_the_context_of_their_process(share: float, total
     )
 
 
-def test_nothing_is_capped_where_a_trial_has_the_gpu_to_itself() -> None:
+def test_unshared_gpu_has_no_cap() -> None:
     assert tensor_fraction(1.0, 2**36) == 1.0

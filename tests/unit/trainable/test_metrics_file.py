@@ -1,4 +1,4 @@
-"""The curve on disk: once each step, durable, and cut back on resume."""
+"""The metrics file: each step once, durable, and cut back on resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert first == {"step": 1, "time": 1000, "metrics": {"train/loss": 1.0}}
 
 
-def test_nothing_logged_is_no_rows(tmp_path):
+def test_empty_file_has_no_rows(tmp_path):
     assert read_rows(tmp_path) == []
 
 
@@ -87,7 +87,7 @@ def test_lines_of_one_step_are_one_row(tmp_path):
     assert read_rows(tmp_path) == [Row(4, 20, {"train/loss": 1.0, "val/loss": 2.0})]
 
 
-def test_other_processes_see_rows_before_the_file_is_closed(tmp_path):
+def test_rows_are_visible_to_others_before_close(tmp_path):
     history = _open(tmp_path)
     history.append([_row(1)])
     assert len(read_rows(tmp_path)) == 1
@@ -118,7 +118,7 @@ def test_a_full_disk_is_named_with_the_curve(tmp_path):
     assert history._file.closed
 
 
-def test_so_it_is_when_the_curve_is_cut(tmp_path):
+def test_full_disk_while_cutting_is_named(tmp_path):
     class Full(LocalFiles):
         def replace(self, path, _):
             raise OSError(28, "No space left on device", str(path))
@@ -127,7 +127,7 @@ def test_so_it_is_when_the_curve_is_cut(tmp_path):
         History(tmp_path, Full.of(tmp_path), step=0)
 
 
-def test_whoever_has_been_replaced_appends_to_nothing(tmp_path):
+def test_replaced_writer_appends_nothing(tmp_path):
     """Also not when it stands right before it opens the file."""
     stale = _open(tmp_path)
     stale.append(map(_row, [1, 2]))

@@ -1,4 +1,4 @@
-"""Settings of how a model is run: the result stays, and evaluation still sees every output."""
+"""Model settings keep the result, and evaluation sees every output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _same(one, other):
 
 
 @pytest.mark.seeds("S21")
-def test_channels_last_changes_the_layout_and_nothing_else(tmp_path):
+def test_channels_last_changes_only_the_layout(tmp_path):
     seen = []
 
     class Watched(Pictures):
@@ -78,9 +78,7 @@ def test_channels_last_changes_the_layout_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("first", [False, True])
-def test_moments_follow_their_parameter_into_another_layout(
-    tmp_path, configure, opened, optimizer, first
-):
+def test_moments_follow_their_parameters_layout(tmp_path, configure, opened, optimizer, first):
     """Fused kernels take each moment from where its parameter's value would lie in memory."""
 
     def train(directory, channels_last, until=None):
@@ -97,7 +95,7 @@ def test_moments_follow_their_parameter_into_another_layout(
 
 
 @pytest.mark.seeds("S21")
-def test_activation_checkpointing_computes_blocks_twice_with_the_same_dropout(tmp_path):
+def test_activation_checkpointing_recomputes_with_same_dropout(tmp_path):
     task = load_task("char_lm", LM)
     expected = _train(tmp_path / "plain", task)
     _same(expected, _train(tmp_path / "again", task, activation_checkpointing=True))
@@ -136,7 +134,7 @@ def test_activation_checkpointing_updates_buffers_once(tmp_path, momentum):
     assert again["val/loss"] == metrics["val/loss"]
 
 
-def test_block_that_is_called_twice_is_computed_again_as_each_call_was():
+def test_block_called_twice_is_recomputed_per_call():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -157,7 +155,7 @@ def test_block_that_is_called_twice_is_computed_again_as_each_call_was():
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_block_whose_buffers_its_first_call_makes_is_computed_again():
+def test_block_with_lazy_buffers_is_recomputed():
     block = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
     model = nn.Sequential(block)
     prepare_model(model, TrainConfig(activation_checkpointing=True))
@@ -166,7 +164,7 @@ def test_block_whose_buffers_its_first_call_makes_is_computed_again():
     assert block[0].weight.grad.abs().sum() > 0
 
 
-def test_compiled_activation_checkpointing_updates_buffers_once(monkeypatch):
+def test_compiled_checkpointing_updates_buffers_once(monkeypatch):
     """Through all of the compiler but its code generator."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -176,7 +174,7 @@ def test_compiled_activation_checkpointing_updates_buffers_once(monkeypatch):
 
 
 @pytest.mark.seeds("S21")
-def test_compiled_forward_pass_keeps_names_hooks_and_results(tmp_path, monkeypatch):
+def test_compiled_forward_keeps_names_hooks_and_results(tmp_path, monkeypatch):
     """Traced by the real compiler; what it emits is run as it is, which needs no C++ compiler."""
     compile_with = torch.compile
     used = []
@@ -191,9 +189,7 @@ def test_compiled_forward_pass_keeps_names_hooks_and_results(tmp_path, monkeypat
     assert len(used) == 1
 
 
-def test_what_is_compiled_for_a_batch_does_not_depend_on_the_sizes_before_it(
-    tmp_path, monkeypatch
-):
+def test_compilation_ignores_earlier_batch_sizes(tmp_path, monkeypatch):
     """Code for any size rounds differently, and a run that resumes meets the sizes in another
     order.
     """
@@ -209,7 +205,7 @@ def test_what_is_compiled_for_a_batch_does_not_depend_on_the_sizes_before_it(
     assert {9, 6} <= set(sizes)
 
 
-def test_blocks_inside_blocks_are_left_to_the_outer_one():
+def test_nested_blocks_are_checkpointed_once():
     inner = nn.Module()
     inner.parts = nn.ModuleList([nn.Linear(2, 2)])
     model = nn.Module()
@@ -223,7 +219,7 @@ def test_blocks_inside_blocks_are_left_to_the_outer_one():
     ("options", "message"),
     [
         ({"channels_last": True}, "no two-dimensional convolution; remove it"),
-        ({"activation_checkpointing": True}, "neither a ModuleList nor is it a Sequential"),
+        ({"activation_checkpointing": True}, "neither has a ModuleList nor is it a Sequential"),
     ],
 )
 def test_settings_without_effect_are_refused(options, message):

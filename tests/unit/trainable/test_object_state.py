@@ -1,4 +1,4 @@
-"""State that no `state_dict()` has: a run cut in two ends as the whole one, or is refused."""
+"""State outside every `state_dict()`: a run cut in two equals a whole one, or is refused."""
 
 # ruff: noqa: ARG001  what stands in for something keeps its signature
 
@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from trainable.build import build_parts
 from trainable.errors import CheckpointError, TaskError
 from trainable.export import export_weights
-from trainable.read_back import check_state
+from trainable.read_back import check_resumable
 from trainable.task_state import move_modules
 
 
@@ -110,9 +110,7 @@ class Flipping(nn.Sequential):
 
 
 @pytest.mark.parametrize("model", [Unfreezing, Growing, Flipping])
-def test_what_torch_keeps_outside_the_state_dict_resumes_exactly(
-    tmp_path, opened, configure, toy, model
-):
+def test_state_outside_the_state_dict_resumes_exactly(tmp_path, opened, configure, toy, model):
     def build(self):
         return model()
 
@@ -210,7 +208,7 @@ def _factor(task, model, inputs):
 
 
 @pytest.mark.parametrize("hold", HOLDING)
-def test_what_a_task_holds_resumes_exactly(tmp_path, opened, configure, toy, hold):
+def test_state_of_the_task_resumes_exactly(tmp_path, opened, configure, toy, hold):
     class Holding(toy):
         def build_model(self):
             self.model = super().build_model()  # saved once, by the run
@@ -264,15 +262,13 @@ class Yielding(Iterating):
 @pytest.mark.parametrize(
     ("how", "named"), [(Lazily, "average"), (Iterating, "numbers"), (Yielding, "numbers")]
 )
-def test_what_could_not_be_restored_is_refused(tmp_path, opened, configure, toy, how, named):
+def test_unrestorable_state_is_refused(tmp_path, opened, configure, toy, how, named):
     kind = type("Refused", (how, toy), {})
-    message = (
-        rf"Refused\.{named} \(an object of type .*\) .*; a run that is resumed .*; .*override"
-    )
+    message = rf"Refused\.{named} \(an object of type .*\) .*; a resumed run .*; .*override"
     with pytest.raises(TaskError, match=message):
         list(opened(configure(every="1 step"), tmp_path, kind()).events())
     with pytest.raises(TaskError, match=message):
-        check_state(build_parts(configure(), device=torch.device("cpu"), task=kind()))
+        check_resumable(build_parts(configure(), device=torch.device("cpu"), task=kind()))
 
 
 def test_task_may_save_what_it_holds_itself(tmp_path, opened, configure, toy):
@@ -315,7 +311,7 @@ class Constants:
         return super().loss(model, batch)
 
 
-def test_what_does_not_change_is_neither_refused_nor_saved(tmp_path, opened, configure, toy):
+def test_constant_values_are_neither_refused_nor_saved(tmp_path, opened, configure, toy):
     task = type("Constant", (Constants, toy), {})()
     trainer = opened(configure(every="1 step"), tmp_path, task)
     list(trainer.events())
@@ -363,12 +359,12 @@ class Strange(nn.Sequential):
         (Strange, "cannot be read back.*more"),
     ],
 )
-def test_model_whose_state_no_new_one_takes_is_refused_at_once(
+def test_unloadable_model_state_is_refused_immediately(
     tmp_path, opened, configure, toy, model, message
 ):
     kind = type("Other", (toy,), {"build_model": lambda self: model()})  # noqa: ARG005
     with pytest.raises(TaskError, match=r"(?s)" + message):
-        check_state(build_parts(configure(), device=torch.device("cpu"), task=kind()))
+        check_resumable(build_parts(configure(), device=torch.device("cpu"), task=kind()))
     with pytest.raises(TaskError, match=r"(?s)" + message):
         list(opened(configure(every="1 step"), tmp_path, kind()).events())
 
@@ -376,7 +372,7 @@ def test_model_whose_state_no_new_one_takes_is_refused_at_once(
 def test_read_back_leaves_generators_alone(configure, toy):
     parts = build_parts(configure(), device=torch.device("cpu"), task=toy())
     before = torch.get_rng_state(), random.getstate()
-    check_state(parts)
+    check_resumable(parts)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
 
@@ -388,7 +384,7 @@ def test_modules_on_a_task_go_where_its_model_is(toy):
     assert task.holder["averages"][0].module.weight.device.type == "meta"
 
 
-def test_export_names_what_is_evaluated_in_the_model_s_place(tmp_path, opened, configure, toy):
+def test_export_names_what_is_evaluated_in_the_models_place(tmp_path, opened, configure, toy):
     class Averaging(toy):
         def build_model(self):
             model = super().build_model()

@@ -1,4 +1,4 @@
-"""Files that a task opens while it is built, without naming them, are compared at each start."""
+"""Files that a task opens while it is built are compared at each start."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def _train(directory: Path, module: str, until: int | None = None) -> None:
         list(trainer.events())
 
 
-def test_a_file_that_nobody_named_is_compared_when_a_run_is_resumed(
-    tmp_path: Path, module: str
-) -> None:
+def test_opened_file_is_compared_on_resume(tmp_path: Path, module: str) -> None:
     _train(tmp_path / "run", module, until=1)
     (tmp_path / "files/factor.txt").write_text("20.")
     with pytest.raises(ConfigError, match=r"something else .*\(opened file files/factor.txt\)"):
@@ -98,14 +96,14 @@ def _opened(module: str, reads: Callable[[], object]) -> dict[str, str]:
     ids=["read", "os.open", "memmap", "fromfile", "bytes"],
 )
 @pytest.mark.parametrize("absolute", [True, False])
-def test_however_it_is_opened(
+def test_every_way_of_opening_is_seen(
     tmp_path: Path, module: str, how: Callable[[str], object], absolute: bool
 ) -> None:
     path = str(tmp_path / "files/factor.txt") if absolute else "files/factor.txt"
     assert list(_opened(module, lambda: how(path))) == ["opened file files/factor.txt"]
 
 
-def test_what_is_written_hidden_or_elsewhere_is_left_out(
+def test_written_hidden_and_foreign_files_are_ignored(
     tmp_path: Path, module: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "base.pt"
@@ -120,7 +118,7 @@ def test_what_is_written_hidden_or_elsewhere_is_left_out(
     assert _opened(module, reads) == {}
 
 
-def test_a_link_beside_the_task_is_below_its_directory(
+def test_link_beside_the_task_is_below_its_directory(
     tmp_path: Path, module: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     target = tmp_path_factory.mktemp("elsewhere") / "base.pt"
@@ -142,7 +140,7 @@ _LARGE = 200 << 20  # sparse
 @pytest.mark.parametrize(
     ("size", "changed"), [(_LARGE - 1, None), (_LARGE, 0), (_LARGE, _LARGE - 1)]
 )
-def test_of_a_large_file_its_size_and_ends_are_looked_at(
+def test_large_file_is_compared_by_size_and_ends(
     tmp_path: Path, module: str, size: int, changed: int | None
 ) -> None:
     path = tmp_path / "files/large"

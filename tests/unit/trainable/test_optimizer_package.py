@@ -1,4 +1,4 @@
-"""LAMB and Lion, which come with an extra: the update itself, the defaults, and resumption."""
+"""LAMB and Lion of the extra package: the update, the defaults, and resume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _two_steps(name, gradients, **options):
 
 
 @pytest.mark.seeds("S8")
-def test_lion_takes_the_sign_of_the_interpolated_momentum():
+def test_lion_uses_the_sign_of_the_interpolated_momentum():
     """w <- w (1 - lr wd) - lr sign(b1 m + (1 - b1) g);  m <- b2 m + (1 - b2) g (Chen et al.)."""
     first, second = torch.tensor([3.0, -0.1, 0.0, 2.0]), torch.tensor([-0.2, 0.5, 1.0, -4.0])
     one, two = _two_steps("lion", [first, second])
@@ -46,7 +46,7 @@ def test_lion_takes_the_sign_of_the_interpolated_momentum():
 
 
 @pytest.mark.seeds("S8")
-def test_lamb_scales_the_adam_update_by_the_norm_of_the_weight():
+def test_lamb_scales_adam_updates_by_the_weight_norm():
     """r = m / (sqrt(v) + eps);  w <- w - lr |w| / |r| r, with decoupled decay (You et al., v3)."""
     gradient = torch.tensor([3.0, -0.1, 0.7, 2.0])
     (one,) = _two_steps("lamb", [gradient])
@@ -76,7 +76,7 @@ def test_defaults_are_the_documented_ones(name, lr, betas, eps):
 
 @pytest.mark.seeds("S27")
 @pytest.mark.parametrize("name", ["lion", "lamb"])
-def test_bytes_told_before_the_run_are_what_the_state_takes(name):
+def test_estimated_bytes_equal_state_bytes(name):
     model = nn.Linear(100, 100, bias=False)
     config = OptimizerConfig(name=name)
     optimizer = build_optimizer(config, decay_groups(model))
@@ -103,12 +103,12 @@ def test_run_resumes_exactly(tmp_path, opened, configure, toy, name):
     expected = list(whole.events())[-1].metrics
     steps = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(steps) == 7:
             raise Crash
         return False
 
-    crashed = opened(config, tmp_path / "cut", toy(), interrupted=interrupted)
+    crashed = opened(config, tmp_path / "cut", toy(), should_stop=should_stop)
     with pytest.raises(Crash):
         list(crashed.events())
     crashed.store.wait()

@@ -1,4 +1,6 @@
-"""Out of memory: recognised whoever says so; where allowed, the same steps in smaller parts."""
+"""Out of memory is recognised from every source; if allowed, the run continues with smaller
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -104,10 +106,10 @@ def test_fewer_samples_at_once_take_the_same_steps(
         for key in ("train/loss", "train/grad_norm"):
             assert one.metrics[key] == pytest.approx(other.metrics[key], rel=1e-12)
     log = (tmp_path / "parts/trial.log").read_text()
-    assert "out of memory: goes on from step 0 with 4 micro-batches of 4 samples" in log
+    assert "out of memory: resumes from step 0 with 4 micro-batches of 4 samples" in log
 
 
-def test_it_goes_on_from_the_newest_checkpoint(
+def test_resumes_from_the_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = _trial(tmp_path, halve_batch=True)
@@ -121,7 +123,7 @@ def test_it_goes_on_from_the_newest_checkpoint(
     assert "from step 3 with 2" in (tmp_path / "trial.log").read_text()
 
 
-def test_a_sample_that_does_not_fit_is_the_end(
+def test_single_sample_that_does_not_fit_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Greedy, "limit", 0)
@@ -131,7 +133,7 @@ def test_a_sample_that_does_not_fit_is_the_end(
     assert "raise train.accumulation" in result["failure"]["reason"]
 
 
-def test_by_default_it_is_the_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_ends_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Greedy, "limit", 8)
     (result,) = _run(_trial(tmp_path, halve_batch=False))
     assert result["ending"] == "failed"
@@ -139,7 +141,7 @@ def test_by_default_it_is_the_end_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(seen) == 1
 
 
-def test_what_is_asked_to_end_before_it_starts_trains_nothing(tmp_path: Path) -> None:
+def test_run_stopped_before_its_start_trains_nothing(tmp_path: Path) -> None:
     (tmp_path / "drain").touch()
     assert [r["ending"] for r in _run(_trial(tmp_path, halve_batch=False))] == ["interrupted"]
     (tmp_path / "stop").touch()
@@ -156,7 +158,7 @@ def test_finer_accumulation(batch_size: int, accumulation: int, finer: int | Non
     assert finer_accumulation(train) == finer
 
 
-def test_who_says_that_memory_could_not_be_had() -> None:
+def test_out_of_memory_errors_are_recognised() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(refused.value)

@@ -1,4 +1,4 @@
-"""What a task changes of its process is put back, or named: the next trial must not meet it."""
+"""Process state that a task changes is restored or named before the next trial."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _not_for_other_tests():
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_task_changed_is_put_back(tmp_path: Path, change: str) -> None:
+def test_process_state_changed_by_a_task_is_restored(tmp_path: Path, change: str) -> None:
     do, look = CHANGES[change]
     if change == "locale":
         locale.setlocale(locale.LC_ALL, "C.UTF-8")
@@ -114,7 +114,7 @@ def test_what_a_task_changed_is_put_back(tmp_path: Path, change: str) -> None:
     assert look() == before
 
 
-def test_processes_are_ended_with_what_they_started() -> None:
+def test_processes_are_ended_with_their_children() -> None:
     state = ProcessState()
     with subprocess.Popen(
         ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
@@ -139,7 +139,7 @@ def test_helpers_of_the_process_stay() -> None:
     assert psutil.Process(tracker._resource_tracker._pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_threads_that_go_on_are_named() -> None:
+def test_running_threads_are_named() -> None:
     state, over = ProcessState(), threading.Event()
     soon = threading.Thread(target=time.sleep, args=(0.05,))
     late = threading.Thread(target=over.wait, name="late", daemon=True)
@@ -162,6 +162,6 @@ print(*state.restore(), file=open(2, "w"))
 """
 
 
-def test_standard_streams_that_are_gone_are_named() -> None:
+def test_missing_standard_streams_are_named() -> None:
     said = subprocess.run([sys.executable, "-c", CLOSING], capture_output=True, text=True)
     assert said.stderr == "its standard streams\n"

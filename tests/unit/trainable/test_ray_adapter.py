@@ -1,4 +1,4 @@
-"""One trial as Ray sees it: the pointer that it is handed, and what a resumed one says first."""
+"""The Tune trainable: its pointer, its results, its endings, and pausing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
-from tests.chaos.runs import differences, without_measured
+from tests.chaos.killed_runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.custom_loop import Context
@@ -63,7 +63,7 @@ class Small(Task):
 
 
 class Talkative(Small):
-    """Says something in each window."""
+    """Prints a line in each window."""
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         print("what a task may say" * 100, flush=True)
@@ -71,7 +71,7 @@ class Talkative(Small):
 
 
 def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Sums up its epochs; knows the whole budget whenever it runs."""
+    """Sums up its epochs; receives the whole budget in each process."""
     del config
     total = context.restored["total"] if context.restored else 0
     for epoch in context.remaining_epochs():
@@ -80,7 +80,7 @@ def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
 
 
 def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
-    """Says a secret of its own, and dies of it."""
+    """Prints a secret and raises an error with it."""
     del config, context
     secret = os.environ["STORE_PASSWORD"]
     print(f"logging in as ada with {secret}")
@@ -90,7 +90,7 @@ def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
 
 
 def forgetful_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Has no state for what it trained last."""
+    """Yields no state with its last report."""
     for epoch, report in enumerate(own_loop(config, context), context.epoch + 1):
         yield report[0] if epoch == context.epochs else report
 
@@ -104,7 +104,7 @@ def untidy_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
 
 
 def leaving_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Means to end the process when it is closed."""
+    """Calls sys.exit when it is closed."""
     try:
         yield from own_loop(config, context)
     finally:
@@ -121,8 +121,8 @@ def _on_the_cpu_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def _trial(
     directory: Path,
     *,
-    until: int | None = None,
-    together: float = 0.0,
+    pause_at_epoch: int | None = None,
+    report_buffer_seconds: float = 0.0,
     task: str = "Small",
     precision: str = "fp32",
     **arguments: Any,
@@ -140,8 +140,8 @@ def _trial(
             "number": 0,
             "params": {},
             "config": config.model_dump(mode="json"),
-            "until": until,
-            "together": together,
+            "pause_at_epoch": pause_at_epoch,
+            "report_buffer_seconds": report_buffer_seconds,
             "directory": str(directory),
             "drain": str(directory / "drain"),
             "stop": str(directory / "stop"),
@@ -158,7 +158,7 @@ def _pointer(trial: TuneTrial, directory: Path) -> list[Any] | None:
     return pointer and [pointer["address"], pointer["step"], pointer["sha256"]]
 
 
-def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:
+def test_ray_receives_newest_committed_generation(tmp_path: Path) -> None:
     trial, before = _trial(tmp_path), None
     for _ in range(EPOCHS):
         result = trial.step()
@@ -177,9 +177,7 @@ def test_ray_is_handed_the_newest_committed_generation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "saved"), [("Small", True), ("own_loop", True), ("forgetful_loop", False)]
 )
-def test_the_last_result_tells_whether_all_that_was_trained_is_saved(
-    tmp_path: Path, task: str, saved: bool
-) -> None:
+def test_last_result_says_whether_all_is_saved(tmp_path: Path, task: str, saved: bool) -> None:
     trial = _trial(tmp_path, task=task)
     *_, last = (trial.step() for _ in range(EPOCHS))
     assert (last["ending"], last["saved"]) == ("finished", saved)
@@ -187,7 +185,7 @@ def test_the_last_result_tells_whether_all_that_was_trained_is_saved(
     trial.cleanup()
 
 
-def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path) -> None:
+def test_set_aside_checkpoint_is_reported_once(tmp_path: Path) -> None:
     first = _trial(tmp_path)
     first.step()
     (tmp_path / "drain").touch()
@@ -209,7 +207,7 @@ def test_a_checkpoint_that_was_set_aside_is_told_once_and_logged(tmp_path: Path)
     assert (tmp_path / "trial.log").read_text().count(told) == 1
 
 
-def test_the_first_result_of_an_attempt_says_what_auto_came_to_and_where(tmp_path: Path) -> None:
+def test_first_result_has_device_and_precision(tmp_path: Path) -> None:
     for task, told in (("Small", ON_THE_CPU), ("own_loop", {"device": "cpu"})):
         trial = _trial(tmp_path / task, task=task, precision="auto")
         results = [trial.step() for _ in range(EPOCHS)]
@@ -217,14 +215,14 @@ def test_the_first_result_of_an_attempt_says_what_auto_came_to_and_where(tmp_pat
         assert [result.get("resolved") for result in results] == [told, None, None]
 
 
-def test_a_trial_that_fails_before_its_first_report_says_where_it_ran(tmp_path: Path) -> None:
+def test_early_failure_reports_its_device(tmp_path: Path) -> None:
     trial = _trial(tmp_path, raises_after=1)
     result = trial.step()
     trial.cleanup()
     assert (result["ending"], result["resolved"]) == ("failed", ON_THE_CPU)
 
 
-def test_secrets_are_in_no_reason_traceback_or_log(
+def test_reasons_tracebacks_and_logs_hold_no_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORE_PASSWORD", "canary-1234")
@@ -243,12 +241,12 @@ def test_secrets_are_in_no_reason_traceback_or_log(
 
 
 def _fill(file: Any) -> None:
-    """Let the disk below an open file be full from now on."""
+    """Make each write to an open file fail with ENOSPC."""
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), file.fileno())
 
 
-def test_a_full_disk_below_curve_and_log_ends_the_trial_as_one(tmp_path: Path) -> None:
+def test_full_disk_is_a_storage_failure(tmp_path: Path) -> None:
     trial = _trial(tmp_path, task="Talkative")
     trial.step()
     _fill(trial._trainer._history._file)
@@ -259,7 +257,7 @@ def test_a_full_disk_below_curve_and_log_ends_the_trial_as_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_log_without_room_ends_no_trial(tmp_path: Path, opened: bool) -> None:
+def test_full_disk_of_the_log_ends_no_trial(tmp_path: Path, opened: bool) -> None:
     if not opened:
         (tmp_path / "trial.log").mkdir()
     trial = _trial(tmp_path, task="Talkative")
@@ -272,15 +270,13 @@ def test_a_log_without_room_ends_no_trial(tmp_path: Path, opened: bool) -> None:
 
 
 @pytest.mark.parametrize("task", ["Small", "own_loop"])
-def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
-    tmp_path: Path, task: str
-) -> None:
+def test_paused_and_resumed_trial_equals_uninterrupted(tmp_path: Path, task: str) -> None:
     once, paused = _trial(tmp_path / "once", task=task), tmp_path / "paused"
     expected = [once.step() for _ in range(EPOCHS)]
     once.cleanup()
     results = []
-    for until in (1, 2, None):
-        trial = _trial(paused, until=until, task=task)
+    for pause in (1, 2, None):
+        trial = _trial(paused, pause_at_epoch=pause, task=task)
         results.append(trial.step())
         files = LocalFiles.of(paused)
         assert not files.has_writer(), "whoever goes on with it need not fence this process"
@@ -289,21 +285,21 @@ def test_a_trial_that_pauses_and_goes_on_is_the_one_that_did_not(
         assert newest.epoch == results[-1]["epoch"], "it goes on from where it paused"
         trial.cleanup()
     assert [r["ending"] for r in results] == ["paused", "paused", "finished"]
-    assert [_told(r) for r in results] == [_told(r) for r in expected]
+    assert [_report_of(r) for r in results] == [_report_of(r) for r in expected]
     stores = CheckpointStore(tmp_path / "once"), CheckpointStore(paused)
     first, second = (store.load(store.generations()[-1]) for store in stores)
     assert differences(without_measured(first), without_measured(second)) == []
 
 
-def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) -> None:
+def test_buffered_reports_equal_single_reports(tmp_path: Path) -> None:
     each = _trial(tmp_path / "each")
     expected = [each.step() for _ in range(EPOCHS)]
     each.cleanup()
-    together = _trial(tmp_path / "together", together=60.0)
+    together = _trial(tmp_path / "together", report_buffer_seconds=60.0)
     result = together.step()
     together.cleanup()
     reports = [*result["earlier"], result]
-    assert list(map(_told, reports)) == list(map(_told, expected))
+    assert list(map(_report_of, reports)) == list(map(_report_of, expected))
     for one, other in zip(reports, expected, strict=True):
         assert [row[0] for row in one["rows"]] == [row[0] for row in other["rows"]]
         assert one["signals"] == other["signals"]
@@ -311,26 +307,26 @@ def test_reports_of_a_moment_are_told_together_and_are_the_same(tmp_path: Path) 
     assert "earlier" not in expected[0]
 
 
-def test_what_was_reported_before_an_end_is_told_with_it(tmp_path: Path) -> None:
-    fails = _trial(tmp_path / "fails", together=60.0, raises_after=25)
+def test_last_result_contains_buffered_reports(tmp_path: Path) -> None:
+    fails = _trial(tmp_path / "fails", report_buffer_seconds=60.0, raises_after=25)
     result = fails.step()
     fails.cleanup()
     assert result["ending"] == "failed"
     assert "objective" not in result
     assert [report["epoch"] for report in result["earlier"]] == [1, 2]
 
-    pauses = _trial(tmp_path / "pauses", together=60.0, until=2)
+    pauses = _trial(tmp_path / "pauses", report_buffer_seconds=60.0, pause_at_epoch=2)
     result = pauses.step()
     pauses.cleanup()
     assert (result["ending"], result["epoch"]) == ("paused", 2)
     assert [report["epoch"] for report in result["earlier"]] == [1]
 
 
-def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) -> None:
-    lost = _trial(tmp_path, until=1)
+def test_lost_pause_is_reported_by_the_next_worker(tmp_path: Path) -> None:
+    lost = _trial(tmp_path, pause_at_epoch=1)
     first = lost.step()
     lost.cleanup()
-    again = _trial(tmp_path, until=1)
+    again = _trial(tmp_path, pause_at_epoch=1)
     second = again.step()
     again.cleanup()
     assert (second["ending"], second["epoch"], second["objective"]) == (
@@ -341,24 +337,24 @@ def test_a_pause_that_was_not_told_is_told_by_the_next_worker(tmp_path: Path) ->
     assert second["rows"] == []
 
 
-def test_a_trial_beyond_the_epoch_at_which_it_should_pause_has_not_finished(
+def test_trial_past_its_pause_epoch_is_paused(
     tmp_path: Path,
 ) -> None:
-    ahead = _trial(tmp_path, until=2)
+    ahead = _trial(tmp_path, pause_at_epoch=2)
     ahead.step(), ahead.step()
     ahead.cleanup()
-    behind = _trial(tmp_path, until=1)
+    behind = _trial(tmp_path, pause_at_epoch=1)
     assert behind.step()["ending"] == "paused"
     behind.cleanup()
 
 
-def _told(result: dict[str, Any]) -> tuple[Any, ...]:
+def _report_of(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["epoch"], result["step"], result["objective"]
 
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
-def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str) -> None:
-    """Its process may then wait for another trial: with no loader, and no model in its memory."""
+def test_last_report_frees_loader_and_model(tmp_path: Path, ending: str) -> None:
+    """Its process may wait for another trial, without loader processes and without a model."""
     trial = _trial(tmp_path, loaded=True, raises_after=25 if ending == "failed" else None)
     assert "ending" not in trial.step()
     assert len(multiprocessing.active_children()) == 1
@@ -376,7 +372,7 @@ def test_what_a_run_holds_ends_with_its_last_report(tmp_path: Path, ending: str)
     trial.cleanup()
 
 
-def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> None:
+def test_node_without_the_sweep_directory_fails(tmp_path: Path) -> None:
     trial = _trial(tmp_path / "sweep" / "trials" / "0000")
     failure = trial.step()["failure"]
     trial.cleanup()
@@ -386,9 +382,7 @@ def test_a_node_that_does_not_see_the_sweep_trains_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_mount_that_was_lost_is_the_storages_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_mount_is_a_storage_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = os.stat
 
     def lost(path: Any, *args: Any, **more: Any) -> os.stat_result:
@@ -404,7 +398,7 @@ def test_a_mount_that_was_lost_is_the_storages_doing(
 
 
 @pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
-def test_a_clean_up_that_fails_is_told_by_its_own_log_alone(tmp_path: Path, task: str) -> None:
+def test_failing_clean_up_is_logged_only(tmp_path: Path, task: str) -> None:
     trial = _trial(tmp_path / "0000", task=task)
     assert trial.step()["epoch"] == 1
     for number in (1, 2):
@@ -424,14 +418,14 @@ import ray
 from trainable import ray_adapter
 ray.is_initialized = lambda: True
 ray.get_runtime_context = lambda: SimpleNamespace(get_actor_id=lambda: "an actor's")
-ray_adapter._LOOK_SECONDS, ray_adapter._RAY_SECONDS = 0.05, 0.1
-ray_adapter._end_with_raylet()
+ray_adapter._RAYLET_POLL_SECONDS, ray_adapter._RAY_GRACE_SECONDS = 0.05, 0.1
+ray_adapter._exit_with_raylet()
 print("ready", flush=True)
 time.sleep(60)
 """
 
 
-def test_a_worker_ends_when_its_raylet_has() -> None:
+def test_worker_exits_after_its_raylet() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as raylet,
         subprocess.Popen(  # not from its raylet: a worker may be the fork of another process

@@ -1,4 +1,4 @@
-"""The flagship promise: a run that was stopped anywhere ends bit for bit like one that was not."""
+"""A run stopped anywhere ends bit for bit like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import CheckpointError
-from trainable.inspect_task import examine
+from trainable.inspect_task import inspect_config
 from trainable.metrics_file import History, read_resumptions, read_rows
 from trainable.storage.local import LocalFiles
 
@@ -50,12 +50,12 @@ def _curve(directory):
 def _crash_at(call):
     counter = itertools.count(1)
 
-    def interrupted():
+    def should_stop():
         if next(counter) == call:
             raise Crash
         return False
 
-    return interrupted
+    return should_stop
 
 
 def _run(trainer):
@@ -76,7 +76,7 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
     whole = opened(config, tmp_path / "whole", toy())
     _run(whole)
 
-    crashed = opened(config, tmp_path / "cut", toy(), interrupted=_crash_at(crash_at))
+    crashed = opened(config, tmp_path / "cut", toy(), should_stop=_crash_at(crash_at))
     with pytest.raises(Crash):
         _run(crashed)
     torch.manual_seed(99)  # whatever happened in between must not matter
@@ -107,7 +107,7 @@ def test_every_kind_of_run_resumes_exactly(tmp_path, opened, configure, toy, opt
     whole = opened(config, tmp_path / "whole", toy())
     _run(whole)
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", toy(), interrupted=_crash_at(7)))
+        _run(opened(config, tmp_path / "cut", toy(), should_stop=_crash_at(7)))
     resumed = opened(config, tmp_path / "cut", toy())
     assert 0 < resumed.state.progress.step < whole.state.progress.step
     _run(resumed)
@@ -150,7 +150,7 @@ def test_run_with_groups_of_its_own_resumes_exactly(tmp_path, opened, configure,
     ]
 
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(crash_at)))
+        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(crash_at)))
     torch.manual_seed(99)
     resumed = opened(config, tmp_path / "cut", task())
     assert 0 < resumed.state.progress.step < whole.state.progress.step
@@ -177,14 +177,14 @@ class Weighing:
         return part * torch.exp(-self.balance) + weight * self.balance, weight
 
 
-def test_what_is_trained_outside_the_model_resumes_exactly(tmp_path, opened, configure, toy):
+def test_parameters_outside_the_model_resume_exactly(tmp_path, opened, configure, toy):
     kind = type("WeighingToy", (Weighing, toy), {})
     config = configure(every="2 steps")
     whole, cut = kind(), kind()
     trained = opened(config, tmp_path / "whole", whole)
     _run(trained)
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", kind(), interrupted=_crash_at(7)))
+        _run(opened(config, tmp_path / "cut", kind(), should_stop=_crash_at(7)))
     resumed = opened(config, tmp_path / "cut", cut)
     assert resumed.resumed_at > 0
     _run(resumed)
@@ -193,15 +193,13 @@ def test_what_is_trained_outside_the_model_resumes_exactly(tmp_path, opened, con
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
-def test_state_without_what_is_trained_outside_the_model_is_refused(
-    tmp_path, opened, configure, toy
-):
+def test_missing_state_of_outside_parameters_is_refused(tmp_path, opened, configure, toy):
     _run(opened(configure(), tmp_path, toy(), until=1))
     with pytest.raises(CheckpointError, match="lacks the keys \\['outside'\\]"):
         opened(configure(), tmp_path, type("WeighingToy", (Weighing, toy), {})())
 
 
-def test_what_is_trained_outside_the_model_keeps_its_shape(tmp_path, opened, configure, toy):
+def test_outside_parameters_keep_their_shape(tmp_path, opened, configure, toy):
     kind = type("WeighingToy", (Weighing, toy), {})
     _run(opened(configure(optimizer={"name": "sgd"}), tmp_path, kind(), until=1))
     other = kind()
@@ -231,9 +229,7 @@ class Decaying:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_state_whose_groups_hold_other_parameters_is_refused(
-    tmp_path, opened, configure, toy, optimizer
-):
+def test_groups_with_other_parameters_are_refused(tmp_path, opened, configure, toy, optimizer):
     before, now = type("Before", (Decaying, Sequences, toy), {}), type("Now", (Sequences, toy), {})
     config = configure(optimizer={"name": optimizer})
     _run(opened(config, tmp_path, before(), until=1))
@@ -248,9 +244,7 @@ def test_state_whose_groups_hold_other_parameters_is_refused(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_moments_of_parameters_of_another_shape_are_refused(
-    tmp_path, opened, configure, toy, optimizer
-):
+def test_moments_of_another_shape_are_refused(tmp_path, opened, configure, toy, optimizer):
     """Fused kernels would read beyond the end of the smaller ones."""
 
     def task(*order):
@@ -261,8 +255,8 @@ def test_moments_of_parameters_of_another_shape_are_refused(
     _run(opened(config, tmp_path, task(0, 3), until=1))
     with pytest.raises(
         CheckpointError,
-        match=r"does not fit .* is of a parameter of shape \[8, 5\], in whose place the task has "
-        r"one of shape \[3, 8\]\); ",
+        match=r"does not fit .* belongs to a parameter of shape \[8, 5\], but the task's "
+        r"parameter has shape \[3, 8\]\); ",
     ):
         opened(config, tmp_path, task(3, 0))
 
@@ -284,7 +278,7 @@ def _run_drawing(toy, opened, config, directory, *, crash_after=None):
             raise Crash
         return False
 
-    trainer = opened(config, directory, Drawing(), interrupted=after_each_step)
+    trainer = opened(config, directory, Drawing(), should_stop=after_each_step)
     try:
         _run(trainer)
     except Crash:
@@ -294,7 +288,7 @@ def _run_drawing(toy, opened, config, directory, *, crash_after=None):
 
 @pytest.mark.seeds("S15")
 @pytest.mark.parametrize("crash_after", [3, 4, 7])
-def test_generators_are_the_same_after_each_step_that_follows_a_crash(
+def test_generators_are_equal_after_each_resumed_step(
     tmp_path, opened, configure, toy, crash_after
 ):
     config = configure(every="2 steps")
@@ -315,9 +309,7 @@ def test_generators_are_the_same_after_each_step_that_follows_a_crash(
             assert _equal(whole[step][name], found[name]), (step, name)
 
 
-def test_epoch_whose_last_window_fp16_skips_is_the_same_across_an_interruption_before_it(
-    tmp_path, opened, configure, toy
-):
+def test_fp16_skipped_last_window_survives_an_interruption(tmp_path, opened, configure, toy):
     """The last row's metrics are in the file then, and nothing follows it but the boundary's."""
 
     class Overflowing(toy):
@@ -337,7 +329,7 @@ def test_epoch_whose_last_window_fp16_skips_is_the_same_across_an_interruption_b
     def before_it():
         return trainer.state.progress.step == 7
 
-    trainer = opened(config, tmp_path / "cut", Overflowing(), interrupted=before_it)
+    trainer = opened(config, tmp_path / "cut", Overflowing(), should_stop=before_it)
     assert len(_run(trainer)) == 1
     trainer = opened(config, tmp_path / "cut", Overflowing())
     assert [report.epoch for report in _run(trainer)] == [2, 3]
@@ -345,7 +337,7 @@ def test_epoch_whose_last_window_fp16_skips_is_the_same_across_an_interruption_b
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
-def test_first_epoch_that_fp16_skips_whole_stays_in_the_curve(tmp_path, opened, configure, toy):
+def test_fp16_skipped_first_epoch_stays_in_the_curve(tmp_path, opened, configure, toy):
     class Overflowing(toy):
         def loss(self, model, batch):
             part, weight = super().loss(model, batch)
@@ -365,11 +357,11 @@ def test_first_epoch_that_fp16_skips_whole_stays_in_the_curve(tmp_path, opened, 
     assert curve == _curve(tmp_path / "cut")
 
 
-def test_interruptions_are_remembered_where_the_run_went_on(tmp_path, opened, configure, toy):
+def test_interruptions_are_counted_where_the_run_resumed(tmp_path, opened, configure, toy):
     config = configure(every="2 steps")
     for crash in (3, 4):  # after step 3, and four steps after that
         with pytest.raises(Crash):
-            _run(opened(config, tmp_path, toy(), interrupted=_crash_at(crash)))
+            _run(opened(config, tmp_path, toy(), should_stop=_crash_at(crash)))
     last = opened(config, tmp_path, toy())
     marks = read_resumptions(tmp_path)
     assert marks == sorted({2, last.resumed_at})
@@ -389,7 +381,7 @@ def test_plateau_remembers_across_a_crash(tmp_path, opened, configure, toy):
     config = configure(every="2 steps", schedule=plateau, optimizer={"lr": 1e-3})
     _run(opened(config, tmp_path / "whole", task()))
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(7)))
+        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(7)))
     _run(opened(config, tmp_path / "cut", task()))
     curve = _curve(tmp_path / "cut")
     assert curve == _curve(tmp_path / "whole")
@@ -402,7 +394,7 @@ def test_rows_beyond_the_checkpoint_are_cut_back(tmp_path, opened, configure, to
     config = configure(every="3 epochs")
     _run(opened(config, tmp_path / "whole", task()))
     with pytest.raises(Crash):
-        _run(opened(config, tmp_path / "cut", task(), interrupted=_crash_at(11)))
+        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(11)))
     assert _curve(tmp_path / "cut")[-1][0] == 8
     resumed = opened(config, tmp_path / "cut", task())
     assert _curve(tmp_path / "cut")[-1][0] == resumed.state.progress.step == 4
@@ -410,9 +402,7 @@ def test_rows_beyond_the_checkpoint_are_cut_back(tmp_path, opened, configure, to
     assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
 
 
-def test_rows_are_durable_before_the_checkpoint_that_covers_them(
-    tmp_path, opened, configure, toy, monkeypatch
-):
+def test_rows_are_durable_before_their_checkpoint(tmp_path, opened, configure, toy, monkeypatch):
     trainer = opened(configure(epochs=1), tmp_path, toy())
     order = []
     for owner, name in ((History, "sync"), (LocalFiles, "commit")):
@@ -427,9 +417,7 @@ def test_rows_are_durable_before_the_checkpoint_that_covers_them(
     assert order == ["sync", "commit"]
 
 
-def test_augmentation_is_the_same_for_any_workers_and_across_a_crash(
-    tmp_path, opened, configure, toy
-):
+def test_augmentation_is_equal_for_any_workers_and_a_crash(tmp_path, opened, configure, toy):
     """Dropout and augmentation on; no worker, two workers, and two workers with a crash."""
     states = []
     for workers in (0, 2):
@@ -438,7 +426,7 @@ def test_augmentation_is_the_same_for_any_workers_and_across_a_crash(
         _run(trainer)
         states.append(trainer.state.state_dict())
         trainer.close()
-    crashed = opened(config, tmp_path / "cut", toy(augmented=True), interrupted=_crash_at(6))
+    crashed = opened(config, tmp_path / "cut", toy(augmented=True), should_stop=_crash_at(6))
     with pytest.raises(Crash):
         _run(crashed)
     crashed.close()
@@ -462,12 +450,12 @@ def test_augmentation_does_not_depend_on_micro_batches(tmp_path, opened, configu
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_interrupted_run_saves_where_it_stands_and_goes_on(tmp_path, opened, configure, toy):
+def test_interrupted_run_saves_and_resumes(tmp_path, opened, configure, toy):
     config = configure()
     whole = opened(config, tmp_path / "whole", toy())
     expected = _run(whole)
     steps = itertools.count(1)
-    stopped = opened(config, tmp_path / "cut", toy(), interrupted=lambda: next(steps) >= 6)
+    stopped = opened(config, tmp_path / "cut", toy(), should_stop=lambda: next(steps) >= 6)
     first = _run(stopped)
     assert [report.epoch for report in first] == [1]
     resumed = opened(config, tmp_path / "cut", toy())
@@ -480,7 +468,7 @@ def test_interrupted_run_saves_where_it_stands_and_goes_on(tmp_path, opened, con
     assert _equal(whole.state.state_dict(), resumed.state.state_dict())
 
 
-def test_finished_run_reports_its_end_once_more(tmp_path, opened, configure, toy):
+def test_finished_run_repeats_its_last_report(tmp_path, opened, configure, toy):
     config = configure()
     last = _run(opened(config, tmp_path, toy()))[-1]
     (again,) = _run(opened(config, tmp_path, toy()))
@@ -490,7 +478,7 @@ def test_finished_run_reports_its_end_once_more(tmp_path, opened, configure, toy
     assert again.checkpoint == last.checkpoint
 
 
-def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, toy):
+def test_run_starts_from_another_runs_checkpoint(tmp_path, opened, configure, toy):
     config = configure(epochs=2)
     donor = opened(config, tmp_path / "donor", toy())
     _run(donor)
@@ -500,9 +488,7 @@ def test_run_starts_from_another_runs_generation(tmp_path, opened, configure, to
     assert [r.epoch for r in _run(copied)] == [2]
 
 
-def test_run_that_starts_from_another_one_keeps_its_groups_multipliers(
-    tmp_path, opened, configure, toy
-):
+def test_warm_started_run_keeps_group_multipliers(tmp_path, opened, configure, toy):
     def task(multiplier):
         group = {"lr_multiplier": multiplier}
         groups = lambda self, model: [{"params": model.parameters(), **group}]  # noqa: ARG005, E731
@@ -518,7 +504,7 @@ def test_run_that_starts_from_another_one_keeps_its_groups_multipliers(
 
 
 @pytest.mark.parametrize(("size", "again"), [(12, 0), (6, 0), (4, 0), (8, 0), (9, 6), (30, 24)])
-def test_other_batches_in_the_middle_of_an_epoch_leave_no_sample_out(
+def test_batch_size_change_in_mid_epoch_loses_no_sample(
     tmp_path, opened, configure, toy, size, again
 ):
     """What is more than a whole new window comes twice instead."""
@@ -532,7 +518,7 @@ def test_other_batches_in_the_middle_of_an_epoch_leave_no_sample_out(
 
     asked = iter([False, True])
     first = opened(
-        configure(epochs=1), tmp_path, Seen(samples=60), interrupted=lambda: next(asked)
+        configure(epochs=1), tmp_path, Seen(samples=60), should_stop=lambda: next(asked)
     )
     _run(first)
     assert len(seen) == 24
@@ -565,9 +551,7 @@ class Counted(Task):
 """
 
 
-def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_trained(
-    tmp_path, opened, configure, monkeypatch
-):
+def test_unreadable_state_is_refused_before_training(tmp_path, opened, configure, monkeypatch):
     """And by whoever saves it, for it may turn so later."""
     (tmp_path / "counting_task.py").write_text(COUNTING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -582,10 +566,10 @@ def test_model_whose_state_could_not_be_read_back_is_refused_before_it_is_traine
         _run(trainer)
     assert trainer.state.progress.step == 2
     with pytest.raises(CheckpointError, match=wanted):
-        examine(config)
+        inspect_config(config)
 
 
-def test_momentum_made_in_advance_is_kept_where_a_state_has_none(tmp_path, opened, configure, toy):
+def test_eager_momentum_is_kept_if_a_state_has_none(tmp_path, opened, configure, toy):
     """Else a first step that fp16 skips would leave whatever the memory held."""
     donor = opened(configure(optimizer={"name": "sgd", "momentum": 0.0}), tmp_path, toy(), until=1)
     _run(donor)
@@ -604,14 +588,14 @@ from trainable import TrialConfig, open_trainer
 config = TrialConfig.model_validate_json(sys.argv[1])
 step = iter(range(1, 1000))
 with open_trainer(config, Path(sys.argv[2]), device="cpu", threads=1,
-                  interrupted=lambda: next(step) == 52 and os._exit(1)) as trainer:
+                  should_stop=lambda: next(step) == 52 and os._exit(1)) as trainer:
     for report in trainer.events():
         pass
 """
 
 
 @pytest.mark.seeds("S17")
-def test_process_that_dies_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
+def test_crash_in_the_third_epoch_leaves_one_continuous_curve(tmp_path):
     config = TrialConfig.model_validate(
         {
             "task": {"name": "digits", "model": "mlp", "width": 8, "dropout": 0.1},

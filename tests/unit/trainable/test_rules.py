@@ -1,4 +1,4 @@
-"""The training rules: what holds for new runs, and what stays as it was for those begun before."""
+"""Training rules: those of new runs, and those kept for older ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _undecayed(model: nn.Module) -> set[str]:
     return {names[id(p)] for p in group["params"]}
 
 
-def test_tensors_with_fewer_than_two_dimensions_do_not_decay() -> None:
+def test_tensors_below_two_dimensions_do_not_decay() -> None:
     block = Block()
     assert _undecayed(block) == {
         "conv.bias", "norm.weight", "gamma", "layer_scale", "temperature", "head.bias"
@@ -60,7 +60,7 @@ def test_tensors_with_fewer_than_two_dimensions_do_not_decay() -> None:
     assert len(listed) == len(list(block.parameters()))
 
 
-def test_under_the_earliest_rules_the_groups_are_what_they_were() -> None:
+def test_earliest_rules_keep_their_groups() -> None:
     block = Block()
     block.embedding.requires_grad_(False)
     with under_rules(EARLIEST):
@@ -69,13 +69,13 @@ def test_under_the_earliest_rules_the_groups_are_what_they_were() -> None:
     assert id(block.embedding.weight) not in listed
 
 
-def test_a_wholly_frozen_model_is_refused() -> None:
+def test_fully_frozen_model_is_refused() -> None:
     with pytest.raises(TaskError, match="no parameter to train"):
         check_groups(OptimizerConfig(), decay_groups(nn.Linear(3, 2).requires_grad_(False)))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adafactor"])
-def test_what_is_frozen_stays_as_it_is_and_is_trained_once_it_is_not(name: str) -> None:
+def test_frozen_parameters_train_once_unfrozen(name: str) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model[0].requires_grad_(False)
     config = OptimizerConfig(name=name, lr=0.1, weight_decay=0.1)  # type: ignore[arg-type]
@@ -152,21 +152,21 @@ def _drawn(tmp_path: Path, config: TrialConfig) -> list[float]:
         return [report.metrics["val/drawn"] for report in trainer.events()]
 
 
-def test_all_trials_are_validated_on_the_same_under_the_same_draws(tmp_path: Path) -> None:
+def test_all_trials_share_validation_samples_and_draws(tmp_path: Path) -> None:
     first, second = (_drawn(tmp_path / str(seed), _config(seed)) for seed in (1, 2))
     assert first == second
     other = _drawn(tmp_path / "other", _config(1, data_seed=6))
     assert other != first
 
 
-def test_weights_and_the_order_of_training_are_a_trials_own() -> None:
+def test_weights_and_order_depend_on_the_trial() -> None:
     first, second = (build_parts(_config(seed), device=CPU) for seed in (1, 2))
     assert not torch.equal(*(next(parts.model.parameters()) for parts in (first, second)))
     assert not torch.equal(first.train.plan.order(0), second.train.plan.order(0))
     assert first.task.more == second.task.more  # type: ignore[attr-defined]
 
 
-def test_an_evaluation_that_draws_leaves_training_as_it_is(tmp_path: Path) -> None:
+def test_random_draws_in_evaluation_do_not_affect_training(tmp_path: Path) -> None:
     trained = []
     for more in (0, 3):
         set_seed(0)
@@ -181,7 +181,7 @@ def test_an_evaluation_that_draws_leaves_training_as_it_is(tmp_path: Path) -> No
     assert torch.equal(*trained)
 
 
-def test_under_the_earliest_rules_each_trial_draws_its_own_split() -> None:
+def test_earliest_rules_split_per_trial() -> None:
     first, second = (
         build_parts(_config(seed, training_rules=EARLIEST), device=CPU) for seed in (1, 2)
     )

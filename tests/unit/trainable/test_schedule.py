@@ -1,4 +1,4 @@
-"""Schedules against torch's own, at every step."""
+"""Learning rate schedules equal torch's at every step."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_step_decay():
 
 @pytest.mark.seeds("S10")
 @pytest.mark.parametrize("warmup", [1, 7, 40])
-def test_step_decay_counts_its_epochs_from_the_first_step_also_through_a_warmup(warmup):
+def test_step_decay_counts_epochs_through_the_warmup(warmup):
     expected = [
         PEAK * min(1, (step + 1) / (warmup + 1)) * 0.5 ** (step // (3 * PER_EPOCH))
         for step in range(TOTAL)
@@ -171,7 +171,7 @@ def test_plateau(mode):
         assert schedule.factor(0) * PEAK == pytest.approx(optimizer.param_groups[0]["lr"])
 
 
-def test_plateau_does_not_listen_during_the_warmup_and_survives_a_restart():
+def test_plateau_ignores_the_warmup_and_survives_a_restart():
     config = ScheduleConfig(name="plateau", gamma=0.5, patience=0, warmup=12)
 
     def make():

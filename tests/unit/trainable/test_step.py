@@ -1,4 +1,4 @@
-"""What one step does when something is wrong: overflow, non-finite losses, ignored windows."""
+"""Errors within one step: overflow, non-finite losses, ignored windows."""
 
 # ruff: noqa: ARG002, ARG004  what stands in for something keeps its signature
 
@@ -76,7 +76,7 @@ GOOD = (torch.ones(2, 3), 1.0)
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_non_finite_loss_names_the_step_and_changes_no_parameter(value, precision):
+def test_non_finite_loss_changes_no_parameter(value, precision):
     step = _step(precision=precision)
     step([GOOD], 1)
     before = _weights(step)
@@ -87,7 +87,7 @@ def test_non_finite_loss_names_the_step_and_changes_no_parameter(value, precisio
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_non_finite_gradient_of_a_finite_loss_changes_no_parameter(precision):
+def test_non_finite_gradient_changes_no_parameter(precision):
     step = _step(FiniteLossInfiniteGradient(), precision=precision)
     before = _weights(step)
     with pytest.raises(NonFiniteGradient, match="at step 7"):
@@ -108,7 +108,7 @@ def test_fp16_overflow_is_skipped_and_advances_nothing():
 
 
 @pytest.mark.seeds("S1")
-def test_fp16_gradients_are_unscaled_before_they_are_measured():
+def test_fp16_gradients_are_unscaled_before_measuring():
     plain, scaled = _step(), _step(precision="fp16")
     expected, found = plain([GOOD], 1), scaled([GOOD], 1)
     assert found.taken
@@ -116,7 +116,7 @@ def test_fp16_gradients_are_unscaled_before_they_are_measured():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
-def test_deferred_stop_freezes_parameters_from_the_bad_step_on(optimizer):
+def test_deferred_stop_freezes_parameters_at_the_bad_step(optimizer):
     """What an accelerator does: nobody reads the values, the fused kernel stops itself."""
     step = _step(optimizer=optimizer)
     step._reads_at_once = False
@@ -142,7 +142,7 @@ def test_deferred_values_equal_the_values_read_at_once():
         torch.testing.assert_close(value, deferred.model.state_dict()[key])
 
 
-def test_losses_and_weights_of_one_element_are_those_of_one_number():
+def test_one_element_losses_equal_scalars():
     class Kept(Scripted):
         def loss(self, model, batch):
             total, weight = super().loss(model, batch)
@@ -156,13 +156,13 @@ def test_losses_and_weights_of_one_element_are_those_of_one_number():
     assert _equal(_weights(plain), _weights(kept))
 
 
-def test_weight_on_the_host_is_read_where_the_training_is_elsewhere():
+def test_weight_on_the_host_is_read_from_the_host():
     step = _step()
     step.device, step._reads_at_once = torch.device("meta"), False
     assert isinstance(step._read(torch.tensor(2)), int)
 
 
-def test_optimizer_without_a_stop_on_the_device_waits_and_raises():
+def test_optimizer_without_device_stop_syncs_and_raises():
     step = _step(optimizer="adafactor")
     step._reads_at_once = False
     before = _weights(step)
@@ -191,14 +191,14 @@ EMPTY = (GOOD[0], 0.0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_micro_batch_without_targets_may_have_a_constant_loss(precision):
+def test_micro_batch_without_targets_may_have_constant_loss(precision):
     alone, among = _step(Sparse(), precision=precision), _step(Sparse(), precision=precision)
     assert alone([GOOD], 1).loss == among([EMPTY, GOOD, EMPTY], 1).loss
     assert _equal(_weights(alone), _weights(among))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_window_without_targets_may_have_a_constant_loss(precision):
+def test_window_without_targets_may_have_constant_loss(precision):
     ignored, constant = _step(precision=precision), _step(Sparse(), precision=precision)
     for number, window in enumerate([[EMPTY], [GOOD], [EMPTY, EMPTY]], 1):
         one, other = ignored(window, number), constant(window, number)
@@ -218,7 +218,7 @@ def test_constant_loss_with_a_weight_is_refused():
 
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_loss_without_the_model_says_what_to_do(precision, requires_grad):
+def test_loss_without_the_model_names_the_remedy(precision, requires_grad):
     class Detached(Task):
         def loss(self, model, batch):
             return torch.ones((), requires_grad=requires_grad), 1.0
@@ -227,7 +227,7 @@ def test_loss_without_the_model_says_what_to_do(precision, requires_grad):
         _step(Detached(), precision=precision)([GOOD], 1)
 
 
-def test_learning_rate_returned_is_the_one_applied():
+def test_returned_learning_rate_is_the_applied_one():
     step = _step()
     assert [step([GOOD], n).lr for n in (1, 2, 3)] == pytest.approx([0.1, 0.09, 0.08])
 
@@ -245,7 +245,7 @@ class Teaching(Scripted):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_weights_that_a_loss_swaps_in_serve_no_pass_after_it(precision):
+def test_weights_swapped_in_by_a_loss_are_used_once(precision):
     plain, teaching = (_step(task, precision=precision) for task in (Scripted(), Teaching()))
     assert teaching([GOOD], 1).loss == plain([GOOD], 1).loss
     assert _equal(_weights(teaching), _weights(plain))

@@ -1,4 +1,4 @@
-"""The order of a step, call by call, and that nothing of a step outlives it."""
+"""The order of calls in a step, and that nothing of it outlives the step."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_outcome_keeps_no_graph(deferred):
 
 
 @pytest.mark.seeds("S14")
-def test_what_is_logged_is_plain_floats(tmp_path, opened, configure, toy):
+def test_logged_values_are_plain_floats(tmp_path, opened, configure, toy):
     trainer = opened(configure(layer_norms_every=1), tmp_path, toy())
     for report in trainer.events():
         values = [v for row in report.rows for v in row.metrics.values()]

@@ -1,4 +1,4 @@
-"""Losses, parameter groups, default evaluation, and finding tasks by name."""
+"""Losses, parameter groups, default evaluation, and tasks by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainable.task import Data, Task, check_data, decay_groups, load_task
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(9,), (9, 4)])
-def test_cross_entropy_divided_by_its_weight_is_torchs_mean(smoothing, weighted, shape):
+def test_weighted_cross_entropy_equals_torchs_mean(smoothing, weighted, shape):
     torch.manual_seed(0)
     logits = torch.randn(shape[0], 5, *shape[1:], dtype=torch.float64)
     targets = torch.randint(5, shape)
@@ -32,7 +32,7 @@ def test_cross_entropy_divided_by_its_weight_is_torchs_mean(smoothing, weighted,
 
 
 @pytest.mark.seeds("S13")
-def test_cross_entropy_with_probabilities_and_another_ignored_class():
+def test_cross_entropy_with_probabilities_and_ignored_class():
     torch.manual_seed(0)
     logits = torch.randn(6, 3)
     chances = torch.rand(6, 3).softmax(dim=1)
@@ -45,7 +45,7 @@ def test_cross_entropy_with_probabilities_and_another_ignored_class():
 
 
 @pytest.mark.parametrize("weight", [None, torch.arange(1.0, 257.0)])
-def test_cross_entropy_takes_classes_that_are_bytes(weight):
+def test_cross_entropy_accepts_byte_classes(weight):
     torch.manual_seed(0)
     logits = torch.randn(4, 256)
     targets = torch.tensor([1, 2, 1, 156])  # as a mask all classes; the last is -100 as a byte
@@ -72,7 +72,7 @@ WEIGHTS = [1, 2, 0.5, 1, 1, 3, 1, 0.1, 1, 1]
 
 @pytest.mark.seeds("S13")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
-def test_smoothing_is_searched_and_class_weights_are_set_in_a_spec(tmp_path, precision, tolerance):
+def test_smoothing_is_searchable_and_class_weights_fixed(tmp_path, precision, tolerance):
     spec = parse_spec(
         "name: smooth\nmetric: val/loss\nmode: min\ntrials: 1\nbudget: {epochs: 1}\n"
         f"task: {{name: digits, model: mlp, width: 8, class_weights: {WEIGHTS}}}\n"
@@ -106,7 +106,7 @@ def test_smoothing_is_searched_and_class_weights_are_set_in_a_spec(tmp_path, pre
         ({"class_weights": [1, -1, 1]}, "class_weights"),
     ],
 )
-def test_options_of_the_loss_that_do_not_fit_are_refused(name, arguments, message):
+def test_inconsistent_loss_options_are_refused(name, arguments, message):
     with pytest.raises(ConfigError, match=message):
         load_task(name, arguments)
 
@@ -125,7 +125,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.seeds("S9")
-def test_biases_and_norms_do_not_decay_and_shared_weights_count_once():
+def test_biases_and_norms_do_not_decay():
     model = Tied()
     names = {id(p): name for name, p in model.named_parameters()}
     decayed, undecayed = decay_groups(model)
@@ -169,7 +169,7 @@ def test_biases_with_a_name_behind_them_do_not_decay(module, decayed):
     assert [group.get("weight_decay") for group in groups] == [None, 0.0]
 
 
-def test_default_evaluation_leaves_accuracy_out_where_there_are_no_classes():
+def test_evaluation_without_classes_omits_accuracy():
     class Regression(Task):
         def loss(self, model, batch):
             inputs, targets = batch
@@ -255,7 +255,7 @@ def module(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("module")
-def test_what_cannot_be_loaded_says_which_half_and_why(name, arguments, message):
+def test_task_that_cannot_be_loaded_says_why(name, arguments, message):
     with pytest.raises(ConfigError, match=message):
         load_task(name, arguments)
 
@@ -279,12 +279,12 @@ class Stream(torch.utils.data.IterableDataset):
             r"train .*lengths \[2, 3\]",
         ),
         (Data(train=(torch.ones(0),), val=(torch.ones(1),)), "train has no samples"),
-        (Data(train=(torch.ones(1), 3), val=(torch.ones(1),)), "something else than tensors"),
+        (Data(train=(torch.ones(1), 3), val=(torch.ones(1),)), "does not hold tensors only"),
         (Data(train=(torch.ones(1),), val=Stream()), "val is an IterableDataset"),
         (Data(train=(torch.ones(1),), val=[]), "val has no samples"),
         (Data(train=7, val=[1]), "object of type int; give a Dataset"),
     ],
 )
-def test_data_of_the_wrong_kind_says_what_to_return(data, message):
+def test_data_of_the_wrong_type_names_what_to_return(data, message):
     with pytest.raises(TaskError, match=message):
         check_data(data, Task())

@@ -1,4 +1,4 @@
-"""What a few samples say of a task before a sweep: certain faults are refused, no others."""
+"""Checks of a task on a few samples before a sweep: certain faults are refused, no others."""
 
 # ruff: noqa: ARG001, ARG002, ARG005  what stands in for something keeps its signature
 
@@ -95,7 +95,7 @@ def checked(configure):
 
 
 @pytest.mark.parametrize(("methods", "message"), CERTAIN)
-def test_what_fails_in_the_first_step_is_refused(methods, message, checked):
+def test_failing_first_step_is_refused(methods, message, checked):
     with pytest.raises(TaskError, match=message):
         checked(**methods)
     with pytest.raises(TaskError, match=message.replace("4, 4", "8, 4").replace("4, 2", "8, 2")):
@@ -111,7 +111,7 @@ def _mean_of_one(self, model, batch):
 
 
 @pytest.mark.parametrize("loss", [_mean, _mean_of_one])
-def test_a_mean_is_cautioned(loss, checked):
+def test_mean_loss_gets_a_warning(loss, checked):
     (caution,) = checked(loss=loss)
     assert "seems to return a mean" in caution
     with pytest.raises(TaskError, match="seems to return a mean"):
@@ -122,13 +122,13 @@ def _fails(self, model, batch):
     raise ZeroDivisionError("out of cheese")
 
 
-def test_what_loss_raises_is_cautioned_with_its_place(checked):
+def test_error_in_loss_is_a_warning_with_its_place(checked):
     (caution,) = checked(loss=_fails)
     assert "raised ZeroDivisionError: out of cheese (at " in caution
     assert "test_task_checks.py:" in caution
 
 
-def test_samples_without_targets_are_said(checked):
+def test_samples_without_targets_are_reported(checked):
     (caution,) = checked(build_data=_targets(lambda y: torch.full_like(y, -100)))
     assert "have no targets that count" in caution
     with pytest.raises(TaskError, match="have no targets that count"):
@@ -141,7 +141,7 @@ def _mixed(samples):
     return 0.7 * x + 0.3 * x[order], y
 
 
-def test_a_collate_that_draws_also_for_validation_is_cautioned(checked):
+def test_random_collate_in_validation_gets_a_warning(checked):
     (caution,) = checked(build_data=_data(collate=_mixed))
     assert "collate draws random numbers" in caution
     assert "collate_val=" in caution
@@ -180,7 +180,7 @@ HONEST = [
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
 @pytest.mark.parametrize("methods", HONEST)
-def test_the_unusual_passes(methods, checked):
+def test_unusual_tasks_pass(methods, checked):
     assert checked(**methods) == []
 
 
@@ -194,7 +194,7 @@ def test_the_unusual_passes(methods, checked):
         {"loss": _noisy},
     ],
 )
-def test_the_whole_check_does_not_accuse_the_unusual(methods):
+def test_full_check_passes_unusual_tasks(methods):
     check_task(type("Custom", (Plain,), methods)())
 
 
@@ -215,7 +215,7 @@ class Misspelt(Plain):
         return self.losses()
 
 
-def test_methods_that_nothing_calls_are_named():
+def test_uncalled_methods_are_named():
     first, second = uncalled_methods(Misspelt())
     assert first.startswith("Misspelt.evalute() is called by nothing")
     assert "name it evaluate()" in first
@@ -224,7 +224,7 @@ def test_methods_that_nothing_calls_are_named():
         check_task(Misspelt())
 
 
-def test_a_required_method_that_is_missing_names_the_one_that_is_meant():
+def test_missing_method_names_the_similar_one():
     class Missing(Task):
         def biuld_data(self):
             return None

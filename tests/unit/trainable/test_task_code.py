@@ -1,4 +1,4 @@
-"""What a task raises inside our iteration is its error: no epoch ends early in silence."""
+"""Exceptions of a task within our iteration are its errors: no epoch ends early in silence."""
 
 # ruff: noqa: ARG001, PT012  what stands in for something keeps its signature; loops that raise
 
@@ -46,7 +46,7 @@ def _task(toy, **methods):
 @pytest.mark.parametrize("error", [*ENDS, Own])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("where", ["dataset", "collate"])
-def test_an_epoch_that_ends_early_is_an_error_of_the_task(error, workers, where):
+def test_epoch_that_ends_early_is_a_task_error(error, workers, where):
     def collate(samples):
         if len(samples) < 12:
             raise error
@@ -73,7 +73,7 @@ def test_an_epoch_that_ends_early_is_an_error_of_the_task(error, workers, where)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_data_set_that_ends_fails_the_run(split, tmp_path, opened, configure, toy):
+def test_dataset_that_ends_fails_the_run(split, tmp_path, opened, configure, toy):
     whole = TensorDataset(torch.zeros(43, 5), torch.zeros(43, dtype=torch.long))
     data = Data(**({"train": whole, "val": whole} | {split: Raising(StopIteration)}))
     task = _task(toy, build_data=lambda self: data)  # noqa: ARG005
@@ -82,7 +82,7 @@ def test_a_data_set_that_ends_fails_the_run(split, tmp_path, opened, configure, 
         list(opened(configure(), tmp_path, task).events())
 
 
-def test_a_loader_that_ends_by_itself_is_noticed():
+def test_loader_that_ends_early_is_detected():
     source = LoaderSource(
         Raising(None, at=None),
         WindowPlan(43, 12, 12),
@@ -95,7 +95,7 @@ def test_a_loader_that_ends_by_itself_is_noticed():
         list(source.windows(0))
 
 
-def test_a_source_that_ends_by_itself_is_noticed(tmp_path, opened, configure, toy):
+def test_source_that_ends_early_is_detected(tmp_path, opened, configure, toy):
     trainer = opened(configure(), tmp_path, toy())
     whole = trainer._train.windows
     trainer._train.windows = lambda epoch, start: list(whole(epoch, start))[:3]
@@ -105,9 +105,7 @@ def test_a_source_that_ends_by_itself_is_noticed(tmp_path, opened, configure, to
 
 @pytest.mark.parametrize("error", [*ENDS, Own])
 @pytest.mark.parametrize("method", ["loss", "evaluate", "forward"])
-def test_what_ends_loops_or_processes_is_the_tasks_error(
-    error, method, tmp_path, opened, configure, toy
-):
+def test_stop_iteration_and_exit_are_task_errors(error, method, tmp_path, opened, configure, toy):
     def fail(*_):
         raise error
 
@@ -123,7 +121,7 @@ def test_what_ends_loops_or_processes_is_the_tasks_error(
     assert isinstance(why.value.__cause__, error)
 
 
-def test_who_evaluates_a_part_of_the_batches_may(tmp_path, opened, configure, toy):
+def test_evaluating_some_batches_is_allowed(tmp_path, opened, configure, toy):
     def evaluate(self, model, batches):
         return {"loss": self.loss(model, next(iter(batches)))[0]}
 
@@ -138,7 +136,7 @@ def _python_code():
 
 
 @pytest.mark.parametrize("handled_in", ["C", "Python"])
-def test_the_interrupt_of_a_signal_is_no_error_of_the_task(handled_in):
+def test_keyboard_interrupt_is_no_task_error(handled_in):
     def handle(number, frame):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""What a process does before it imports a task, and what of a task cannot end it."""
+"""The state of a process before it imports a task, and imports that try to end it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainable.module_names import hidden_by, hidden_imports
 from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE, no_exit, prepared
 
 
-def test_the_working_directory_stands_last_and_no_argument_is_ours(
+def test_working_directory_is_last_and_argv_is_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_a_directory_that_pythonpath_names_stays(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("value", "within"), [(SAFE_PATH, None), ("1", "1"), (None, None)])
-def test_what_a_task_starts_has_the_import_path_of_its_user(
+def test_child_of_a_task_has_the_users_import_path(
     monkeypatch: pytest.MonkeyPatch, value: str | None, within: str | None
 ) -> None:
     monkeypatch.delenv(SAFE_PATH_VARIABLE, raising=False)
@@ -56,7 +56,7 @@ def test_what_a_task_starts_has_the_import_path_of_its_user(
     assert os.environ.get(SAFE_PATH_VARIABLE) == value
 
 
-def test_torch_compiles_in_no_process_that_imports_from_the_working_directory(
+def test_torch_compiles_only_without_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,24 +76,24 @@ def test_torch_compiles_in_no_process_that_imports_from_the_working_directory(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_what_would_end_the_process_is_the_tasks_error(error: BaseException) -> None:
+def test_exit_at_import_is_a_task_error(error: BaseException) -> None:
     with pytest.raises(ConfigError) as refused, no_exit("'a:B': its module", "task"):
         raise error
     assert f"'a:B': its module ended its process ({type(error).__name__}" in str(refused.value)
     assert refused.value.key == "task"
 
 
-def test_an_error_of_the_tasks_own_stays_what_it_is() -> None:
+def test_error_of_the_task_is_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), no_exit("it", "task"):
         raise ZeroDivisionError
 
 
-def test_an_interruption_is_none_of_the_tasks() -> None:
+def test_interrupt_is_no_task_error() -> None:
     with pytest.raises(KeyboardInterrupt), no_exit("it", "task"):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_argparse_says_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_argparse_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
     refused = pytest.raises(ConfigError, match=r"required: --data.*if __name__")
@@ -106,7 +106,7 @@ def test_argparse_says_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("name", ["logging", "test", "numpy", "sweeps", "pytest"])
-def test_a_name_that_is_taken_is_found(tmp_path: Path, name: str) -> None:
+def test_shadowing_name_is_found(tmp_path: Path, name: str) -> None:
     assert hidden_by(name, str(tmp_path)) is None
     (tmp_path / f"{name}.py").write_text("")
     hidden = hidden_by(name, str(tmp_path))
@@ -114,14 +114,14 @@ def test_a_name_that_is_taken_is_found(tmp_path: Path, name: str) -> None:
     assert hidden[0] == str(tmp_path / f"{name}.py")
 
 
-def test_a_free_name_and_a_directory_of_data_hide_nothing(tmp_path: Path) -> None:
+def test_free_name_and_data_directory_shadow_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "numpy").mkdir()
     assert hidden_by("mine", str(tmp_path)) is None
     assert hidden_by("numpy", str(tmp_path)) is None
 
 
-def test_a_file_that_is_on_the_path_itself_hides_nothing(
+def test_file_already_on_the_path_shadows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text("")
@@ -144,7 +144,7 @@ def test_a_file_that_is_on_the_path_itself_hides_nothing(
         ("pack.net", {"pack/net.py": "from pack import parts", "pack/parts.py": "import logging"}),
     ],
 )  # fmt: skip
-def test_a_taken_name_that_is_imported_is_found(
+def test_imported_shadowing_name_is_found(
     tmp_path: Path, module: str, files: dict[str, str]
 ) -> None:
     for name, text in {**files, "logging.py": "", "queue.py": ""}.items():
@@ -169,7 +169,7 @@ class Exits(Task):
         raise AssertionError
 
 
-def test_a_constructor_that_ends_its_process_is_refused() -> None:
+def test_constructor_that_exits_is_refused() -> None:
     import torch
 
     from trainable.build import build_parts

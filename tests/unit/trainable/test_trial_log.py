@@ -1,4 +1,4 @@
-"""What a trial prints reaches its log line by line, without secrets and control characters."""
+"""A trial's output reaches its log line by line, without secrets and control characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from trainable.trial_log import LONGEST_LINE, MOST_LOG_BYTES, TrialLog
 
 
-def test_a_log_holds_what_is_printed_without_secrets(tmp_path: Path) -> None:
+def test_log_holds_printed_text_without_secrets(tmp_path: Path) -> None:
     path = tmp_path / "trial.log"
     path.write_text("before\n")
     with TrialLog(path) as log:
@@ -23,14 +23,14 @@ def test_a_log_holds_what_is_printed_without_secrets(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "before\nepoch 1 von s3://[hidden]@bucket ä\n"
 
 
-def test_what_is_no_text_is_told_as_escapes(tmp_path: Path) -> None:
+def test_invalid_text_is_escaped(tmp_path: Path) -> None:
     path = tmp_path / "trial.log"
     with TrialLog(path) as log:
         print(FileNotFoundError("caf\udce9.bin"), file=log)
     assert path.read_text() == "caf\\udce9.bin\n"
 
 
-def test_a_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+def test_log_keeps_its_beginning_and_end(tmp_path: Path) -> None:
     path = tmp_path / "trial.log"
     for start in (0, 20):  # also where it was opened again
         with TrialLog(path) as log:
@@ -60,7 +60,7 @@ def _text(log: TrialLog) -> str:
 
 
 @pytest.mark.parametrize("size", range(1, len(CANARY) + 1))
-def test_a_value_in_many_writes_is_hidden(log: TrialLog, size: int) -> None:
+def test_value_split_over_many_writes_is_hidden(log: TrialLog, size: int) -> None:
     text = f"as {CANARY}, API_KEY='a b'\nthen"
     for start in range(0, len(text), size):
         log.write(text[start : start + size])
@@ -68,14 +68,14 @@ def test_a_value_in_many_writes_is_hidden(log: TrialLog, size: int) -> None:
     assert _text(log) == "as [hidden], API_KEY=[hidden]\nthen"
 
 
-def test_bytes_are_no_way_around(log: TrialLog) -> None:
+def test_bytes_are_redacted_too(log: TrialLog) -> None:
     for byte in f"é {CANARY}".encode():
         log.buffer.write(bytes([byte]))
     log.buffer.write(b"\xff\n")
     assert _text(log) == "é [hidden]\\xff\n"
 
 
-def test_a_complete_line_is_in_the_file_at_once(log: TrialLog, tmp_path: Path) -> None:
+def test_complete_line_is_written_immediately(log: TrialLog, tmp_path: Path) -> None:
     print("one", file=log)
     log.write("two")
     assert (tmp_path / "trial.log").read_text() == "one\n"
@@ -91,7 +91,7 @@ def test_lines_survive_the_end_of_the_process(tmp_path: Path) -> None:
     assert (tmp_path / "trial.log").read_text() == "said\n"
 
 
-def test_states_of_a_progress_bar_are_lines(log: TrialLog) -> None:
+def test_progress_bar_states_become_lines(log: TrialLog) -> None:
     for percent in (10, 20):
         log.write(f"\r{percent}% |##\x1b[A")
     log.write("\r\ndone\r")
@@ -100,9 +100,7 @@ def test_states_of_a_progress_bar_are_lines(log: TrialLog) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 3, len(CANARY)])
-def test_a_line_without_end_is_bounded_and_hides_what_crosses_the_bound(
-    log: TrialLog, before: int
-) -> None:
+def test_endless_line_is_bounded_and_redacted(log: TrialLog, before: int) -> None:
     for _ in range(3):
         log.write("-" * (LONGEST_LINE - before))
         for character in CANARY:
@@ -132,7 +130,7 @@ def _say(log: TrialLog) -> None:
     os._exit(0)
 
 
-def test_a_forked_process_writes_its_own_lines_alone(log: TrialLog) -> None:
+def test_forked_process_writes_only_its_own_lines(log: TrialLog) -> None:
     log.write("parent ")
     child = multiprocessing.get_context("fork").Process(target=_say, args=(log,))
     child.start()
@@ -141,7 +139,7 @@ def test_a_forked_process_writes_its_own_lines_alone(log: TrialLog) -> None:
     assert _text(log) == "child [hidden]parent again\n"
 
 
-def test_it_says_where_it_is_as_a_file_does(tmp_path):
+def test_log_reports_its_position(tmp_path):
     path = tmp_path / "trial.log"
     with TrialLog(path) as log, open(path, "a", encoding="utf-8") as file:
         assert (log.name, log.encoding) == (str(file.name), file.encoding)

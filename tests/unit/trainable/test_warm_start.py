@@ -1,6 +1,4 @@
-"""A run that goes on from another one's weights: what it takes, what stays its own, and what
-becomes of it when it is interrupted or the files are damaged.
-"""
+"""A run that starts from the weights of another: what it takes and keeps, and interruptions."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.chaos.runs import differences
+from tests.chaos.killed_runs import differences
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import TrialConfig
 from trainable.metrics_file import read_rows
@@ -28,14 +26,14 @@ DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0
 def train(opened: Any, configure: Callable[..., TrialConfig], toy: Any) -> Train:
     """Train a run up to an epoch, and return its newest state."""
 
-    def go_on(directory: Path, until: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
+    def run(directory: Path, pause: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
         config = configure(epochs=4, seed=seed, optimizer={"name": "adamw", **optimizer})
-        trainer = opened(config, directory, toy(), until=until)
+        trainer = opened(config, directory, toy(), until=pause)
         list(trainer.events())
         trainer.close()
         return newest(directory)
 
-    return go_on
+    return run
 
 
 def newest(directory: Path) -> dict[str, Any]:
@@ -56,14 +54,14 @@ def heir(tmp_path: Path, train: Train) -> Path:
     return tmp_path / "heir"
 
 
-def test_a_checkpoint_is_inherited_by_name_and_none_of_its_bytes_is_copied(heir: Path) -> None:
+def test_checkpoint_is_linked_and_not_copied(heir: Path) -> None:
     ours, theirs = inherited(heir), saved(heir.parent / "donor")
     assert ours is not None
     for file in theirs.path.iterdir():
         assert (ours.path / file.name).samefile(file)
 
 
-def test_it_takes_what_the_other_learned_and_keeps_its_place_and_its_options(
+def test_run_takes_weights_and_keeps_its_position(
     heir: Path, opened: Any, configure: Any, toy: Any
 ) -> None:
     donor, own = newest(heir.parent / "donor"), newest(heir)
@@ -81,7 +79,7 @@ def test_it_takes_what_the_other_learned_and_keeps_its_place_and_its_options(
     assert all(0 < g["lr"] <= 0.001 for g in trainer.groups), "the schedule's, of its own"
 
 
-def test_no_byte_is_copied_and_the_other_run_may_remove_its_own(heir: Path, train: Train) -> None:
+def test_other_run_may_remove_its_checkpoint(heir: Path, train: Train) -> None:
     found = inherited(heir)
     assert found is not None
     original = saved(heir.parent / "donor").path
@@ -92,7 +90,7 @@ def test_no_byte_is_copied_and_the_other_run_may_remove_its_own(heir: Path, trai
     assert state["progress"]["epoch"] == 3
 
 
-def test_an_interruption_changes_nothing(heir: Path, train: Train, tmp_path: Path) -> None:
+def test_interruption_changes_nothing(heir: Path, train: Train, tmp_path: Path) -> None:
     again = tmp_path / "again"
     shutil.copytree(heir, again)
     once = train(heir, 4, seed=2, **HEIR)
@@ -104,7 +102,7 @@ def test_an_interruption_changes_nothing(heir: Path, train: Train, tmp_path: Pat
         assert [row.step for row in read_rows(directory)] == list(range(1, 17))
 
 
-def test_its_best_value_stays_its_own(heir: Path, train: Train) -> None:
+def test_best_value_stays_its_own(heir: Path, train: Train) -> None:
     donor, own = newest(heir.parent / "donor")["progress"], newest(heir)["progress"]
     assert donor["best"] < own["best"], "the case shows nothing"
     after = train(heir, 3, seed=2, **HEIR)["progress"]
@@ -112,7 +110,7 @@ def test_its_best_value_stays_its_own(heir: Path, train: Train) -> None:
     assert after["best"] == min(values)
 
 
-def test_what_is_inherited_later_replaces_it(heir: Path, train: Train) -> None:
+def test_later_warm_start_replaces_the_first(heir: Path, train: Train) -> None:
     train(heir, 3, seed=2, **HEIR)
     train(heir.parent / "other", 3, seed=3, **DONOR)
     link_checkpoint_from_donor(saved(heir.parent / "other"), heir)
@@ -122,7 +120,7 @@ def test_what_is_inherited_later_replaces_it(heir: Path, train: Train) -> None:
     assert len(list((heir / "inherited").iterdir())) == 1
 
 
-def test_damaged_it_is_said_and_not_used(
+def test_damaged_warm_start_is_reported_and_not_used(
     heir: Path, opened: Any, configure: Any, toy: Any
 ) -> None:
     own = newest(heir)
@@ -136,10 +134,10 @@ def test_damaged_it_is_said_and_not_used(
     trainer = opened(config, heir, toy(), until=3)
     assert differences(trainer.state.state_dict()["model"], own["model"]) == []
     (told,) = trainer.store.set_aside
-    assert told.startswith("what was inherited is not used: the checkpoint cannot be used")
+    assert told.startswith("the inherited checkpoint is not used: the checkpoint cannot be used")
 
 
-def test_with_all_newer_states_of_its_own_damaged_it_goes_on_where_it_inherited(
+def test_damaged_newer_checkpoints_fall_back_to_the_warm_start(
     tmp_path: Path, train: Train, opened: Any, configure: Any, toy: Any
 ) -> None:
     donor = train(tmp_path / "donor", 2, seed=1, **DONOR)
@@ -156,7 +154,7 @@ def test_with_all_newer_states_of_its_own_damaged_it_goes_on_where_it_inherited(
 
 
 @pytest.mark.parametrize("refusal", [errno.EPERM, errno.EXDEV])
-def test_a_storage_without_links_gets_a_copy(
+def test_storage_without_links_gets_a_copy(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
     train(tmp_path / "donor", 1, seed=1, **DONOR)

@@ -1,4 +1,4 @@
-"""What becomes of output that nobody takes, in a process of its own."""
+"""Commands whose output nobody reads, in a real process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ os.write(int(sys.argv[1]), b"came to its end")
 """
 
 
-def test_a_process_outlives_those_who_read_what_it_says(tmp_path: Path) -> None:
+def test_process_survives_a_closed_reader(tmp_path: Path) -> None:
     with (tmp_path / "end").open("w+b") as end:
         process = subprocess.Popen(
             [sys.executable, "-c", SAYS, str(end.fileno())],
@@ -54,7 +54,7 @@ def _sweep(redirections: str, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_without_standard_output_a_command_says_nothing_and_its_exit_code_all(
+def test_without_stdout_only_the_exit_code_tells(
     tmp_path: Path,
 ) -> None:
     for redirections in (">&-", ">&- 2>&-", "<&- >&- 2>&-"):
@@ -65,7 +65,7 @@ def test_without_standard_output_a_command_says_nothing_and_its_exit_code_all(
         assert "Traceback" not in done.stderr
 
 
-def test_a_full_file_is_an_error_in_a_sentence(tmp_path: Path) -> None:
+def test_full_file_is_an_error_in_a_sentence(tmp_path: Path) -> None:
     for more in ([], ["--json"]):
         done = _sweep("> /dev/full", "doctor", "--root", str(tmp_path), *more)
         assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What the doctor finds, and that looking leaves nothing behind."""
+"""`sweep doctor`: its findings, and that it leaves no files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _named(findings: list[Finding], what: str) -> Finding:
     return found
 
 
-def test_a_healthy_machine_and_nothing_left_behind(tmp_path: Path) -> None:
+def test_healthy_machine_passes_and_leaves_no_files(tmp_path: Path) -> None:
     root = tmp_path / "new" / "runs"
     extra = Finding("warn", "left-over processes", "2", "end them")
     findings = examine(root, [extra])
@@ -75,7 +75,7 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
     ("call", "doing"),
     [("write", "write"), ("fsync", "fsync"), ("replace", "rename"), ("remove", "remove")],
 )
-def test_the_probe_names_what_fails_and_cleans_up(
+def test_probe_names_what_fails_and_cleans_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, doing: str
 ) -> None:
     def fail(*_args: object) -> None:
@@ -97,7 +97,9 @@ def test_free_disk_space(
     assert _named(examine(tmp_path), "disk").level == level
 
 
-def test_the_machine_as_it_was_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reported_machine_is_the_probed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine("node", 2, 3 * GIB, (Gpu("H200", 139 * GIB),))
     monkeypatch.setattr(Machine, "probe", lambda: machine)
     monkeypatch.setattr(doctor, "_driver", lambda: "570.1")
@@ -107,7 +109,7 @@ def test_the_machine_as_it_was_probed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert _named(findings, "GPU 0").detail == "H200, 139 GiB, driver 570.1"
 
 
-def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package-here",))
     assert _named(examine(tmp_path), "no-such-package-here").level == "fail"
 
@@ -118,14 +120,14 @@ def _recording_at(root: Path, **addresses: str) -> list[Finding]:
     return [finding for finding in examine(root) if finding.what == "tracking"]
 
 
-def test_a_tracking_server_that_listens(tmp_path: Path) -> None:
+def test_reachable_tracking_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
         (found,) = _recording_at(tmp_path, one=uri, two=uri)
     assert (found.level, found.detail) == ("ok", f"{uri} accepts connections")
 
 
-def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
+def test_unreachable_tracking_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     file, gone = _recording_at(tmp_path, one="sqlite:///x.db", two=f"http://127.0.0.1:{port}")
@@ -135,9 +137,7 @@ def test_a_tracking_server_that_does_not(tmp_path: Path) -> None:
     assert "--offline" in gone.remedy
 
 
-def test_an_address_that_mlflow_reads_and_sweeps_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_address_known_to_mlflow_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:geheim@127.0.0.1:1")
     used, ignored = _recording_at(tmp_path)
     assert used == Finding("ok", "tracking", "embedded in the root directory")
@@ -149,7 +149,7 @@ def test_an_address_that_mlflow_reads_and_sweeps_do_not(
     )
 
 
-def test_what_a_dead_driver_left_is_cleared_and_counted(
+def test_leftovers_of_a_dead_driver_are_removed_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sweeps.engine.process_cleanup._PLACE", tmp_path / "place")
@@ -167,7 +167,7 @@ def test_what_a_dead_driver_left_is_cleared_and_counted(
     assert finding.detail == "none of dead drivers"
 
 
-def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_path: Path) -> None:
+def test_interrupted_cleanup_is_named_and_left_to_resume(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path, "quad")
     paths.directory.mkdir()
     spec = parse_spec("{name: quad, task: digits, metric: val/loss, mode: min, trials: 2}", "quad")
@@ -202,7 +202,7 @@ def test_what_a_dead_driver_left_half_done_is_named_and_left_to_the_resume(tmp_p
         ("ext4", "rw", "ok"),
     ],
 )
-def test_locks_that_other_hosts_do_not_see(
+def test_locks_invisible_to_other_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fstype: str, options: str, level: str
 ) -> None:
     mounts = [
@@ -216,7 +216,7 @@ def test_locks_that_other_hosts_do_not_see(
     assert bool(found.remedy) == (level == "warn")
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -1,6 +1,4 @@
-"""What a user's code said drives no terminal and imitates none of our lines, wherever it is
-shown.
-"""
+"""Text of a user's code controls no terminal and imitates no line of ours."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from sweeps.commands.progress_display import PlainLines
 from sweeps.commands.tables import TextTable
 from sweeps.config.spec import parse_spec
 from sweeps.formatting import format_value, joined
-from sweeps.ledger.reader import noted
+from sweeps.ledger.reader import trial_fields
 from sweeps.publishing.report_page import table
 from trainable.errors import TaskError
 
@@ -71,12 +69,12 @@ def test_values_are_one_line() -> None:
     assert joined({"task.x": HOSTILE}) == f"task.x {SHOWN}"
 
 
-def test_what_an_earlier_release_kept_is_read_with_escapes() -> None:
-    fields = noted({}, {"reason": HOSTILE, "traceback": f"Traceback\n{HOSTILE}"})
+def test_text_of_an_earlier_release_is_escaped() -> None:
+    fields = trial_fields({}, {"reason": HOSTILE, "traceback": f"Traceback\n{HOSTILE}"})
     assert fields["reason"] == SHOWN
     assert "\x1b" not in fields["traceback"]
     assert fields["traceback"].startswith("Traceback\nbad\n")
-    assert noted({}, {})["reason"] is None
+    assert trial_fields({}, {})["reason"] is None
 
 
 def test_lines_of_a_traceback_do_not_begin_as_ours() -> None:

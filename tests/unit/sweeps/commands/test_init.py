@@ -1,4 +1,4 @@
-"""The starter: two files that are valid as they are, and nothing overwritten."""
+"""`sweep init` writes two valid files and overwrites none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from sweeps.cli import app
 from sweeps.commands.init import write_starter
 from sweeps.config.spec import load_spec
 from sweeps.errors import UserError
+from tests.message_parts import assert_parts
 
 
-def test_the_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:
+def test_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:
     spec_path, task_path = write_starter(tmp_path / "new")
     spec = load_spec(spec_path)
     assert spec.task.name == "my_task:MyTask"
@@ -34,19 +35,17 @@ def test_the_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:
     assert len(data.train[0]) + len(targets) == 1797
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "my_task.py"
     mine.write_text("mine")
     with pytest.raises(UserError) as caught:
         write_starter(tmp_path)
-    assert str(caught.value) == (
-        f"{mine} exists already; nothing is overwritten; choose another directory: sweep init DIR"
-    )
+    assert_parts(str(caught.value), f"{mine} exists", "sweep init DIR")
     assert mine.read_text() == "mine"
     assert not (tmp_path / "sweep.yaml").exists()
 
 
-def test_a_disk_that_takes_one_file_keeps_none(tmp_path: Path) -> None:
+def test_disk_with_room_for_one_file_keeps_none(tmp_path: Path) -> None:
     largest = len((write_starter(tmp_path / "whole")[0]).read_bytes())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
@@ -58,17 +57,14 @@ def test_a_disk_that_takes_one_file_keeps_none(tmp_path: Path) -> None:
     assert not (tmp_path / "full").exists()
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError) as caught:
         write_starter(tmp_path / "file")
-    assert str(caught.value) == (
-        f"{tmp_path / 'file'} cannot be written (File exists); "
-        "a starter is two files in a directory; choose another directory: sweep init DIR"
-    )
+    assert_parts(str(caught.value), str(tmp_path / "file"), "(File exists)", "sweep init DIR")
 
 
-def test_the_command_that_runs_it_is_one_that_a_shell_takes(
+def test_printed_command_is_quoted_for_the_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What commands say that change something, or look before that."""
+"""Messages of commands that change something or check before."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
         ),
     ],
 )
-def test_a_check_says_what_it_leaves_to_the_run(more: str, said: str) -> None:
+def test_check_names_what_only_a_run_checks(more: str, said: str) -> None:
     out = io.StringIO()
     messages.not_checked(Console(file=out), parse_spec(SPEC + more, "s.yaml"))
     assert out.getvalue() == said
 
 
-def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path) -> None:
+def test_sweep_at_its_limit_suggests_no_more_trials(tmp_path: Path) -> None:
     failed = SweepOutcome(NO_SUCCESS, [], 4, pending=0, cause="none", max_trials=4)
     for outcome, last in (
         (failed, "run FILE --name NAME\n"),
@@ -49,9 +49,7 @@ def test_who_cannot_have_more_trials_is_not_told_to_ask_for_them(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("key", "is_new"), [("metric", True), ("train.batch_size", False)])
-def test_what_no_resume_may_change_is_corrected_in_a_new_sweep(
-    tmp_path: Path, key: str, is_new: bool
-) -> None:
+def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool) -> None:
     error = ConfigError("'val/los' is not reported; write val/loss", key=key)
     failure = Failure(error.kind, f"{error.kind}: {error}", "", "loop.py:358")
     ended = TrialSummary(number=0, state="failed", params={}, value=None, reason=failure.reason)

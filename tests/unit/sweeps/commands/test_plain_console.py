@@ -1,4 +1,4 @@
-"""What is printed is what is meant: brackets, colons and numbers in it are text."""
+"""Printed text is literal: brackets, colons and numbers have no markup meaning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_text_is_printed_as_it_stands(text: str) -> None:
     assert text in _printed(table)
 
 
-def test_what_would_command_a_terminal_is_shown() -> None:
+def test_escape_sequences_are_shown() -> None:
     assert _printed("a\x1b[2Jb\nc\u202ed\udcff") == "a\\x1b[2Jb\nc\\u202ed\\udcff\n"
 
 

@@ -1,4 +1,4 @@
-"""The views of a running sweep: what a person reads, on a terminal and in a log."""
+"""The progress display of a running sweep, on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _play(view: ProgressTable | PlainLines) -> None:
         view.started(3, PARAMS, 1)
 
 
-def test_table_on_a_terminal_shows_running_first_then_the_leaders(spec: SweepSpec) -> None:
+def test_terminal_table_shows_running_first_then_leaders(spec: SweepSpec) -> None:
     console = Console(
         file=io.StringIO(), force_terminal=True, width=100, height=30, color_system=None
     )
@@ -74,7 +74,7 @@ def test_table_on_a_terminal_shows_running_first_then_the_leaders(spec: SweepSpe
     assert lines[5][-1] == "left"
 
 
-def test_the_best_of_an_earlier_driver_is_the_best_until_it_is_beaten(spec: SweepSpec) -> None:
+def test_best_of_an_earlier_driver_stays_until_beaten(spec: SweepSpec) -> None:
     table = ProgressTable(Console(file=io.StringIO()), spec, finished=2, best=(7, 0.3))
     for number, value, best in ((0, 0.5, "0.3 (trial 7)"), (1, 0.2, "0.2 (trial 1)")):
         table.started(number, PARAMS, 1)
@@ -96,7 +96,7 @@ class _Terminal(io.StringIO):
         (io.StringIO(), {"TERM": "xterm", "FORCE_COLOR": "1"}, PlainLines),
     ],
 )
-def test_the_table_is_drawn_where_it_can_be_drawn_again(
+def test_live_table_needs_a_terminal(
     spec: SweepSpec, file: io.StringIO, environment: dict[str, str], kind: type
 ) -> None:
     assert isinstance(view_on(Console(file=file, _environ=environment), spec), kind)
@@ -118,7 +118,7 @@ def test_table_never_outgrows_the_terminal(spec: SweepSpec) -> None:
     assert len(console.file.getvalue().splitlines()) <= 12  # type: ignore[attr-defined]
 
 
-def test_plain_lines_say_each_event_once(spec: SweepSpec) -> None:
+def test_plain_output_prints_each_event_once(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=40)
     _play(PlainLines(console, spec, finished=1))
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def test_plain_lines_say_each_event_once(spec: SweepSpec) -> None:
     ]
 
 
-def test_trials_are_counted_that_are_more_than_are_asked_for_now(spec: SweepSpec) -> None:
+def test_trials_beyond_the_limit_are_counted(spec: SweepSpec) -> None:
     for file, said in ((_Terminal(), "6/6 trials · best"), (io.StringIO(), "(6/6 trials)")):
         console = Console(file=file, width=100, _environ={"TERM": "xterm"})
         view = view_on(console, spec, finished=5, total=6)

@@ -1,4 +1,4 @@
-"""How an attempt ends that cannot go on: exit code, cause, and the command that continues."""
+"""Attempts that fail: exit code, cause, and the resume command."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _failures(paths: SweepPaths) -> list[LedgerError | OSError]:
     ]
 
 
-def test_a_storage_that_fails_under_a_sweep_stops_it(paths: SweepPaths) -> None:
+def test_storage_failure_stops_a_sweep(paths: SweepPaths) -> None:
     paths.spec.touch()
     for error in _failures(paths):
         code, lines = _end(error, paths)
@@ -65,25 +65,25 @@ def test_a_storage_that_fails_under_a_sweep_stops_it(paths: SweepPaths) -> None:
         assert lines[1].endswith(f"resume digits --root {paths.root}")
 
 
-def test_a_storage_that_fails_before_there_is_a_sweep_refuses_it(paths: SweepPaths) -> None:
+def test_storage_failure_at_creation_refuses_the_sweep(paths: SweepPaths) -> None:
     for error in _failures(paths):
         assert _end(error, paths) == (WRONG_INPUT, [str(error)])
 
 
-def test_an_error_that_is_not_the_storages_is_said_as_it_is(paths: SweepPaths) -> None:
+def test_other_errors_are_reported_unchanged(paths: SweepPaths) -> None:
     paths.spec.touch()
     code, lines = _end(ConnectionRefusedError(errno.ECONNREFUSED, "no Ray"), paths)
     assert (code, lines[0]) == (NO_SUCCESS, f"stopped: [Errno {errno.ECONNREFUSED}] no Ray")
 
 
-def test_a_damaged_ledger_is_for_the_user_to_put_right(paths: SweepPaths) -> None:
+def test_damaged_ledger_is_left_to_the_user(paths: SweepPaths) -> None:
     paths.spec.touch()
     damaged = LedgerFile(paths.ledger).refusal(sqlite3.DatabaseError("file is not a database"))
     code, lines = _end(damaged, paths)
     assert (code, lines[0]) == (WRONG_INPUT, str(damaged))
 
 
-def test_what_another_process_holds(paths: SweepPaths) -> None:
+def test_locked_ledger_is_reported(paths: SweepPaths) -> None:
     paths.spec.touch()
     lost = lock_lost("the lock was replaced", paths.directory)
     for error in (LedgerBusy(paths.ledger, 30.0), lost):
@@ -91,7 +91,7 @@ def test_what_another_process_holds(paths: SweepPaths) -> None:
         assert (code, lines[0]) == (HELD, str(error))
 
 
-def test_a_ray_that_does_not_come_up_ends_the_attempt_with_a_sentence(
+def test_ray_that_fails_to_start_ends_with_a_message(
     paths: SweepPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -114,7 +114,7 @@ def test_a_ray_that_does_not_come_up_ends_the_attempt_with_a_sentence(
     assert lines[1].endswith(f"resume digits --root {paths.root}")
 
 
-def test_a_finished_sweep_goes_on_with_what_equals_its_spec_only_in_python(
+def test_finished_sweep_rejects_values_equal_only_in_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = "{task.x: {choice: [1, 2]}}"

@@ -1,4 +1,4 @@
-"""`sweep stop --trial` on a sweep that nobody runs."""
+"""`sweep stop --trial` on a sweep without a driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _stop(root: Path, number: int, *more: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("values", [(), (0.5, 0.25)])
-def test_a_trial_of_a_stopped_sweep_has_its_end(tmp_path: Path, values: tuple[float, ...]) -> None:
+def test_trial_of_a_stopped_sweep_ends(tmp_path: Path, values: tuple[float, ...]) -> None:
     sweep = MadeSweep(tmp_path)
     number, other = sweep.add(None, *values), sweep.add(None)
     code, output = _stop(tmp_path, number, "--json")
@@ -38,7 +38,7 @@ def test_a_trial_of_a_stopped_sweep_has_its_end(tmp_path: Path, values: tuple[fl
     assert (code, "is pruned already" in output) == (2, True)
 
 
-def test_a_trial_is_not_stopped_beside_whoever_holds_the_sweep(tmp_path: Path) -> None:
+def test_trial_is_not_stopped_while_another_holds_the_lock(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     number = sweep.add(None)
     lock = SweepLock(sweep.paths.lock)

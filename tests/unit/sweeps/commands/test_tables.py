@@ -38,7 +38,7 @@ def test_the_table_of_many_rows_looks_like_any_other(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
-def test_no_word_is_cut_however_narrow_the_terminal(width: int) -> None:
+def test_no_word_is_cut_on_a_narrow_terminal(width: int) -> None:
     table = plain_table("trial", "val/loss", "checkpoint", "reason", right={"val/loss"})
     path = "/runs/small/trials/0017/checkpoints/step-00000230"
     table.add_row("17", "0.02383", path, "out of memory " * 5)
@@ -61,7 +61,7 @@ def test_a_row_is_one_line_whatever_its_cells_hold() -> None:
     ]
 
 
-def test_titles_are_as_short_as_tells_them_apart() -> None:
+def test_titles_are_shortened_but_distinct() -> None:
     keys = ["train.optimizer.name", "train.schedule.name", "train.optimizer.lr", "task.epoch"]
     assert titles(keys, beside=("trial", "epoch")) == [
         "optimizer.name",

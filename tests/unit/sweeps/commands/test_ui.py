@@ -1,4 +1,4 @@
-"""What people are told of a sweep that a tracking server of their own keeps."""
+"""`sweep ui` for a sweep on a tracking server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tracking.outbox import Outbox
 SERVER = "https://mlflow.example:8443/base"
 
 
-def test_refused_records_are_told(tmp_path: Path) -> None:
+def test_rejected_records_are_reported(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     outbox = Outbox(sweep.paths.outbox)
     outbox.append(0, "tags", {"bad": "1"})
@@ -33,7 +33,7 @@ def test_refused_records_are_told(tmp_path: Path) -> None:
     assert "1 records were refused by the tracking store" in text.getvalue()
 
 
-def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
+def test_artifacts_that_cannot_be_stored_are_reported(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     outbox = Outbox(sweep.paths.outbox)
     outbox.append_artifact(0, sweep.paths.spec, "sweep.yaml")
@@ -47,7 +47,7 @@ def test_artifacts_that_cannot_be_stored_are_told(tmp_path: Path) -> None:
     assert "1 artifact waits: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
 
 
-def test_the_page_on_a_server_is_opened_and_none_is_started(
+def test_page_of_a_server_is_opened_and_none_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWEEP_TRUSTED_STORES", SERVER)
@@ -94,7 +94,7 @@ class Served:
         return directory / f"{page[-4:]}.html"
 
 
-def test_a_browser_is_given_the_name_of_a_file_and_not_the_login(
+def test_browser_gets_a_file_name_and_not_the_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Command lines are readable by every user of the machine."""
@@ -108,7 +108,7 @@ def test_a_browser_is_given_the_name_of_a_file_and_not_the_login(
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_the_end_of_a_terminal_ends_the_page_unless_it_is_not_to_be_heard(
+def test_sighup_ends_the_ui_unless_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)

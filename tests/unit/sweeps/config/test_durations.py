@@ -17,12 +17,12 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-3", "3 d", "s", "1e3", "30S"])
-def test_what_is_none_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(WrongDuration, match=r"--grace is .* write for example 30s, 2m"):
         parse_duration(text, "--grace")
 
 
-def test_what_no_clock_counts_to_is_refused() -> None:
+def test_duration_beyond_any_clock_is_refused() -> None:
     assert parse_duration("8760h", "--grace") == 31_536_000
     for text in ("8761h", "9" * 400):
         with pytest.raises(WrongDuration, match=r"--grace is '.*'; a duration is at most a year"):

@@ -1,4 +1,4 @@
-"""What a sweep stands on: which changes a resume refuses, and what it says about them."""
+"""The provenance of a sweep: which changes a resume refuses, and the message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def spec() -> SweepSpec:
         pytest.param(BEFORE, ["seed=1"], "seed 0 -> 1", id="seed"),
     ],
 )  # fmt: skip
-def test_a_change_is_refused_with_the_difference_unless_accepted(
+def test_change_is_refused_with_a_diff_unless_allowed(
     spec: SweepSpec, now: Origin, settings: list[str], difference: str
 ) -> None:
     new = with_overrides(spec, settings)
@@ -59,26 +59,26 @@ def test_a_change_is_refused_with_the_difference_unless_accepted(
 
 
 @pytest.mark.parametrize("settings", [["name=other"], ["metric=val/accuracy"], ["mode=max"]])
-def test_what_a_ledger_ranks_by_never_changes(spec: SweepSpec, settings: list[str]) -> None:
+def test_ranking_settings_never_change(spec: SweepSpec, settings: list[str]) -> None:
     key = settings[0].partition("=")[0]
     with pytest.raises(OriginChanged, match=rf"{key} is .* cannot become .*`sweep run FILE"):
         check_origin(BEFORE, BEFORE, spec, with_overrides(spec, settings), accepted=True)
 
 
-def test_what_was_asked_for_and_changes_no_meaning_is_no_change(spec: SweepSpec) -> None:
+def test_equivalent_spelling_is_no_change(spec: SweepSpec) -> None:
     more = with_overrides(spec, ["trials=9", "concurrency=1", "failures.max_retries=0"])
     check_origin(BEFORE, BEFORE, spec, more, accepted=False)
     check_origin(Origin(), BEFORE, spec, spec, accepted=False)
 
 
-def test_the_ledger_keeps_it(tmp_path: Path) -> None:
+def test_ledger_keeps_the_fingerprint(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
     assert ledger.origin == Origin()
-    ledger.note_origin(BEFORE)
+    ledger.store_origin(BEFORE)
     assert Ledger.open(tmp_path / "l.db").origin == BEFORE
 
 
-def test_the_runs_tags_are_short_however_many_files() -> None:
+def test_run_tags_stay_short_for_many_files() -> None:
     tags = BEFORE.tags()
     assert tags.keys() == {"gradsweep.code", "gradsweep.data"}
     assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in tags.values())
@@ -93,7 +93,7 @@ def _with_samples(**other: object) -> Origin:
     return Origin(BEFORE.code, BEFORE.data, {**SAMPLES, **other})
 
 
-def test_other_samples_are_refused_with_what_differs_unless_accepted(spec: SweepSpec) -> None:
+def test_other_samples_are_refused_with_a_diff(spec: SweepSpec) -> None:
     now = _with_samples(**{"train[17]": ["float", [1.0, 2.1]]})
     with pytest.raises(OriginChanged, match=r"builds differs in train\[17\]; trials before"):
         check_origin(_with_samples(), now, spec, spec, accepted=False)
@@ -114,15 +114,15 @@ def test_other_samples_are_refused_with_what_differs_unless_accepted(spec: Sweep
         ),
     ],
 )  # fmt: skip
-def test_samples_that_may_differ_are_not_refused(
+def test_samples_that_may_differ_are_accepted(
     spec: SweepSpec, before: Origin, now: Origin
 ) -> None:
     check_origin(before, now, spec, spec, accepted=False)
 
 
-def test_the_ledger_keeps_a_summary_of_the_samples(tmp_path: Path) -> None:
+def test_ledger_keeps_a_summary_of_the_samples(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
-    ledger.note_origin(BEFORE)
+    ledger.store_origin(BEFORE)
     assert ledger.origin.samples == {}
-    ledger.note_origin(_with_samples())
+    ledger.store_origin(_with_samples())
     assert Ledger.open(tmp_path / "l.db").origin == _with_samples()

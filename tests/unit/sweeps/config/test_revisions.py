@@ -1,4 +1,4 @@
-"""A sweep's spec file: revisions are appended, and what is damaged is never taken for a spec."""
+"""The spec file of a sweep: revisions are appended, and a damaged one is never read as a spec."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "sweep.yaml"
 
 
-def test_a_change_is_appended_with_what_and_when(
+def test_change_is_appended_with_date_and_diff(
     path: Path, first: SweepSpec, second: SweepSpec
 ) -> None:
     write_spec(path, first)
@@ -65,7 +65,7 @@ def test_a_change_is_appended_with_what_and_when(
     assert [entry.name for entry in path.parent.iterdir()] == ["sweep.yaml"]
 
 
-def test_nothing_is_written_when_nothing_changed(path: Path, first: SweepSpec) -> None:
+def test_unchanged_spec_writes_no_revision(path: Path, first: SweepSpec) -> None:
     write_spec(path, first)
     before = path.stat()
     write_spec(path, first)
@@ -81,7 +81,7 @@ def test_nothing_is_written_when_nothing_changed(path: Path, first: SweepSpec) -
         "task={name: digits, width: true}",
     ],
 )
-def test_what_equals_only_in_python_is_a_change(tmp_path: Path, change: str) -> None:
+def test_values_equal_only_in_python_are_a_change(tmp_path: Path, change: str) -> None:
     task, space = "{name: digits, width: 1}", "{task.x: {choice: [1, 2]}, task.y: {int: [1, 2]}}"
     spec = parse_spec(
         SPEC.replace("quad---", "quad"), "s.yaml", [f"task={task}", f"space={space}"]
@@ -96,13 +96,13 @@ def test_what_equals_only_in_python_is_a_change(tmp_path: Path, change: str) -> 
     assert (found.number, found.spec.to_yaml()) == (2, changed.to_yaml())
 
 
-def test_dashes_in_a_value_begin_no_revision(path: Path) -> None:
+def test_dashes_in_a_value_start_no_revision(path: Path) -> None:
     spec = parse_spec(SPEC.replace("task: digits", 'task: {name: "a:B", x: "---"}'), "quad.yaml")
     write_spec(path, spec)
     assert read_spec(path).spec == spec
 
 
-def test_a_driver_that_died_while_it_wrote_leaves_the_old_file(
+def test_driver_killed_while_writing_leaves_the_old_file(
     path: Path, first: SweepSpec, second: SweepSpec
 ) -> None:
     write_spec(path, first)
@@ -114,7 +114,7 @@ def test_a_driver_that_died_while_it_wrote_leaves_the_old_file(
     assert not aside.exists()
 
 
-def test_truncations_give_a_revision_that_was_written_or_an_error(
+def test_truncation_gives_a_written_revision_or_an_error(
     path: Path, first: SweepSpec, second: SweepSpec
 ) -> None:
     write_spec(path, first)
@@ -136,7 +136,7 @@ def test_truncations_give_a_revision_that_was_written_or_an_error(
                 assert "what follows revision 1 cannot be used" in found.damage
 
 
-def test_flipped_bits_give_a_revision_that_was_written_or_an_error(
+def test_flipped_bits_give_a_written_revision_or_an_error(
     path: Path, first: SweepSpec, second: SweepSpec
 ) -> None:
     write_spec(path, first)
@@ -156,7 +156,7 @@ def test_flipped_bits_give_a_revision_that_was_written_or_an_error(
         assert found.number == 2 or found.damage is not None
 
 
-def test_a_revision_follows_a_damaged_one(path: Path, first: SweepSpec, second: SweepSpec) -> None:
+def test_revision_after_a_damaged_one(path: Path, first: SweepSpec, second: SweepSpec) -> None:
     write_spec(path, first)
     write_spec(path, second)
     path.write_bytes(path.read_bytes()[:-30])
@@ -170,7 +170,7 @@ def test_a_revision_follows_a_damaged_one(path: Path, first: SweepSpec, second: 
     assert document.position(("trials",)).where == f"sweep.yaml:{lines.index('trials: 6') + 1}:9"
 
 
-def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepSpec) -> None:
+def test_manual_edit_is_told_how_to_change_a_sweep(path: Path, first: SweepSpec) -> None:
     write_spec(path, first)
     path.write_text(path.read_text().replace("trials: 4", "trials: 5"))
     with pytest.raises(RevisionError, match=r"edited; .* `sweep resume NAME -s KEY=VALUE`"):
@@ -186,7 +186,7 @@ def test_an_edit_by_hand_is_told_how_to_change_a_sweep(path: Path, first: SweepS
         ("resources: {gpu: 1.0e-5}\n", "resources.gpu: .* is too small; Ray counts"),
     ],
 )
-def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(
+def test_invalid_old_sweep_is_readable_and_not_resumable(
     path: Path, written: str, told: str
 ) -> None:
     then = parse_spec(SPEC + written, "quad.yaml", drawn=None)
@@ -198,7 +198,7 @@ def test_a_sweep_that_would_be_refused_today_is_read_and_not_continued_as_it_is(
         parse_with_positions(found.text, str(path), ["trials=8"], drawn=4)
 
 
-def test_what_changed_is_told_in_one_line(first: SweepSpec) -> None:
+def test_change_is_described_in_one_line(first: SweepSpec) -> None:
     other = with_overrides(first, ["task.width=8", "space={}"])
     assert describe_changes(first, other) == (
         "space.train.optimizer.lr.loguniform: [0.0001, 0.1] -> nothing, task.width: nothing -> 8"

@@ -1,4 +1,4 @@
-"""Points of a search space: what exists beside what, and what constraints allow."""
+"""Points of a search space: active parameters and constraints."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _space(*constraints: str, fixed: dict[str, Any] | None = None) -> SearchSpac
     )
 
 
-def test_parameters_come_after_those_that_they_depend_on() -> None:
+def test_parameters_follow_their_conditions() -> None:
     assert [key for key, _ in _space().ordered()] == ["kind", "wide", "deep", "rate"]
 
 
 @settings(deadline=None)
 @given(st.integers(0, 10**9))
-def test_a_drawn_point_has_what_exists_in_it_and_is_restated_as_itself(seed: int) -> None:
+def test_sampled_point_is_active_and_projects_to_itself(seed: int) -> None:
     space = _space("deep < 4 * rate + 2")
     point = space.draw(seed)
     assert point is not None
@@ -48,7 +48,7 @@ def test_a_drawn_point_has_what_exists_in_it_and_is_restated_as_itself(seed: int
     assert point in list(space.grid())
 
 
-def test_a_grid_has_every_point_that_can_be_drawn_once() -> None:
+def test_grid_has_every_point_once() -> None:
     space = _space("deep + rate > 2")
     points = list(space.grid())
     assert points[:5] == [{"kind": "a", "rate": rate} for rate in (0.0, 0.25, 0.5, 0.75, 1.0)]
@@ -73,7 +73,7 @@ def test_given_values_are_kept() -> None:
         {"kind": "a", "rate": 0.75},
     ],
 )
-def test_what_lies_outside_cannot_be_restated(values: dict[str, Any]) -> None:
+def test_value_outside_is_not_projected(values: dict[str, Any]) -> None:
     assert _space("rate < 0.7").project(values) is None
 
 
@@ -132,7 +132,7 @@ def test_deep_and_long_texts_are_refused() -> None:
         parse_constraint("a < " + "1 + " * 80 + "1")
 
 
-def test_a_constraint_on_what_does_not_exist_binds_nobody() -> None:
+def test_constraint_on_inactive_parameter_is_ignored() -> None:
     one = parse_constraint("a < b")
     assert one.holds({"a": 1})
     assert not one.holds({"a": 1, "b": 1})

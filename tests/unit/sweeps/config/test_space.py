@@ -1,4 +1,4 @@
-"""Distributions: reading the short form, writing it, and what Optuna gets."""
+"""Distributions: reading the short form, writing it, and converting it for Optuna."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_probes_lie_within_and_reach_the_ends(distribution: Distribution) -> Non
 
 
 @given(distributions, st.floats(0, 1, exclude_max=True))
-def test_what_is_drawn_is_contained_and_is_its_own(
+def test_sampled_value_is_contained_and_projects_to_itself(
     distribution: Distribution, share: float
 ) -> None:
     value, optuna = distribution.at(share), distribution.to_optuna()
@@ -132,13 +132,13 @@ def test_a_grid_s_values_are_all_there_are(distribution: Distribution) -> None:
         (Choice(("a", None, 3)), ["b", 4]),
     ],
 )
-def test_what_a_distribution_cannot_draw_it_does_not_contain(
+def test_unreachable_value_is_not_contained(
     distribution: Distribution, outside: list[object]
 ) -> None:
     assert not any(map(distribution.contains, outside))
 
 
-def test_whole_numbers_and_numbers_stand_for_each_other() -> None:
+def test_integers_and_floats_are_interchangeable() -> None:
     assert repr(Uniform(0.0, 5.0).normalize(3)) == "3.0"
     assert repr(Int(0, 5).normalize(3.0)) == "3"
     assert repr(Choice((1.0, 2.0)).normalize(1)) == "1.0"
@@ -152,14 +152,14 @@ def test_a_rounding_error_beside_a_step_is_that_step() -> None:
     assert not any(map(steps.contains, (0.0, 0.4, 0.25, 0.3001, math.nan, math.inf, -math.inf)))
 
 
-def test_a_step_that_optuna_would_not_take_is_left_as_it_was_drawn() -> None:
+def test_step_that_optuna_rejects_is_kept_as_sampled() -> None:
     many, drawn = QUniform(1000.0, 100_000.0, 0.001), 80922.16500000001
     assert many.contains(drawn)
     assert not many.to_optuna()._contains(80922.165)
     assert many.normalize(drawn) == drawn
 
 
-def test_whole_numbers_are_probed_one_by_one_as_far_as_there_are_few() -> None:
+def test_few_integers_are_all_probed() -> None:
     assert sorted(value for _, value in Int(1, 5).boundary_values()) == [1, 2, 3, 4, 5]
     assert sorted(value for _, value in Int(1, 10**6).boundary_values()) == [*range(1, 102), 10**6]
 
@@ -169,7 +169,7 @@ def test_a_distribution_built_in_python_is_checked_too() -> None:
         parse_distribution(Uniform(1.0, 0.0))
 
 
-def test_a_fault_says_where_inside_the_distribution() -> None:
+def test_issue_names_the_place_inside_the_distribution() -> None:
     with pytest.raises(UserError) as caught:
         parse_distribution({"loguniform": [0, "x"]})
     assert [fault.path for fault in caught.value.faults] == [("loguniform", 0), ("loguniform", 1)]

@@ -1,4 +1,4 @@
-"""Stepped whole numbers, powers, lists and mappings as options; and remedies that are followed."""
+"""Stepped integers, powers, lists and mappings as options; and the remedies of errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_lists_and_mappings_are_options() -> None:
 
 
 @pytest.mark.parametrize("options", [[[64], "[64]"], [[1], [1]], [[float("nan")], 1], [{1: 2}, 3]])
-def test_options_that_could_not_be_told_apart_or_given_back(options: list[Any]) -> None:
+def test_ambiguous_options_are_refused(options: list[Any]) -> None:
     with pytest.raises(UserError):
         parse_distribution({"choice": options})
 
@@ -90,7 +90,7 @@ def _spec(space: str) -> Any:
     return parse_spec(SPEC + space, "s.yaml")
 
 
-def test_a_list_is_checked_against_its_field_and_set_in_a_trial() -> None:
+def test_list_is_checked_by_its_field_and_set_in_a_trial() -> None:
     space = "  train.optimizer.betas: {choice: [[0.9, 0.99], [0.8, 0.9]]}\n"
     space += "  train.optimizer.name: {choice: [adam]}\n"
     spec = _spec(space)
@@ -143,7 +143,7 @@ def _followed(remedy: str, data: dict[str, Any]) -> Any:
     return None
 
 
-def test_a_fraction_where_a_whole_number_is_due_names_what_can_be_written() -> None:
+def test_fraction_for_an_integer_names_alternatives() -> None:
     with pytest.raises(SpecError) as refused:
         _spec("  train.batch_size: {quniform: [32, 256, 8]}\n")
     remedy = str(refused.value).rpartition("; write ")[2]

@@ -1,4 +1,4 @@
-"""Specs that are right: reading, overriding, resolving a trial, writing and reading again."""
+"""Valid specs: reading, overriding, resolving a trial, and writing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sweeps.config.spec import SweepSpec, load_spec, parse_spec
 from sweeps.errors import InvalidName, SpecError, UserError
 from sweeps.paths import check_name
 from tests.specs import with_overrides
-from tests.unit.sweeps.refused import HEAD
+from tests.unit.sweeps.spec_errors import HEAD
 from trainable.config import Interval, TaskConfig
 from trainable.seeding import derive_seed
 
@@ -56,7 +56,7 @@ def test_defaults_of_a_short_spec() -> None:
         ("{name: sgd, lr: 0.5, momentum: 0.0, weight_decay: 1e-4}", 0.5, 0.0, False, 1e-4),
     ],
 )
-def test_what_is_left_out_is_the_optimizers_own_default(
+def test_omitted_options_use_the_optimizers_default(
     given: str, lr: float, momentum: float, nesterov: bool, weight_decay: float
 ) -> None:
     spec = _parse(f"train: {{optimizer: {given}}}\n")
@@ -74,7 +74,7 @@ def test_what_is_left_out_is_the_optimizers_own_default(
 @pytest.mark.parametrize(
     ("given", "rates"), [("{}", [0.1, 3e-4, 1e-3]), ("{lr: 0.02}", [0.02, 0.02, 0.02])]
 )
-def test_each_searched_optimizer_has_its_own_default_also_after_a_restart(
+def test_each_searched_optimizer_keeps_its_default_after_resume(
     given: str, rates: list[float]
 ) -> None:
     spec = _parse(
@@ -102,7 +102,7 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: float) -> None:
 @pytest.mark.parametrize(
     "word", ["on", "off", "yes", "no", "y", "12:30:00", "2024-01-01", "1_000"]
 )
-def test_words_of_older_yaml_are_text(word: str) -> None:
+def test_yaml_1_1_booleans_are_text(word: str) -> None:
     text = HEAD.replace("task: digits", f"task: {{name: a, word: {word}}}")
     assert parse_spec(text, "s.yaml").task.arguments == {"word": word}
 
@@ -152,7 +152,7 @@ def test_an_override_mends_a_wrong_value() -> None:
     assert (spec.seed, spec.train.batch_size) == (1, 8)
 
 
-def test_options_replace_what_the_file_says(tmp_path: Path) -> None:
+def test_options_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(HEAD)
     spec = load_spec(path, name="5", tracking_uri="http://host")
@@ -173,7 +173,7 @@ def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     assert load_spec(path).trials == 24
 
 
-def test_a_trial_has_its_parameters_and_a_seed_of_its_own() -> None:
+def test_trial_has_its_parameters_and_its_own_seed() -> None:
     spec = _parse("seed: 7\nspace: {train.optimizer.lr: {uniform: [0.1, 0.2]}}\n")
     config = spec.trial_config(3, {"train.optimizer.lr": 0.15, "task.hidden": 64})
     assert config.train.optimizer.lr == 0.15
@@ -239,7 +239,7 @@ def test_a_constraint_may_leave_out_what_does_not_fit(sizes: str) -> None:
         spec.trial_config(seed, point)
 
 
-def test_a_constraint_on_two_searched_numbers_decides_which_of_them_occur() -> None:
+def test_constraint_on_two_numbers_limits_both() -> None:
     spec = _parse(
         "train: {accumulation: 4}\n"
         "space: {train.batch_size: {int: [16, 4096]}, task.views: {int: [1, 4]}}\n"
@@ -265,7 +265,7 @@ def test_to_yaml_is_stable_and_readable() -> None:
     assert again.to_yaml() == text
 
 
-def test_with_overrides_extends_a_sweep() -> None:
+def test_override_extends_a_sweep() -> None:
     spec = _parse("seed: 3\n")
     longer = with_overrides(spec, ["trials=40"])
     assert (longer.trials, longer.seed) == (40, 3)
@@ -322,7 +322,7 @@ def test_a_databases_user_may_stand_in_its_address(uri: str) -> None:
         "postgresql://host/runs?sslpassword=geheim",
     ],
 )
-def test_a_databases_password_may_not(uri: str) -> None:
+def test_database_password_is_refused(uri: str) -> None:
     with pytest.raises(SpecError, match="set PGPASSWORD or PGPASSFILE in the env") as refused:
         _parse(f"tracking: {{uri: '{uri}'}}\n")
     assert "geheim" not in str(refused.value)
@@ -362,7 +362,7 @@ def test_names_that_may_not(name: str) -> None:
     assert str(caught.value).count("; ") == 2
 
 
-def test_importing_specs_imports_nothing_heavy() -> None:
+def test_importing_the_spec_loads_nothing_heavy() -> None:
     code = (
         "import sys, sweeps.config.spec, sweeps.engine.resources\n"
         "import sweeps.commands.doctor, sweeps.commands.init\n"
@@ -381,7 +381,7 @@ def test_a_key_with_a_dollar_brace_survives_writing() -> None:
     assert parse_spec(spec.to_yaml(), "again") == spec
 
 
-def test_a_line_break_in_a_key_does_not_break_the_message() -> None:
+def test_line_break_in_a_key_keeps_the_message_whole() -> None:
     with pytest.raises(SpecError) as caught:
         _parse('"a\\nb": 1\n')
     assert str(caught.value).startswith("s.yaml:6:1: a\\nb: unknown key 'a\\nb'; valid keys: ")

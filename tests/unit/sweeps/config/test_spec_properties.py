@@ -1,4 +1,4 @@
-"""A mutated spec is valid or refused in the documented form; valid ones survive writing."""
+"""A mutated spec is valid or refused in the documented form; a valid one survives writing."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_mutated_spec_is_valid_or_refused_in_form(data: dict[str, Any]) -> Non
 @pytest.mark.timeout(3600)
 @settings(max_examples=10_000, deadline=None)
 @given(mutated())
-def test_ten_thousand_mutated_specs_are_valid_or_refused_in_form(data: dict[str, Any]) -> None:
+def test_ten_thousand_mutated_specs_are_valid_or_refused(data: dict[str, Any]) -> None:
     _check_mutated(data)
 
 
@@ -192,7 +192,7 @@ plain_values = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(plain_values)
-def test_what_is_written_reads_the_same(value: Any) -> None:
+def test_written_spec_reads_the_same(value: Any) -> None:
     document = parse_value(write_flow(value), "here", {})
     assert not document.problems
     assert document.data[""] == value
@@ -218,7 +218,7 @@ def test_any_valid_spec_survives_writing(
         spec = parse_spec(write_flow(data), "s.yaml", environ={})
     except SpecError as error:
         # Infinite numbers and credentials are data to YAML, and refused in a spec.
-        known = ("not finite", "credentials")
+        known = ("not finite", "credentials", "looks like a secret")
         others = [p for p in error.problems if not any(word in p.message for word in known)]
         if others:
             raise

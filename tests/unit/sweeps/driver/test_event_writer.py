@@ -1,4 +1,4 @@
-"""What is written of a trial, and in which order; and that Tune's loop does not wait for it."""
+"""The writes of a trial and their order; Tune's loop does not wait for them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
 _END = ["fence", "commit", "fence", "recorder.finish", "view.ended"]
 
 
-def test_a_report_is_in_the_ledger_before_it_is_recorded_and_shown(kept: Kept) -> None:
+def test_report_reaches_the_ledger_before_tracking_and_display(kept: Kept) -> None:
     kept.reports(1, signals=["the loss jumped"])
     assert kept.diary.commits == 1, "nobody else could tell of signals again"
     assert kept.written() == [
@@ -153,7 +153,7 @@ def test_an_end_is_in_the_ledger_before_it_is_recorded(kept: Kept) -> None:
     assert kept.sweep.ledger.trial(kept.number).state == "pruned"
 
 
-def test_an_end_that_the_ledger_refuses_is_told_nobody(
+def test_end_that_the_ledger_rejects_is_sent_nowhere(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -169,7 +169,7 @@ def test_an_end_that_the_ledger_refuses_is_told_nobody(
     assert (run.status, "reason" in run.tags) == ("RUNNING", False)
 
 
-def test_a_last_report_and_the_end_are_one_transaction_once_the_store_has_it(kept: Kept) -> None:
+def test_last_report_and_end_share_a_transaction_once_stored(kept: Kept) -> None:
     kept.reports(1, ending="finished", saved=True)
     kept.ends()
     assert kept.written() == [
@@ -181,7 +181,7 @@ def test_a_last_report_and_the_end_are_one_transaction_once_the_store_has_it(kep
     assert kept.recorder.runs[kept.number].tags["best_epoch"] == "1"
 
 
-def test_a_last_report_that_the_store_lacks_is_in_the_ledger_before_it_is_recorded(
+def test_unstored_last_report_reaches_the_ledger_first(
     kept: Kept,
 ) -> None:
     kept.reports(1, ending="finished")
@@ -192,7 +192,7 @@ def test_a_last_report_that_the_store_lacks_is_in_the_ledger_before_it_is_record
 
 
 @pytest.mark.parametrize("what", ["is read", "is lost", "is interrupted", "fails"])
-def test_a_last_report_is_written_whatever_comes_before_the_end(kept: Kept, what: str) -> None:
+def test_last_report_is_written_before_any_end(kept: Kept, what: str) -> None:
     kept.reports(1, ending="finished", saved=True)
     kept.trial.get_pickled_error = lambda: None
     match what:
@@ -207,7 +207,7 @@ def test_a_last_report_is_written_whatever_comes_before_the_end(kept: Kept, what
     assert kept.sweep.ledger.trial(kept.number).reports == {1: 1.0}
 
 
-def test_nobody_waits_for_a_ledger_that_takes_long(kept: Kept) -> None:
+def test_slow_ledger_delays_nobody(kept: Kept) -> None:
     """Nor for several trials together, whose reports then are one transaction."""
     other = kept.sweep.add(None)
     kept.diary.commits, kept.diary.done[:] = 0, []
@@ -231,7 +231,7 @@ def test_nobody_waits_for_a_ledger_that_takes_long(kept: Kept) -> None:
     assert kept.sweep.ledger.trial(kept.number).finished
 
 
-def test_what_nobody_else_could_tell_is_recorded_at_once(kept: Kept) -> None:
+def test_irrecoverable_events_are_recorded_immediately(kept: Kept) -> None:
     """A driver that dies before the ledger knows has told with what a trial began, and on what."""
     kept.diary.may_commit.clear()
     kept.keeper._num_existing = 0  # it was added by this driver
@@ -246,7 +246,7 @@ def test_what_nobody_else_could_tell_is_recorded_at_once(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_what_the_ledger_notes_of_a_trial_is_told_again(kept: Kept, ends: bool) -> None:
+def test_ledger_attributes_of_a_trial_are_resent(kept: Kept, ends: bool) -> None:
     """Its driver may have died between the two."""
     kept.sweep.ledger.start(kept.number)
     kept.sweep.ledger.set_attr(kept.number, SIGNALS, ["the loss jumped"])
@@ -262,7 +262,7 @@ def test_what_the_ledger_notes_of_a_trial_is_told_again(kept: Kept, ends: bool) 
     assert tags["gradsweep.attempts"] == ("1" if ends else "2")
 
 
-def test_a_driver_that_is_replaced_while_it_writes_writes_no_more(kept: Kept) -> None:
+def test_replaced_driver_stops_writing(kept: Kept) -> None:
     """It stood still after the first of several reports."""
     others = [kept.sweep.add(None) for _ in range(3)]
     kept.diary.may_commit.clear()
@@ -282,7 +282,7 @@ def test_a_driver_that_is_replaced_while_it_writes_writes_no_more(kept: Kept) ->
 
 
 @pytest.mark.parametrize(("scheduler", "waits"), [("asha_promote", False), ("pbt", True)])
-def test_a_member_goes_on_with_other_parameters_once_that_is_told(
+def test_member_continues_once_its_new_parameters_are_sent(
     kept: Kept, scheduler: str, waits: bool
 ) -> None:
     spec = kept.sweep.spec
@@ -295,7 +295,7 @@ def test_a_member_goes_on_with_other_parameters_once_that_is_told(
     assert bool(settled) == waits
 
 
-def test_what_an_earlier_worker_left_is_read_before_the_next_one_begins(kept: Kept) -> None:
+def test_leftovers_of_a_worker_are_read_before_the_next_starts(kept: Kept) -> None:
     kept.starts()
     assert "view.started" in kept.diary.done
     kept.written()
@@ -303,7 +303,7 @@ def test_what_an_earlier_worker_left_is_read_before_the_next_one_begins(kept: Ke
     assert "view.started" in kept.diary.done
 
 
-def test_an_error_leaves_at_the_next_turn_and_nothing_is_written_after(
+def test_error_is_raised_at_next_call_and_writing_stops(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = LedgerError("the disk is full")
@@ -336,7 +336,7 @@ def test_an_error_leaves_at_the_next_turn_and_nothing_is_written_after(
     assert (record.reports, record.finished) == ({}, False)
 
 
-def test_the_lock_is_looked_at_before_each_thing_that_is_written(kept: Kept) -> None:
+def test_lock_is_checked_before_each_write(kept: Kept) -> None:
     kept.diary.may_commit.clear()
     kept.reports(1)
     kept.reports(2)

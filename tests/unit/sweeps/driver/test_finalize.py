@@ -1,4 +1,4 @@
-"""What the end of an attempt comes to: for whom calls the command, and for the sweep's own run."""
+"""The end of an attempt: its exit code, and the sweep's run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Delivered(MemoryRecorder):
         (0, 3, "FAILED", 3),
     ],
 )
-def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_best(
+def test_repeated_failure_fails_sweep_unless_it_is_complete(
     tmp_path: Path,
     complete: int,
     trials: int,
@@ -58,12 +58,12 @@ def test_same_failures_end_a_sweep_in_failure_unless_it_has_all_trials_and_a_bes
         recorder,
         recorder,
     )
-    made.ledger.note_attempt({})
+    made.ledger.add_attempt({})
     outcome = finalize_attempt(sweep, uninterrupted, same.abort_reason)
     assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
     if code:
         assert "failed in the same way: ValueError: x (task.py:3)" in str(outcome.cause)
     else:
         assert recorder.runs[None].tags["best_trial"] == "0"
-        assert made.view.ledger.concluded == trials
+        assert made.view.ledger.num_published == trials
         assert made.view.outcome().exit_code == 0

@@ -1,4 +1,4 @@
-"""Which trials make no progress, by what their workers write and by which clock."""
+"""Hang detection: by the workers' heartbeats, on the driver's clock."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _wait(watch: ProgressWatch, clock: _Clock, seconds: float, *, step: float = 
         pytest.param(None, 60.0, 1198, 4, id="twenty times the slowest step"),
     ],
 )
-def test_a_trial_hangs_once_it_makes_no_progress_for_so_long(
+def test_trial_hangs_after_step_timeout_without_progress(
     paths: SweepPaths, timeout: float | None, slowest: float, sound: int, hung: int
 ) -> None:
     clock = _Clock()
@@ -71,7 +71,7 @@ def test_a_trial_hangs_once_it_makes_no_progress_for_so_long(
 
 
 @pytest.mark.parametrize("what", ["opening", "step", "evaluation", "save", "report"])
-def test_what_a_trial_does_for_the_first_time_may_take_hours(paths: SweepPaths, what: str) -> None:
+def test_first_steps_of_a_trial_may_take_hours(paths: SweepPaths, what: str) -> None:
     clock = _Clock()
     pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, None, clock)
     with pulse.at_work():
@@ -81,7 +81,7 @@ def test_what_a_trial_does_for_the_first_time_may_take_hours(paths: SweepPaths, 
         assert _wait(watch, clock, 3700, step=2.0) == [what]
 
 
-def test_never_where_the_spec_says_off(paths: SweepPaths) -> None:
+def test_hang_detection_can_be_off(paths: SweepPaths) -> None:
     clock = _Clock()
     pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, "off", clock)
     with pulse.at_work():
@@ -89,7 +89,7 @@ def test_never_where_the_spec_says_off(paths: SweepPaths) -> None:
         assert _wait(watch, clock, 30_000) == []
 
 
-def test_a_driver_that_was_away_does_not_take_its_absence_for_a_hang(paths: SweepPaths) -> None:
+def test_paused_driver_does_not_report_a_hang(paths: SweepPaths) -> None:
     clock = _Clock()
     pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, 30.0, clock)
     with pulse.at_work():
@@ -99,7 +99,7 @@ def test_a_driver_that_was_away_does_not_take_its_absence_for_a_hang(paths: Swee
         assert watch.look([3]) == []
 
 
-def test_a_stopped_process_does_not_hang_and_one_that_holds_pythons_lock_does(
+def test_stopped_process_is_no_hang_and_held_gil_is(
     paths: SweepPaths,
 ) -> None:
     code = (
@@ -129,7 +129,7 @@ def test_a_stopped_process_does_not_hang_and_one_that_holds_pythons_lock_does(
         worker.wait()
 
 
-def test_a_process_that_has_the_number_of_an_earlier_worker_is_not_ended(
+def test_process_with_a_reused_pid_is_not_killed(
     paths: SweepPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     born = psutil.Process().create_time()
@@ -154,13 +154,13 @@ def test_a_worker_removes_its_own_heartbeat_alone(paths: SweepPaths) -> None:
     ("text", "seconds"),
     [("30m", 1800.0), ("5", 5.0), ("1.5", 1.5), ("off", "off"), ("null", None)],
 )
-def test_the_longest_time_without_progress_is_a_duration(text: str, seconds: object) -> None:
+def test_step_timeout_is_a_duration(text: str, seconds: object) -> None:
     spec = parse_spec(f"{TINY}\nfailures: {{step_timeout: {text}}}\n", "s.yaml")
     assert spec.failures.step_timeout == seconds
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "true", "[1]", "9999999h"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="the longest time without progress is a duration"):
         parse_spec(f"{TINY}\nfailures: {{step_timeout: {text}}}\n", "s.yaml")
 

@@ -1,4 +1,4 @@
-"""Opening a sweep: what is refused where trials go on, and how much is left to be done."""
+"""Opening a sweep: which changes are refused, and how many trials remain."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sweeps.driver.session import SweepSession, open_ledger
 from sweeps.engine.resources import Machine, plan
 from sweeps.errors import OriginChanged
 from tests.fake_checkpoints import commit
+from tests.message_parts import assert_parts
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import RATE, MadeSweep
 from trainable.checkpoint import CheckpointStore
@@ -22,9 +23,7 @@ NO_RECORDER: Any = None
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 4, 6])
-def test_unfinished_trials_are_left_however_few_the_sweep_is_to_have(
-    tmp_path: Path, trials: int
-) -> None:
+def test_unfinished_trials_remain_whatever_the_limit(tmp_path: Path, trials: int) -> None:
     made = MadeSweep(tmp_path)
     for ending in ("complete", None, "failed", None):
         made.add(ending, 0.5)
@@ -37,7 +36,7 @@ def test_unfinished_trials_are_left_however_few_the_sweep_is_to_have(
     assert sweep.num_remaining == max(0, trials - 4)
 
 
-def test_a_stop_leaves_what_is_unfinished_and_begins_nothing(tmp_path: Path) -> None:
+def test_stop_keeps_unfinished_trials_and_starts_none(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     made.add("complete", 0.5)
     made.add(None, 0.7)
@@ -54,9 +53,7 @@ def _resume(made: MadeSweep, *overrides: str, accepted: bool = False) -> SweepSp
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_checkpoint_before_the_first_report_is_of_what_it_was_trained_with(
-    tmp_path: Path, counted: bool
-) -> None:
+def test_checkpoint_before_first_report_keeps_its_settings(tmp_path: Path, counted: bool) -> None:
     """Also where the driver died before it had counted the attempt."""
     made = MadeSweep(tmp_path)
     number = made.add(None)
@@ -71,7 +68,7 @@ def test_a_checkpoint_before_the_first_report_is_of_what_it_was_trained_with(
     _resume(made, "seed=3")  # of which nothing goes on, and which has no value to compare
 
 
-def test_stores_are_asked_only_for_what_the_ledger_cannot_tell(
+def test_stores_are_read_only_if_the_ledger_cannot_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MadeSweep(tmp_path)
@@ -102,17 +99,16 @@ def _told_beyond_its_checkpoint(made: MadeSweep) -> int:
     return number
 
 
-def test_what_was_told_is_not_trained_again_with_something_else(tmp_path: Path) -> None:
+def test_reported_trials_are_not_retrained_with_other_settings(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path)
     _told_beyond_its_checkpoint(made)
     before = made.paths.spec.read_bytes()
     with pytest.raises(OriginChanged) as refused:
         _resume(made, "train.clip.max_norm=2.5")
-    assert str(refused.value) == (
-        "trial 0 has reported epoch 3 and saved epoch 1, so it trains the epochs between again; "
-        "ledger and tracking keep the first reports, which would not fit the changed "
-        "configuration (train.clip.max_norm: 1.0 -> 2.5); resume without the change until the "
-        "trial has saved epoch 3 or ended, or resume with --accept-changes"
+    assert_parts(
+        str(refused.value),
+        *("trial 0", "reported epoch 3", "saved epoch 1", "(train.clip.max_norm: 1.0 -> 2.5)"),
+        *("saved epoch 3", "--accept-changes"),
     )
     assert made.paths.spec.read_bytes() == before
     _resume(made, "train.clip.max_norm=2.5", accepted=True)
@@ -135,15 +131,13 @@ def test_what_was_told_is_not_trained_again_with_something_else(tmp_path: Path) 
         "train.optimizer.lr=0.5",  # each trial has its own
     ],
 )
-def test_what_a_step_does_not_depend_on_may_change_whatever_was_told(
-    tmp_path: Path, override: str
-) -> None:
+def test_settings_a_step_ignores_may_always_change(tmp_path: Path, override: str) -> None:
     made = MadeSweep(tmp_path)
     _told_beyond_its_checkpoint(made)
     _resume(made, override)
 
 
-def test_what_is_not_trained_again_does_not_forbid_another_configuration(tmp_path: Path) -> None:
+def test_finished_trials_do_not_forbid_other_settings(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path)
     ended, saved = _told_beyond_its_checkpoint(made), _told_beyond_its_checkpoint(made)
     made.ledger.finish(ended, "pruned")
@@ -167,7 +161,7 @@ ANOTHER = "start a new sweep with: sweep run FILE --name NAME"
         ("", [], None),
     ],
 )
-def test_a_change_that_finds_nothing_to_train_is_told(
+def test_change_without_remaining_trials_warns(
     tmp_path: Path, more: str, overrides: list[str], remedy: str | None
 ) -> None:
     space = "{train.batch_size: {choice: [8, 16, 32]}}" if "grid" in more else RATE
@@ -194,7 +188,7 @@ def test_a_change_in_vain_of_a_sweep_that_a_stop_ended(tmp_path: Path) -> None:
     assert told.startswith(f"{NOTHING_LEFT}add trials with: sweep resume small -s stop.value=null")
 
 
-def test_a_resume_says_that_its_change_finds_nothing_to_train(
+def test_resume_warns_of_a_change_without_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MadeSweep(tmp_path)

@@ -1,4 +1,4 @@
-"""What is asked of a running sweep from elsewhere, and what the one who asked is told."""
+"""Stop requests to a running sweep, and their answers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_driver_that_does_not_answer_is_named(paths: SweepPaths, driver: Drive
     assert "has not exited after 0.1 s" in stopped.message
 
 
-def test_a_trial_that_ends_is_told_with_what_it_came_to(paths: SweepPaths, driver: Driver) -> None:
+def test_trial_end_is_reported_with_its_result(paths: SweepPaths, driver: Driver) -> None:
     def end(it: Driver) -> bool:
         for number in it.wishes.trials:
             Ledger.open(paths.ledger).finish(number, "pruned")
@@ -118,7 +118,7 @@ def test_a_trial_that_ends_is_told_with_what_it_came_to(paths: SweepPaths, drive
     assert not driver.wishes.drain
 
 
-def test_a_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driver) -> None:
+def test_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driver) -> None:
     def die(it: Driver) -> bool:
         if it.wishes.trials:
             it.lock.release()
@@ -132,7 +132,7 @@ def test_a_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driv
     )
 
 
-def test_what_an_earlier_driver_was_asked_is_not_seen(
+def test_requests_to_an_earlier_driver_are_ignored(
     paths: SweepPaths, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop_requests, "_NOW_SECONDS", 0.0)
@@ -152,7 +152,7 @@ def test_what_an_earlier_driver_was_asked_is_not_seen(
     later.lock.release()
 
 
-def test_what_cannot_be_stopped_is_said(paths: SweepPaths) -> None:
+def test_impossible_stop_is_reported(paths: SweepPaths) -> None:
     with pytest.raises(
         stop_requests.NotRunningError, match="'small' is interrupted and no driver runs"
     ):
@@ -166,7 +166,7 @@ def test_what_cannot_be_stopped_is_said(paths: SweepPaths) -> None:
     assert not paths.control.exists()
 
 
-def test_nobody_else_may_ask(paths: SweepPaths) -> None:
+def test_other_users_cannot_request_a_stop(paths: SweepPaths) -> None:
     before = os.umask(0)
     try:
         stop_requests.StopRequests(paths, "token")

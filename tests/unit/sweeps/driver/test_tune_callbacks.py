@@ -1,6 +1,4 @@
-"""What the bookkeeper writes down of a report, what it leaves to Tune, and that it writes nothing
-once another driver may run the sweep.
-"""
+"""What the callbacks record of a report, leave to Tune, and no longer write without the lock."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def _result() -> dict[str, Any]:
     }
 
 
-def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> None:
+def test_tune_keeps_only_result_keys_it_needs(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
     shown: list[TrialProgress] = []
@@ -81,7 +79,7 @@ def test_tune_keeps_of_a_result_what_is_asked_of_it_later(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: bool) -> None:
+def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
     shown: list[int] = []
@@ -127,7 +125,7 @@ def test_reports_that_come_together_are_all_written_down(tmp_path: Path, fails: 
     assert recorder.runs[number].tags["health"] == ""
 
 
-def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> None:
+def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     """Where workers alone are lost, the third in a row without progress is one too many."""
     sweep = MadeSweep(tmp_path)
     number = sweep.add(None)
@@ -148,7 +146,7 @@ def test_losses_with_a_whole_node_are_counted_against_nobody(tmp_path: Path) -> 
     assert given_up == [False] * 7 + [True]
 
 
-def test_a_trial_that_has_not_begun_has_lost_nothing(tmp_path: Path) -> None:
+def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
     trial: Any = SimpleNamespace(config={"number": number, "params": {}}, max_failures=-1)
@@ -186,7 +184,7 @@ def test_a_trial_that_has_not_begun_has_lost_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_finished_trial_is_complete_if_it_has_a_value(
+def test_finished_trial_is_complete_if_it_has_a_value(
     tmp_path: Path, values: list[float], end: tuple[str, str | None, str]
 ) -> None:
     """Its budget may have been shortened to epochs in which it had none yet."""
@@ -239,7 +237,7 @@ ACTS: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-def test_driver_whose_lock_was_taken_over_writes_nothing(tmp_path: Path, act: Act) -> None:
+def test_driver_without_the_lock_writes_nothing(tmp_path: Path, act: Act) -> None:
     """It looked at its lock at the beginning of Tune's turn, stood still, and was replaced."""
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None, 0.5)
@@ -291,7 +289,7 @@ def _everything(sweep: MadeSweep, recorder: MemoryRecorder) -> tuple[Any, ...]:
         pytest.param(None, False, True, False, id="a store that said nothing"),
     ],
 )
-def test_what_only_the_trials_process_is_refused_is_that_trials_failure(
+def test_error_in_the_trial_process_fails_that_trial(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: int | None,

@@ -1,4 +1,5 @@
-"""A thread that writes: in order, until something goes wrong; and nobody waits who need not.
+"""The write queue: it keeps the order, stops at the first error, and blocks callers only when
+full.
 
 A write that takes long is one that waits for an event; nothing here is timed.
 """
@@ -54,9 +55,7 @@ def writer(slow: Slow, now: list[float]) -> Iterator[WriteQueue[int]]:
     writer.close()
 
 
-def test_nobody_waits_while_something_is_written_and_what_waits_is_written_together(
-    slow: Slow, writer: WriteQueue[int]
-) -> None:
+def test_waiting_writes_are_batched_and_block_nobody(slow: Slow, writer: WriteQueue[int]) -> None:
     writer.put(0)
     assert slow.begun.wait(30)
     for number in range(1, 100):
@@ -69,7 +68,7 @@ def test_nobody_waits_while_something_is_written_and_what_waits_is_written_toget
     assert slow.batches == [1, 99]
 
 
-def test_close_writes_what_waits_and_ends_the_thread(slow: Slow, writer: WriteQueue[int]) -> None:
+def test_close_writes_the_queue_and_ends_the_thread(slow: Slow, writer: WriteQueue[int]) -> None:
     slow.may_end.set()
     for number in range(10):
         writer.put(number)
@@ -82,7 +81,7 @@ def test_close_writes_what_waits_and_ends_the_thread(slow: Slow, writer: WriteQu
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError()], ids=repr
 )
-def test_an_error_is_raised_as_it_was_and_nothing_is_written_after(
+def test_error_is_raised_unchanged_and_writing_stops(
     slow: Slow, writer: WriteQueue[int], error: BaseException
 ) -> None:
     slow.fails_at, slow.error = 1, error
@@ -104,7 +103,7 @@ def test_an_error_is_raised_as_it_was_and_nothing_is_written_after(
 
 
 @pytest.mark.parametrize("why", ["too many wait", "one waits for too long"])
-def test_who_puts_more_waits_for_a_thread_that_is_far_behind(
+def test_producer_waits_for_a_slow_writer(
     slow: Slow,
     writer: WriteQueue[int],
     now: list[float],
@@ -135,7 +134,7 @@ def test_who_puts_more_waits_for_a_thread_that_is_far_behind(
     assert slow.written == [0, 1, *([2] if why == "too many wait" else []), 3]
 
 
-def test_who_waits_for_a_thread_that_is_far_behind_hears_of_its_error(
+def test_waiting_producer_gets_the_writers_error(
     slow: Slow, writer: WriteQueue[int], now: list[float]
 ) -> None:
     slow.fails_at = 0

@@ -1,4 +1,4 @@
-"""A sweep without training, whose decisions come from a scheduler that is told the past."""
+"""A sweep without training, decided by a scheduler that replays the past."""
 
 from __future__ import annotations
 

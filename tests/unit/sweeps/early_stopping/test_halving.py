@@ -1,4 +1,4 @@
-"""Halving: who is promoted, who is left behind, and which bracket a trial belongs to."""
+"""Successive halving: promotions, dropped trials, and brackets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_rungs_lie_below_the_budget(
     assert rungs(grace, reduction, epochs) == expected
 
 
-def test_the_best_go_on_and_of_equals_the_lower_number() -> None:
+def test_best_are_promoted_and_ties_go_to_the_lower_number() -> None:
     waiting = {4: 0.2, 0: 0.3, 2: 0.2, 1: 0.5, 3: 0.9, 5: 0.8}
     assert _choose(waiting, seen=6) == [2, 4]
     assert _choose(waiting, seen=6, minimize=False) == [3, 5]
@@ -55,11 +55,11 @@ def test_the_best_go_on_and_of_equals_the_lower_number() -> None:
     assert _choose(waiting, seen=2) == []
 
 
-def test_what_is_not_finite_is_never_promoted() -> None:
+def test_non_finite_trial_is_never_promoted() -> None:
     assert _choose({0: math.nan, 1: math.inf, 2: -math.inf}, seen=9) == []
 
 
-def test_who_was_promoted_too_early_takes_the_place_of_a_better_one() -> None:
+def test_early_promotion_takes_the_place_of_a_better_trial() -> None:
     # 0 was the best of three; 3 and 4 are better, and six trials have two places.
     assert _choose({1: 0.6, 2: 0.7, 3: 0.1, 4: 0.2, 5: 0.9}, seen=6, promoted=1) == [3]
 
@@ -70,7 +70,7 @@ def test_who_was_promoted_too_early_takes_the_place_of_a_better_one() -> None:
     st.integers(2, 4),
     st.booleans(),
 )
-def test_never_more_than_one_in_reduction_and_never_a_worse_one(
+def test_at_most_one_in_reduction_is_promoted(
     waiting: dict[int, float], promoted: int, reduction: int, minimize: bool
 ) -> None:
     seen = len(waiting) + promoted
@@ -143,7 +143,7 @@ def _curves(seed: int, count: int) -> list[list[float]]:
 
 @given(st.integers(0, 1000), st.integers(1, 20))
 @settings(max_examples=50)
-def test_at_each_rung_as_many_go_on_as_there_are_places(seed: int, count: int) -> None:
+def test_each_rung_promotes_as_many_as_it_has_places(seed: int, count: int) -> None:
     """And one where there is none."""
     sweep = Serial(_curves(seed, count))
     sweep.run()
@@ -159,7 +159,7 @@ def test_at_each_rung_as_many_go_on_as_there_are_places(seed: int, count: int) -
 
 @given(st.integers(0, 1000), st.lists(st.integers(0, 20), max_size=6))
 @settings(max_examples=100)
-def test_whoever_dies_whenever_the_same_trials_are_promoted(seed: int, deaths: list[int]) -> None:
+def test_promotions_are_the_same_after_any_kill(seed: int, deaths: list[int]) -> None:
     once, killed = Serial(_curves(seed, 10)), Serial(_curves(seed, 10))
     once.run()
     for epochs in deaths:
@@ -188,7 +188,7 @@ def test_a_promotion_comes_before_a_new_trial() -> None:
     ]
 
 
-def test_of_few_trials_the_best_that_came_farthest_trains_to_the_end() -> None:
+def test_best_of_few_trials_trains_to_the_end() -> None:
     ladder = replace(LADDER, num_trials=3)
     reports = {0: {1: 0.9, 2: math.nan}, 1: {1: 0.5}, 2: {1: 0.4}}
     assert ladder.next_promotion(reports, {0, 1, 2}, live={2}) is None
@@ -201,19 +201,19 @@ def test_of_few_trials_the_best_that_came_farthest_trains_to_the_end() -> None:
     assert ladder.next_promotion(failed, {1, 2}) == 2, "who had gone on came to no end"
 
 
-def test_a_trial_that_is_worked_on_takes_its_place_and_is_not_handed_out_twice() -> None:
+def test_running_trial_takes_its_place_only_once() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3}, 3: {1: 0.4}}
     assert LADDER.next_promotion(reports, {0, 1, 2, 3}) == 0
     assert LADDER.next_promotion(reports, {0, 1, 2, 3}, live={0}) == 1
     assert LADDER.next_promotion(reports, {0, 1, 2, 3}, live={0, 1}) is None
 
 
-def test_a_trial_that_ended_while_it_waited_makes_room_for_the_next() -> None:
+def test_trial_that_ended_while_waiting_makes_room() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3}}
     assert LADDER.next_promotion(reports, {1, 2}) == 1
 
 
-def test_nobody_is_left_behind_while_somebody_can_still_come() -> None:
+def test_no_trial_is_dropped_while_others_can_arrive() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3, 2: 0.3}}
     assert replace(LADDER, num_trials=4).never_promoted(reports, {0, 1, 2}) == frozenset()
     assert replace(LADDER, num_trials=3).never_promoted(reports, {0, 1, 2}) == frozenset()

@@ -29,7 +29,7 @@ LAST_EPOCHS = [EPOCHS, 4, 2, EPOCHS]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_a_new_rule_decides_alike_after_a_death_at_any_report(
+def test_new_rule_decides_the_same_after_any_kill(
     mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RULES, Patience.name, Patience)
@@ -77,7 +77,7 @@ print(sorted(make_verdict_fn(spec)(reports, {0, 1})))
 """
 
 
-def test_a_line_of_the_registry_makes_the_rule_known_to_specs_and_drivers() -> None:
+def test_one_registry_line_makes_a_rule_available() -> None:
     root = Path(sweeps.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", PARSE], cwd=root, capture_output=True, text=True, timeout=120
@@ -89,7 +89,7 @@ def test_a_line_of_the_registry_makes_the_rule_known_to_specs_and_drivers() -> N
     assert verdict == "[1]"
 
 
-def test_two_rules_do_not_give_one_parameter_two_meanings() -> None:
+def test_two_rules_share_no_parameter_of_other_meaning() -> None:
     class Impatient(Patience):
         patience: int = 1
 

@@ -1,4 +1,4 @@
-"""Population based training: when members pause, and that each waits for all others."""
+"""Population based training: members pause, and each waits for all others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sweeps.early_stopping.pbt import PopulationBasedTraining
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 3))
-def test_nobody_leaves_a_rung_before_all_have_come_to_it(
+def test_population_waits_for_every_member_at_a_rung(
     data: st.DataObject, members: int, slots: int
 ) -> None:
     population = PopulationBasedTraining(rungs=(2, 4), minimize=True, num_trials=members)

@@ -1,4 +1,4 @@
-"""Schedulers: told the past, a fresh one decides as the one before it would have."""
+"""Schedulers: after replaying the past, a new one decides like the one before it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_rungs_after_a_resume_equal_those_of_one_driver(mode: Any) -> None:
     assert _rungs(resumed) == _rungs(once)
 
 
-def test_an_unfinished_trial_is_not_counted_twice_on_its_rung() -> None:
+def test_unfinished_trial_counts_once_on_its_rung() -> None:
     scheduler = ASHA.rule.scheduler(epochs=9, mode="min")
     replay(scheduler, "again", {1: 0.5, 2: 0.4, 3: 0.3}, number=0, finished=False)
     scheduler.on_trial_add(None, SimpleNamespace(trial_id="again"))
@@ -88,7 +88,7 @@ EACH = [
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("config", EACH, ids=lambda config: config.scheduler)
-def test_verdicts_after_a_death_at_any_report_are_those_of_one_driver(
+def test_verdicts_after_any_kill_equal_those_of_one_driver(
     config: EarlyStoppingConfig, mode: Any
 ) -> None:
     rng = random.Random(1)
@@ -111,7 +111,7 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("value", NOT_FINITE)
 @pytest.mark.parametrize("config", EACH, ids=lambda config: config.scheduler)
-def test_what_is_not_finite_stops_at_its_rung_and_nobody_is_compared_with_it(
+def test_non_finite_trial_stops_and_is_not_compared(
     config: EarlyStoppingConfig, value: float, mode: Any
 ) -> None:
     sound = [[0.1 * (n + 1)] * EPOCHS for n in range(6)]
@@ -133,7 +133,7 @@ def test_what_is_not_finite_stops_at_its_rung_and_nobody_is_compared_with_it(
 
 
 @pytest.mark.parametrize("config", EACH[:2], ids=lambda config: config.scheduler)
-def test_a_rung_of_nothing_finite_stops_them_all_and_then_begins(
+def test_rung_of_non_finite_trials_stops_them_all(
     config: EarlyStoppingConfig,
 ) -> None:
     curves = [[NOT_FINITE[n % 3]] * EPOCHS for n in range(9)] + [[0.5] * EPOCHS] * 4
@@ -174,7 +174,7 @@ def _first_rung(bracket: Any) -> int:
     return int(min(epoch for epoch, _ in bracket._brackets[0]._rungs))
 
 
-def test_a_trial_is_compared_with_its_own_bracket_alone() -> None:
+def test_trial_is_compared_within_its_bracket() -> None:
     scheduler = EACH[1].rule.scheduler(epochs=EPOCHS, mode="min")
     graces = bracket_graces(1, 2, EPOCHS)
     brackets = [bracket_of(number, graces, 2) for number in range(40)]
@@ -211,7 +211,7 @@ def test_the_median_rule(own: dict[int, float], expected: bool) -> None:
 
 
 @pytest.mark.parametrize("value", [0.1, 2.302585])
-def test_the_median_rule_stops_nobody_where_all_are_equal(value: float) -> None:
+def test_median_rule_stops_no_equal_trial(value: float) -> None:
     for sign, minimize in ((1, True), (-1, False)):
         medians = Medians(1, 3, minimize=minimize)
         for epoch, number in itertools.product(range(1, 31), range(5)):
@@ -222,7 +222,7 @@ def test_the_median_rule_stops_nobody_where_all_are_equal(value: float) -> None:
     ("scheduler", "owner", "name"),
     [("hyperband", halving, "brackets"), ("median", Medians, "_mean")],
 )
-def test_what_a_scheduler_does_for_a_trial_does_not_grow_with_their_number(
+def test_scheduler_cost_per_trial_is_constant(
     scheduler: Any, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, worked = getattr(owner, name), []

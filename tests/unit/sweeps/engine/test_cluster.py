@@ -1,4 +1,4 @@
-"""Cluster code that needs no cluster: addresses, code upload, node answers and loss."""
+"""Cluster code without a cluster: addresses, uploaded code, answers of nodes, lost clusters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_addresses(given: str | None, environ: dict[str, str], found: str | None
 
 
 @pytest.mark.parametrize("wrong", ["head", "head:", ":6379", "head:0", "head:65536", "head:63x"])
-def test_an_address_that_is_none_is_refused(wrong: str) -> None:
+def test_invalid_address_is_refused(wrong: str) -> None:
     for given, environ, name in [(wrong, {}, "--address"), (None, {"RAY_ADDRESS": wrong}, None)]:
         with pytest.raises(ClusterRefused) as refused:
             find_address(given, environ)
@@ -83,14 +83,14 @@ def test_an_address_that_is_none_is_refused(wrong: str) -> None:
         assert "HOST:PORT" in str(refused.value)
 
 
-def test_the_address_of_ray_client_is_refused_with_the_right_one() -> None:
+def test_ray_client_address_is_refused_with_the_right_one() -> None:
     with pytest.raises(
         ClusterRefused, match=r"Ray Client, .*HOST:PORT .*\(port 6379, not 10001\)"
     ):
         find_address("ray://head:10001", {})
 
 
-def test_a_head_that_nobody_listens_at_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_head_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setattr(cluster_address, "heads_of_local_nodes", lambda: {nobody})
@@ -104,7 +104,7 @@ def test_this_machine_must_be_a_node(listener: str, monkeypatch: pytest.MonkeyPa
         locate(listener)
 
 
-def test_auto_takes_the_one_cluster_that_this_machine_belongs_to(
+def test_auto_finds_the_one_cluster_of_this_machine(
     listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads: set[str] = {listener}
@@ -123,7 +123,7 @@ def test_loopback() -> None:
     assert not any(is_loopback(f"{host}:1") for host in ("10.0.0.5", "head"))
 
 
-def test_who_listens_can_be_reached(listener: str) -> None:
+def test_listening_address_is_reachable(listener: str) -> None:
     assert tcp_probe(listener) is None
     assert "refused" in str(tcp_probe("127.0.0.1:1"))
     assert "label empty or too long" in str(tcp_probe("head..example:6379"))
@@ -158,7 +158,7 @@ def _sent(package: code_upload.CodePackage) -> set[str]:
     return {str(path.relative_to(package.directory)) for path in found if path.is_file()}
 
 
-def test_upload_excludes_sweeps_environments_and_large_files(
+def test_uploaded_code_excludes_sweeps_and_large_files(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_upload, "LARGE", 200)
@@ -171,9 +171,7 @@ def test_upload_excludes_sweeps_environments_and_large_files(
 
 
 @pytest.mark.parametrize("ignored", ["task.py", "deep/"])
-def test_code_that_git_ignores_is_refused_where_a_task_is_made_of_it(
-    project: Path, ignored: str
-) -> None:
+def test_task_code_ignored_by_git_is_refused(project: Path, ignored: str) -> None:
     (project / ".gitignore").write_text(f"{ignored}\n")
     with pytest.raises(
         ClusterRefused, match=r"(task|deep/module)\.py is not uploaded to the clus"
@@ -190,7 +188,7 @@ def test_installed_tasks_are_not_uploaded(project: Path) -> None:
     assert "/runs" not in package.excludes
 
 
-def test_too_large_an_upload_is_refused_and_the_largest_named(
+def test_oversized_upload_is_refused_and_largest_file_named(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_upload, "LIMIT", 300)
@@ -214,7 +212,7 @@ def test_too_large_an_upload_is_refused_and_the_largest_named(
         ("did not answer within 60 s", "did not answer within 60 s; every node must"),
     ],
 )
-def test_what_is_wrong_with_a_node(answer: dict[str, Any] | str, said: str | None) -> None:
+def test_node_faults_are_named(answer: dict[str, Any] | str, said: str | None) -> None:
     fault = fault_of(answer, "1.2", Path("/r"))
     if said is None:
         assert fault is None
@@ -228,7 +226,7 @@ def test_a_cluster_without_cpus_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_nodes_are_machines_and_an_ask_that_none_meets_names_the_largest() -> None:
+def test_impossible_request_names_the_largest_node() -> None:
     small = machine_of(NODE | {"Resources": {"CPU": 2.0}, "NodeName": "tiny"}, FINE)
     large = machine_of(NODE | {"Resources": NODE["Resources"] | {"GPU": 2.0}}, FINE | {
         "gpus": [("A100", 2**36)]
@@ -256,9 +254,7 @@ def test_why_ray_did_not_let_us_in_is_one_sentence() -> None:
     assert "cannot be used: no session name; run" in refusal("head:1", outer)
 
 
-def test_a_cluster_is_lost_with_its_head_and_with_the_node_here(
-    listener: str, tmp_path: Path
-) -> None:
+def test_cluster_is_lost_with_its_head_or_this_node(listener: str, tmp_path: Path) -> None:
     socket_of_node = tmp_path / "raylet"
     with socket.socket(socket.AF_UNIX) as node:
         node.bind(str(socket_of_node))
@@ -290,7 +286,7 @@ def test_the_command_that_continues_has_the_address(
     assert said.getvalue() == f"sweep resume x --root {tmp_path}{end}\n"
 
 
-def test_a_node_says_whether_it_sees_what_was_written(tmp_path: Path) -> None:
+def test_node_reports_whether_it_sees_the_probe_file(tmp_path: Path) -> None:
     """What runs on a node, run here; a directory of its own does not have the driver's file."""
     ours = version("gradsweep")
     look = partial(_make_check(), name="node", mark="mark", ours=ours, store=None)
@@ -303,7 +299,7 @@ def test_a_node_says_whether_it_sees_what_was_written(tmp_path: Path) -> None:
     assert (tmp_path / "node").read_text() == "mark"
 
 
-def test_what_a_node_wrote_and_is_not_seen_here_is_said(
+def test_probe_file_of_a_node_unseen_here_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_checks, "_SEEN_SECONDS", 0.2)
@@ -313,7 +309,7 @@ def test_what_a_node_wrote_and_is_not_seen_here_is_said(
     assert said.startswith(f"{tmp_path}: the driver does not see the node's files; every node")
 
 
-def test_what_a_driver_left_that_was_killed_while_it_looked_is_removed(tmp_path: Path) -> None:
+def test_probe_files_of_a_killed_driver_are_removed(tmp_path: Path) -> None:
     left, live = tmp_path / ".nodes-left", tmp_path / ".nodes-live"
     for directory in (left, live):
         directory.mkdir()

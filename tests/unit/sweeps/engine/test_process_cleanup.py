@@ -1,4 +1,4 @@
-"""Orphans: a dead driver's processes are found by its token, and nobody else's are touched."""
+"""Orphans: processes of a dead driver are found by its token, and no others are touched."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_the_tokens_own_processes_end() -> None:
             kill_children("other-driver")
 
 
-def test_what_a_process_starts_while_others_are_looked_for_is_killed_as_well() -> None:
+def test_child_started_during_cleanup_is_killed_too() -> None:
     code = """
 import subprocess
 print("up", flush=True)
@@ -75,7 +75,7 @@ def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatc
         assert not psutil.pid_exists(child.pid)
 
 
-def test_a_process_without_its_environment_is_found_by_its_open_log() -> None:
+def test_process_without_environment_is_found_by_its_log() -> None:
     directory = scratch_directory("titled-driver")
     directory.mkdir()
     code = f"log = open({str(directory / 'worker.log')!r}, 'w');" + _SLEEP
@@ -85,7 +85,7 @@ def test_a_process_without_its_environment_is_found_by_its_open_log() -> None:
         assert not directory.exists()
 
 
-def test_who_only_reads_a_drivers_log_is_left_alone() -> None:
+def test_reader_of_a_drivers_log_is_left_alone() -> None:
     directory = scratch_directory("read-driver")
     directory.mkdir()
     log = directory / "worker.log"
@@ -160,7 +160,7 @@ def test_only_what_a_dead_driver_left_is_cleared(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_a_driver_that_is_known_to_be_dead_needs_no_directory() -> None:
+def test_known_dead_driver_needs_no_directory() -> None:
     with _start(_SLEEP, "0123456789ab-and-more") as child:
         assert clean_up_dead_drivers("0123456789ab-and-more") == (1, 1)
         assert not psutil.pid_exists(child.pid)
@@ -193,9 +193,7 @@ process_cleanup.claim_scratch(sys.argv[1])
 
 
 @pytest.mark.parametrize("died_at", ["open", "lock", "rename"])
-def test_a_driver_that_died_before_it_had_its_directory_leaves_nothing(
-    place: Path, died_at: str
-) -> None:
+def test_driver_killed_before_its_directory_leaves_nothing(place: Path, died_at: str) -> None:
     token = uuid.uuid4().hex
     died = subprocess.run(
         [sys.executable, "-c", _UNFINISHED, token, str(place), died_at], check=False
@@ -210,7 +208,7 @@ def test_a_driver_that_died_before_it_had_its_directory_leaves_nothing(
         assert list(place.iterdir()) == [living]
 
 
-def test_a_driver_that_was_taken_for_dead_makes_its_directory_again(
+def test_driver_mistaken_for_dead_recreates_its_directory(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, flock, cleaned = uuid.uuid4().hex, fcntl.flock, []
@@ -228,7 +226,9 @@ def test_a_driver_that_was_taken_for_dead_makes_its_directory_again(
         assert clean_up_dead_drivers() == (0, 0)
 
 
-def test_what_another_user_made_ends_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_another_user_ends_no_process(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everybody may make a directory there that has a living driver's token in its name."""
     token = uuid.uuid4().hex
     with _start(_SLEEP, token) as worker:
@@ -245,7 +245,7 @@ def test_what_another_user_made_ends_nothing(place: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("place")
-def test_nobody_else_may_enter_a_drivers_directory() -> None:
+def test_other_users_cannot_enter_a_drivers_directory() -> None:
     before, token = os.umask(0), uuid.uuid4().hex
     try:
         with claim_scratch(token):

@@ -41,8 +41,8 @@ ALLOWED = {
 }
 ALLOWED_IN_TESTS = {
     "tests/chaos/ray_nodes.py",  # starts nodes of a cluster as processes
-    "tests/integration/watching.py",  # connects to Ray as another user would
-    "tests/integration/test_lean_driver.py",  # counts what Tune writes, and prints as Ray does
+    "tests/integration/process_inspection.py",  # connects to Ray as another user would
+    "tests/integration/test_minimal_ray.py",  # counts what Tune writes, and prints as Ray does
     "tests/bench",  # runs Tune as others do
     "tests/contract/test_ray_compat.py",
     "tests/unit/sweeps/engine/test_ray_names.py",

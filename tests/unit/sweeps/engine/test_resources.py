@@ -1,4 +1,4 @@
-"""What the machine offers, and how trials share it."""
+"""The resources of the machine, and how trials share them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_plans(
         ),
     ],
 )
-def test_an_ask_that_nothing_can_meet(
+def test_impossible_request(
     ask: ResourcesConfig, machine: Machine | list[Machine], message: str
 ) -> None:
     with pytest.raises(ResourceError) as caught:
@@ -132,14 +132,14 @@ def _step(peak: float, outside: float = 0.5, total: float = 80) -> StepMemory:
         (StepMemory(failed="ran out of memory"), 2, (1, 2)),
     ],
 )
-def test_what_a_step_took_decides_how_many_share_a_gpu(
+def test_step_memory_decides_how_many_share_a_gpu(
     step: StepMemory, gpus: int, expected: tuple[float, int]
 ) -> None:
     made = plan(_ask(), 24, None, _machine(8, gpus=gpus), step)
     assert (made.gpu, made.concurrency) == expected
 
 
-def test_a_share_that_was_asked_for_is_not_changed_by_what_a_step_took() -> None:
+def test_requested_share_ignores_step_memory() -> None:
     assert plan(_ask(gpu=0.5), 24, None, _machine(8, gpus=1), _step(70)).gpu == 0.5
 
 
@@ -149,9 +149,7 @@ def test_a_share_that_was_asked_for_is_not_changed_by_what_a_step_took() -> None
     total=st.integers(2**31, 2**38),
     wanted=st.integers(1, 100),  # of more, Ray counts in steps that are too coarse
 )
-def test_shares_never_exceed_a_gpu_and_hold_what_a_step_took(
-    peak: int, outside: int, total: int, wanted: int
-) -> None:
+def test_shares_fit_a_gpu_and_a_step(peak: int, outside: int, total: int, wanted: int) -> None:
     step = StepMemory(peak, outside, total)
     share = share_of_gpu(step.needed, total, wanted)
     sharing = min(wanted, _fitting(share))
@@ -172,7 +170,7 @@ def _fitting(share: float) -> int:
     return 10_000 // round(share * 10_000)
 
 
-def test_a_plan_in_words() -> None:
+def test_plan_as_text() -> None:
     assert ResourcePlan(1, 0.25, 4).describe() == "4 trials at a time, each with 1 CPU, 0.25 GPU"
     assert ResourcePlan(2, 0, 1).describe() == "1 trial at a time, each with 2 CPUs"
     measured = plan(_ask(), 4, None, _machine(8, gpus=1), _step(8.5))
@@ -239,7 +237,7 @@ class _Driver:
         ("1", []),
     ],
 )
-def test_an_instance_of_a_gpu_is_a_gpu_where_it_is_named(
+def test_named_mig_instance_is_a_gpu(
     visible: str | None, expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _Driver)  # type: ignore[arg-type]

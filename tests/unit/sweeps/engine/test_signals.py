@@ -1,4 +1,4 @@
-"""Signals, sent to this process for real."""
+"""Real signals to this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_first_drains_and_the_second_leaves() -> None:
         assert interruption.exit_code == 143
 
 
-def test_who_was_asked_from_elsewhere_still_has_a_first_signal() -> None:
+def test_first_signal_still_counts_after_a_stop_request() -> None:
     wish = threading.Event()
 
     def look() -> None:
@@ -60,7 +60,7 @@ def test_the_end_of_the_grace_period_leaves() -> None:
         assert heard.last.wait(5)
 
 
-def test_a_library_that_takes_the_signals_does_not_deafen_it() -> None:
+def test_library_that_takes_signals_does_not_block_them() -> None:
     taken: list[Any] = []
     heard = Heard()
     with heard.interruption:
@@ -79,7 +79,7 @@ def test_handlers_are_put_back() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_with_nothing_to_drain_the_first_signal_leaves() -> None:
+def test_first_signal_exits_when_nothing_is_to_drain() -> None:
     with pytest.raises(ExitRequested) as left, exit_on_signal():
         os.kill(os.getpid(), signal.SIGTERM)
     assert left.value.exit_code == 143

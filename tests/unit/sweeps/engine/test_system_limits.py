@@ -1,4 +1,4 @@
-"""What a process has too little of is named; and an account that the system does not know."""
+"""System limits that are too low are named; an unknown account gets a name."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _set_limits(monkeypatch: pytest.MonkeyPatch, **limits: tuple[int, int]) -> l
         ("RLIMIT_NPROC", 20, "ulimit -u is 20;"),
     ],
 )
-def test_under_a_hopeless_limit_nothing_begins(
+def test_too_low_limit_refuses_the_start(
     monkeypatch: pytest.MonkeyPatch, name: str, value: int, told: str
 ) -> None:
     _set_limits(monkeypatch, **{name: (value, value)})
@@ -130,7 +130,7 @@ def test_under_a_doubtful_limit_ray_is_tried(
 
 
 @pytest.mark.parametrize(("hard", "allowed"), [(FREE, 4096), (1000, 1000), (20_000, 4096)])
-def test_more_open_files_are_asked_for_rather_than_refused(
+def test_open_file_limit_is_raised(
     monkeypatch: pytest.MonkeyPatch, hard: int, allowed: int
 ) -> None:
     asked = _set_limits(monkeypatch, RLIMIT_NOFILE=(60, hard))
@@ -144,7 +144,7 @@ def test_enough_open_files_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch)
     assert asked == []
 
 
-def test_without_a_temporary_directory_nothing_begins(
+def test_missing_temporary_directory_refuses_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _set_limits(monkeypatch)
@@ -155,7 +155,7 @@ def test_without_a_temporary_directory_nothing_begins(
         check_limits()
 
 
-def test_an_account_that_the_system_does_not_know_gets_a_name_and_a_home(
+def test_unknown_account_gets_a_name_and_a_home(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def unknown(_: int) -> Any:

@@ -1,4 +1,4 @@
-"""What the child that loads a task is asked, and in what environment."""
+"""The child process that loads a task: its requests and its environment."""
 
 from __future__ import annotations
 
@@ -45,16 +45,14 @@ def _spec(*space: str, more: str = "") -> SweepSpec:
         ("train.optimizer.name: {choice: [sgd, adamw, lion]}", "optimizer.name", "adamw"),
     ],
 )
-def test_the_largest_trial_has_the_value_that_takes_most(
-    line: str, key: str, value: object
-) -> None:
+def test_largest_trial_has_the_most_expensive_value(line: str, key: str, value: object) -> None:
     found: object = largest_config(_spec(line)).train
     for part in key.split("."):
         found = getattr(found, part)
     assert found == value
 
 
-def test_the_largest_trial_has_the_tasks_largest_numbers_and_its_first_words() -> None:
+def test_largest_trial_takes_largest_numbers_and_first_choices() -> None:
     spec = _spec(
         "task.hidden: {choice: [16, 64, 32]}",
         "task.kind: {choice: [small, large]}",
@@ -68,7 +66,7 @@ def test_the_largest_trial_has_the_tasks_largest_numbers_and_its_first_words() -
     }
 
 
-def test_the_largest_trial_has_no_parameter_that_exists_only_beside_another_choice() -> None:
+def test_largest_trial_has_no_inactive_parameter() -> None:
     spec = _spec(
         "task.kind: {choice: [small, large]}",
         "task.heads: {int: [2, 8], when: {task.kind: large}}",
@@ -76,12 +74,12 @@ def test_the_largest_trial_has_no_parameter_that_exists_only_beside_another_choi
     assert largest_config(spec).task.arguments == {"samples": 20, "kind": "small"}
 
 
-def test_values_that_do_not_fit_together_make_room_for_the_usual_example() -> None:
+def test_inconsistent_largest_values_fall_back_to_the_example() -> None:
     spec = _spec("train.batch_size: {choice: [6, 9]}", "train.accumulation: {choice: [3, 2]}")
     assert spec.trial_config(0, spec.example_params()) == largest_config(spec)
 
 
-def test_the_longest_warmup_is_tried_with_the_usual_example() -> None:
+def test_longest_warmup_is_tried_with_the_example() -> None:
     spec = _spec(
         "train.schedule.warmup: {choice: [0, 9, 3]}",
         "train.batch_size: {int: [8, 32]}",
@@ -102,7 +100,7 @@ os.write(1, b"{}\\n")
 """
 
 
-def test_what_a_step_takes_is_asked_where_a_shared_gpus_part_is_open(
+def test_step_memory_is_measured_for_an_open_gpu_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the task's module prints, and by whichever way."""
@@ -126,7 +124,7 @@ threading.Thread(target=time.sleep, args=(60,)).start()
 """
 
 
-def test_what_a_task_leaves_running_is_ended_and_not_waited_for(
+def test_leftover_process_of_a_task_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,9 +146,7 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def test_what_a_task_prints_need_not_be_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_output_may_be_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = "import os", "os.write(2, b'\\xff')", "from trainable.tasks.spiral import Spiral"
     (tmp_path / "loud.py").write_text("\n".join(lines))
@@ -163,7 +159,7 @@ def test_what_a_task_prints_need_not_be_text(
     [("", 1), ("", 0), ("resources: {gpu: 0.25}", 0.25)],
     ids=["not shared", "no GPU", "a share of the user's"],
 )
-def test_nothing_is_measured_where_it_would_decide_nothing(more: str, gpu: float) -> None:
+def test_memory_is_measured_only_if_it_decides(more: str, gpu: float) -> None:
     inspection = TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
     inspection.terminate()
     assert len(inspection._configs.splitlines()) == 2

@@ -1,4 +1,4 @@
-"""The ledger: numbers, parameters and states of trials, told once and kept."""
+"""The ledger: numbers, parameters and states of trials are stored once and kept."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader, PbtPerturbation, TrialSummary
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
-from tests.ledgers import held_place
 from tests.make_trials import ask, proposal
+from tests.postgres_ledger import held_place
 
 SPACE = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -61,7 +61,7 @@ def _ask(ledger: Ledger, seed: int = 0) -> int:
     return ask(ledger, SPACE, RandomSampler(seed=seed)).number
 
 
-def test_trials_are_numbered_in_order_and_keep_their_parameters(
+def test_trials_are_numbered_and_keep_their_parameters(
     ledger: Ledger, place: LedgerLocation
 ) -> None:
     first = ask(ledger, SPACE, RandomSampler(seed=1))
@@ -74,7 +74,7 @@ def test_trials_are_numbered_in_order_and_keep_their_parameters(
     assert {t.state for t in again.trials()} == {"running"}
 
 
-def test_value_is_the_best_report_and_a_repeated_epoch_stays_as_first_told(
+def test_value_is_the_best_report_and_repeats_are_ignored(
     in_file: Ledger,
 ) -> None:
     number = _ask(in_file)
@@ -88,7 +88,7 @@ def test_value_is_the_best_report_and_a_repeated_epoch_stays_as_first_told(
     assert in_file.best() == in_file.trial(number)
 
 
-def test_where_it_was_best_is_known_and_of_equals_the_earlier(in_file: Ledger) -> None:
+def test_best_step_is_known_and_ties_go_to_the_earlier(in_file: Ledger) -> None:
     number = _ask(in_file)
     assert in_file.trial(number).best_step is None
     for epoch, value in enumerate([0.9, 0.5, 0.7, 0.5], start=1):
@@ -106,7 +106,7 @@ def test_signals_are_the_last_that_were_noted(in_file: Ledger) -> None:
     assert in_file.trial(number).signals == ("memory grew", "loss jumped")
 
 
-def test_what_a_population_decides_is_kept_with_what_each_member_began_with(
+def test_population_decision_is_kept_with_initial_values(
     ledger: Ledger, place: LedgerLocation
 ) -> None:
     first, second = (_ask(ledger, seed) for seed in (0, 1))
@@ -125,7 +125,7 @@ def test_what_a_population_decides_is_kept_with_what_each_member_began_with(
     assert not ledger.trial(second).lineage
 
 
-def test_pruned_keeps_its_intermediate_values_and_is_never_the_best(in_file: Ledger) -> None:
+def test_pruned_trial_keeps_its_values_and_is_never_best(in_file: Ledger) -> None:
     number = _ask(in_file)
     in_file.report(number, epoch=1, step=10, value=0.01)
     in_file.finish(number, "pruned")
@@ -195,7 +195,7 @@ def test_attempts_are_counted_over_reopening(ledger: Ledger, place: LedgerLocati
     assert again.trial(number).attempts == 2
 
 
-def test_what_a_trial_lacks_is_stored_beside_what_it_has(in_file: Ledger, path: Path) -> None:
+def test_missing_parameters_are_added_to_existing_ones(in_file: Ledger, path: Path) -> None:
     del in_file
     # What a driver of an older release leaves that dies while it stores parameters.
     study = optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep")
@@ -207,7 +207,7 @@ def test_what_a_trial_lacks_is_stored_beside_what_it_has(in_file: Ledger, path: 
     assert Ledger.open(path).trials() == [record]
 
 
-def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
+def test_parameter_may_change_its_type_between_trials(
     ledger: Ledger, place: LedgerLocation
 ) -> None:
     spaces = [
@@ -223,7 +223,7 @@ def test_a_parameter_may_change_its_kind_and_its_choices_from_trial_to_trial(
     assert stored == spaces
 
 
-def test_what_its_writer_remembers_of_an_open_trial_is_what_is_stored(
+def test_cached_open_trial_equals_the_stored_one(
     ledger: Ledger, place: LedgerLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
@@ -307,7 +307,7 @@ def _complete(ledger: Ledger) -> object:
         (_ask, "create_new_trial", 1),
     ],
 )
-def test_a_death_among_the_writes_of_one_thing_leaves_none_of_them(
+def test_kill_within_one_event_leaves_none_of_its_writes(
     ledger: Ledger, place: LedgerLocation, do: Callable[[Ledger], object], write: str, count: int
 ) -> None:
     _ask(ledger)
@@ -342,9 +342,7 @@ def test_creating_twice_is_refused(ledger: Ledger, place: LedgerLocation) -> Non
 
 
 @pytest.mark.parametrize("name", ["what?", "50%25", "a{b}", "#1", os.fsdecode(b"M\xfcller")])
-def test_it_lies_where_it_is_said_to_whatever_the_name_means_in_an_address(
-    tmp_path: Path, name: str
-) -> None:
+def test_ledger_path_needs_no_url_escaping(tmp_path: Path, name: str) -> None:
     path = tmp_path / name / "ledger.db"
     path.parent.mkdir()
     _ask(Ledger.create(path, mode="min", sweep_id="s1"))
@@ -352,7 +350,7 @@ def test_it_lies_where_it_is_said_to_whatever_the_name_means_in_an_address(
     assert [found.name for found in tmp_path.rglob("*")] == [name, "ledger.db"]
 
 
-def test_opening_nothing_or_garbage_is_an_error(tmp_path: Path) -> None:
+def test_opening_missing_or_invalid_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="there is no ledger at"):
         Ledger.open(tmp_path / "missing.db")
     garbage = tmp_path / "garbage.db"
@@ -400,9 +398,7 @@ def _look(path: Path) -> list[TrialSummary] | LedgerError:
         return error
 
 
-def test_a_damaged_ledger_is_an_error_that_names_it_or_is_read_whole_and_is_never_touched(
-    in_file: Ledger, path: Path
-) -> None:
+def test_damaged_ledger_is_an_error_or_read_whole(in_file: Ledger, path: Path) -> None:
     for number in range(5):
         _ask(in_file, seed=number)
         in_file.report(number, epoch=1, step=10, value=number / 10)
@@ -445,14 +441,14 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
     assert patient.trial(number).reports == {1: 0.5}
 
 
-def test_trials_are_counted_without_a_study_and_without_a_trace(tmp_path: Path) -> None:
+def test_trials_are_counted_without_creating_a_study(tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     empty.touch()
     assert LedgerFile(empty).num_trials() is None
     assert empty.read_bytes() == b""
 
 
-def test_what_is_stored_at_once_is_stored_whole_or_not_at_all(ledger: Ledger) -> None:
+def test_transaction_is_stored_whole_or_not_at_all(ledger: Ledger) -> None:
     numbers = [_ask(ledger), _ask(ledger)]
 
     def store() -> None:

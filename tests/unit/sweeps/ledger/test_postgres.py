@@ -1,5 +1,5 @@
-"""A ledger in PostgreSQL: one driver on whatever host, each transaction once, and what is said
-when the database is not there.
+"""A ledger in PostgreSQL: one driver on any host, each transaction once, and an unavailable
+database.
 
 What a ledger does wherever it lies is in `test_ledger.py` and `test_view.py`.
 """
@@ -40,8 +40,8 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 from tests.chaos.postgres import Cluster, own_cluster
-from tests.ledgers import held_place, holder
 from tests.make_trials import proposal
+from tests.postgres_ledger import held_place, holder
 
 SPACE = {"train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
 SPEC = """
@@ -93,7 +93,7 @@ def _holder_process(cluster: Cluster, directory: Path) -> subprocess.Popen[str]:
     return child
 
 
-def test_a_driver_with_another_directory_is_refused_until_the_first_one_is_dead(
+def test_second_driver_is_refused_until_the_first_is_dead(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     here = LedgerDatabase(cluster.uri, "digits", tmp_path / "here")
@@ -121,7 +121,7 @@ def test_a_driver_with_another_directory_is_refused_until_the_first_one_is_dead(
     assert here.holder() is None
 
 
-def test_a_lost_connection_is_made_again_as_long_as_nobody_took_over(
+def test_lost_connection_is_restored_unless_lock_was_taken(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     place = LedgerDatabase(cluster.uri, "lost", tmp_path)
@@ -137,9 +137,7 @@ def test_a_lost_connection_is_made_again_as_long_as_nobody_took_over(
     lock.release()
 
 
-def test_a_driver_that_was_taken_over_writes_nothing_any_more(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_replaced_driver_writes_nothing(cluster: Cluster, tmp_path: Path) -> None:
     place = LedgerDatabase(cluster.uri, "taken", tmp_path)
     lock = ledger_lock(place)
     lock.acquire(holder())
@@ -147,7 +145,7 @@ def test_a_driver_that_was_taken_over_writes_nothing_any_more(
     _end_sessions(cluster)
     with held_place(cluster, tmp_path, "taken"):
         taken = rf"was taken over by process {os.getpid()} on .* from this driver; only its holder"
-        for use in (lock.check, lambda: _add(ledger), lambda: ledger.note_seconds(3.0)):
+        for use in (lock.check, lambda: _add(ledger), lambda: ledger.store_seconds(3.0)):
             with pytest.raises(LockLost, match=taken):
                 use()
     assert LedgerReader(place).trials == []
@@ -162,7 +160,7 @@ def test_a_driver_that_was_taken_over_writes_nothing_any_more(
         pytest.param(lambda ledger: ledger.start(0), True, 1, 1, id="an attempt, made"),
     ],
 )
-def test_a_commit_of_which_nobody_heard_is_made_once(
+def test_unacknowledged_commit_is_made_once(
     ledger: Ledger,
     place: LedgerDatabase,
     do: Callable[[Ledger], object],
@@ -194,7 +192,7 @@ def test_a_commit_of_which_nobody_heard_is_made_once(
     assert len(LedgerReader(place).trials) == trials + 1
 
 
-def test_what_became_of_a_commit_that_was_given_up_is_not_mistaken_for_the_next_ones(
+def test_abandoned_commit_is_not_confused_with_the_next(
     ledger: Ledger, place: LedgerDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sweeps.ledger.postgres.WAIT_SECONDS", 0.0)
@@ -215,7 +213,7 @@ def test_what_became_of_a_commit_that_was_given_up_is_not_mistaken_for_the_next_
     assert [trial.number for trial in LedgerReader(place).trials] == [0, 1]
 
 
-def test_a_database_that_lost_what_was_committed_is_written_to_no_more(
+def test_database_that_lost_commits_is_not_written_to(
     cluster: Cluster, ledger: Ledger, place: LedgerDatabase
 ) -> None:
     _add(ledger)
@@ -233,7 +231,7 @@ def test_a_database_that_lost_what_was_committed_is_written_to_no_more(
     assert LedgerReader(place).trials == [], "its number is another trial's directory"
 
 
-def test_a_short_restart_is_waited_for(
+def test_short_restart_is_waited_for(
     cluster: Cluster, ledger: Ledger, place: LedgerDatabase
 ) -> None:
     _add(ledger)
@@ -247,7 +245,7 @@ def test_a_short_restart_is_waited_for(
     assert LedgerReader(place).reports_of(0) == {1: 0.5}
 
 
-def test_a_database_that_stays_away_is_given_up(
+def test_unavailable_database_is_given_up(
     cluster: Cluster, ledger: Ledger, place: LedgerDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _add(ledger)
@@ -267,7 +265,7 @@ def test_a_database_that_stays_away_is_given_up(
     assert ledger.trial(0).reports == {1: 0.5}
 
 
-def test_a_locked_ledger_is_waited_for_within_a_bound(
+def test_locked_ledger_is_waited_for_within_a_bound(
     cluster: Cluster, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _add(ledger)
@@ -280,7 +278,7 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
     assert ledger.start(0) == 1
 
 
-def test_a_database_that_refuses_is_told_by_its_address_cause_and_remedy(
+def test_rejecting_database_is_named_with_cause_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as bound, own_cluster(password="right") as guarded:
@@ -364,7 +362,7 @@ def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commits", [2, 3])
-def test_a_driver_that_died_while_it_made_the_tables_leaves_a_database_that_is_used(
+def test_kill_while_creating_tables_leaves_usable_database(
     cluster: Cluster, tmp_path: Path, commits: int
 ) -> None:
     class Killed(BaseException):
@@ -402,7 +400,7 @@ def test_a_sweep_that_is_not_there_is_no_ledger(place: LedgerDatabase) -> None:
             use()
 
 
-def test_commands_that_look_and_those_that_run_know_a_driver_elsewhere(
+def test_commands_recognise_a_driver_on_another_host(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

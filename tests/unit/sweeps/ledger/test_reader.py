@@ -1,4 +1,4 @@
-"""Reading a ledger by plain SQL gives what the ledger itself gives, whatever it holds."""
+"""Reading a ledger by plain SQL gives the same as the ledger itself."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader, best_report
 from sweeps.ledger.sqlite import LedgerFile
-from tests.ledgers import held_place
 from tests.make_trials import proposal
+from tests.postgres_ledger import held_place
 
 SPACE: dict[str, BaseDistribution] = {
     "train.optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -90,7 +90,7 @@ def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("seed", "mode"), [(0, "min"), (1, "max")])
-def test_it_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -> None:
+def test_reader_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -> None:
     _fill(Ledger.create(place, mode=mode, sweep_id="s-1"), random.Random(seed), mode)
     ledger = Ledger.open(place)
     ledger.mark_published()
@@ -110,10 +110,10 @@ def test_it_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -> No
     assert best is not None
     assert expected is not None
     assert best.number == expected.number
-    assert (view.sweep_id, view.concluded, view.minimize) == ("s-1", 25, mode == "min")
+    assert (view.sweep_id, view.num_published, view.minimize) == ("s-1", 25, mode == "min")
 
 
-def test_it_equals_the_ledger_of_several_metrics(place: LedgerLocation) -> None:
+def test_reader_equals_the_ledger_of_several_metrics(place: LedgerLocation) -> None:
     ledger = Ledger.create(place, mode=["min", "max"], sweep_id="s")
     for values in ([(0.5, 1.0), (0.25, math.inf)], [(0.75, 2.0)], []):
         number = ledger.add(proposal(SPACE, RandomSampler(seed=1))).number
@@ -130,10 +130,10 @@ def test_it_equals_the_ledger_of_several_metrics(place: LedgerLocation) -> None:
 def test_an_empty_ledger_has_no_trials_and_no_best(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
     view = LedgerReader(tmp_path / "ledger.db")
-    assert (view.trials, view.best(), view.concluded, view.reports()) == ([], None, 0, {})
+    assert (view.trials, view.best(), view.num_published, view.reports()) == ([], None, 0, {})
 
 
-def test_a_driver_killed_in_a_transaction_is_undone_by_looking(tmp_path: Path) -> None:
+def test_reading_rolls_back_a_killed_transaction(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     Ledger.create(path, mode="min", sweep_id="before")
     killed = (
@@ -151,7 +151,7 @@ def test_a_driver_killed_in_a_transaction_is_undone_by_looking(tmp_path: Path) -
     assert LedgerReader(path).sweep_id == "before"
 
 
-def test_looking_cannot_write(tmp_path: Path) -> None:
+def test_reading_cannot_write(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
     with (
         pytest.raises(LedgerError, match="readonly"),
@@ -177,7 +177,7 @@ def test_tables_of_another_version_are_refused(tmp_path: Path, change: str) -> N
         LedgerReader(path)
 
 
-def test_nothing_and_garbage_are_no_ledger(tmp_path: Path) -> None:
+def test_missing_or_invalid_file_is_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="there is no ledger at"):
         LedgerReader(tmp_path / "missing.db")
     (tmp_path / "garbage.db").write_bytes(b"not a database" * 100)

@@ -1,4 +1,4 @@
-"""Which failures end a sweep, and when a lost trial is given up."""
+"""Which failures end a sweep, and when retries of a trial end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _tell(policy: RepeatedFailureDetector, failures: list[Failure]) -> None:
         policy.failed(number, failure)
 
 
-def test_three_trials_that_fail_in_the_same_way_are_enough() -> None:
+def test_three_equal_failures_end_the_sweep() -> None:
     policy = RepeatedFailureDetector(3)
     _tell(policy, [RAISED, replace(RAISED, reason="ValueError: out of brie")])
     assert policy.abort_reason is None
@@ -33,7 +33,7 @@ def test_three_trials_that_fail_in_the_same_way_are_enough() -> None:
     )
 
 
-def test_a_trial_that_gets_through_says_that_not_all_is_wrong() -> None:
+def test_successful_trial_resets_the_count() -> None:
     policy = RepeatedFailureDetector(2)
     policy.failed(0, RAISED)
     policy.passed()
@@ -56,13 +56,13 @@ def test_another_type_or_place_is_another_way(other: Failure) -> None:
 
 
 @pytest.mark.parametrize("kind", ["non_finite", "oom"])
-def test_what_parameters_bring_about_does_not_count(kind: str) -> None:
+def test_failures_caused_by_parameters_do_not_count(kind: str) -> None:
     policy = RepeatedFailureDetector(2)
     _tell(policy, [Failure(kind, f"{kind}: ...", "", "step.py:1")] * 5)
     assert policy.abort_reason is None
 
 
-def test_a_limit_of_one_stops_at_the_first_and_none_never() -> None:
+def test_limit_of_one_stops_at_the_first_and_none_never() -> None:
     strict, lenient = RepeatedFailureDetector(1), RepeatedFailureDetector(0)
     for policy in (strict, lenient):
         _tell(policy, [RAISED] * 9)
@@ -72,7 +72,7 @@ def test_a_limit_of_one_stops_at_the_first_and_none_never() -> None:
 
 
 @pytest.mark.parametrize("max_retries", [0, 3])
-def test_losses_are_counted_in_a_row_and_without_progress(max_retries: int) -> None:
+def test_consecutive_losses_without_progress_are_counted(max_retries: int) -> None:
     losses = CrashCounter(max_retries)
     losses.started(4, newest=0)
     uncounted = [losses.lost(4, newest) for newest in (0, 0, 1, 1, 1)]
@@ -81,14 +81,14 @@ def test_losses_are_counted_in_a_row_and_without_progress(max_retries: int) -> N
     assert losses.in_a_row(4) == UNCOUNTED_CRASHES + max_retries + 1
 
 
-def test_a_trial_that_comes_further_each_time_is_never_given_up() -> None:
+def test_trial_that_progresses_each_time_is_never_given_up() -> None:
     losses = CrashCounter(max_retries=0)
     losses.started(0, newest=5)
     assert all(losses.lost(0, newest) for newest in range(6, 50))
     assert [losses.lost(0, 49) for _ in range(3)] == [True, True, False]
 
 
-def test_what_was_saved_before_this_driver_is_no_progress() -> None:
+def test_earlier_checkpoints_are_no_progress() -> None:
     losses = CrashCounter(max_retries=0)
     losses.started(0, newest=5)
     assert [losses.lost(0, 5) for _ in range(3)] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Stops of a whole sweep: what fires, from the ledger alone, and what looks at it afterwards."""
+"""Sweep-level stop criteria: when they fire, from the ledger alone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _key(spec: SweepSpec, trials: list[TrialSummary], seconds: float = 0.0) -> s
     return found and found.key
 
 
-def test_without_a_stop_nothing_ends_a_sweep() -> None:
+def test_sweep_without_criteria_is_not_stopped() -> None:
     assert _key(_spec("{}"), _trials(("complete", 0.0)), seconds=1e9) is None
 
 
@@ -105,7 +105,7 @@ PLATEAU = "{plateau: {trials: 3, min_delta: 0.1}}"
         ([("pruned", 1.0)] * 9, None),  # there is no best value that could be improved
     ],
 )
-def test_a_plateau_is_so_many_trials_without_an_improvement(
+def test_plateau_is_n_trials_without_improvement(
     told: list[tuple[str, float]], expected: str | None
 ) -> None:
     assert _key(_spec(PLATEAU), _trials(*told)) == expected
@@ -113,14 +113,14 @@ def test_a_plateau_is_so_many_trials_without_an_improvement(
     assert _key(_spec(PLATEAU, "max"), _trials(*upwards)) == expected
 
 
-def test_a_plateau_counts_trials_in_the_order_in_which_they_ended() -> None:
+def test_plateau_counts_trials_in_order_of_their_end() -> None:
     trials = _trials(("complete", 0.5), *[("complete", 1.0)] * 4)
     assert _key(_spec(PLATEAU), trials) == "stop.plateau"
     late = [replace(trials[0], ended_at=START + timedelta(hours=1)), *trials[1:]]
     assert _key(_spec(PLATEAU), late) is None
 
 
-def test_a_plateau_counts_trials_as_they_ended_although_the_clock_was_set_back(
+def test_plateau_order_survives_a_clock_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "ledger.db"
@@ -139,7 +139,7 @@ def test_a_plateau_counts_trials_as_they_ended_although_the_clock_was_set_back(
         assert _key(_spec(PLATEAU), trials) is None
 
 
-def test_who_was_stopped_by_hand_or_with_the_sweep_was_not_tried() -> None:
+def test_trials_stopped_by_the_user_do_not_count() -> None:
     told = [("complete", 1.0)] + [("pruned", 2.0)] * 3
     assert _key(_spec(PLATEAU), _trials(*told)) == "stop.plateau"
     for reason in (BY_THE_USER, BY_THE_SWEEP + "why"):
@@ -156,7 +156,7 @@ def test_time_is_that_of_all_attempts() -> None:
     ("hours", "seconds", "go_on"),
     [(1, 5 * 3600, 10), (1, 18_185, 10.1), (0.01, 36.02, 0.02), (600, 2_160_007, 1200)],
 )
-def test_a_sweep_whose_time_is_long_over_is_given_twice_of_what_it_took(
+def test_expired_time_limit_is_doubled_in_the_remedy(
     hours: float, seconds: float, go_on: float
 ) -> None:
     found = active_stop_criterion(_spec(f"{{hours: {hours}}}"), [], seconds)
@@ -164,7 +164,7 @@ def test_a_sweep_whose_time_is_long_over_is_given_twice_of_what_it_took(
     assert found.continue_overrides == (f"stop.hours={go_on}",)
 
 
-def test_a_sweep_that_had_come_to_its_end_was_not_stopped() -> None:
+def test_complete_sweep_was_not_stopped() -> None:
     spec = _spec("{hours: 1}").model_copy(update={"trials": 2})
     ended = _trials(("complete", 1.0), ("pruned", 2.0))
     assert _key(spec, ended, seconds=1e6) is None
@@ -172,7 +172,7 @@ def test_a_sweep_that_had_come_to_its_end_was_not_stopped() -> None:
     assert _key(spec, cut, seconds=1e6) == "stop.hours"
 
 
-def test_each_stop_says_with_what_the_sweep_goes_on() -> None:
+def test_each_criterion_names_how_to_continue() -> None:
     trials = _trials(*[("complete", 1.0)] * 5)
     for stop in ("{value: 2}", "{plateau: {trials: 2}}", "{hours: 1}"):
         spec = _spec(stop)
@@ -182,7 +182,7 @@ def test_each_stop_says_with_what_the_sweep_goes_on() -> None:
         assert active_stop_criterion(change, trials, 3600.0) is None
 
 
-def test_a_stop_that_met_the_last_trials_says_that_the_sweep_needs_more() -> None:
+def test_stop_at_the_last_trials_asks_for_more() -> None:
     spec = _spec("{hours: 1}").model_copy(update={"trials": 2})
     cut = _trials(("complete", 1.0), ("pruned", 2.0), reason=BY_THE_SWEEP + "its time is over")
     found = active_stop_criterion(spec, cut, 3600.0)
@@ -191,9 +191,7 @@ def test_a_stop_that_met_the_last_trials_says_that_the_sweep_needs_more() -> Non
 
 
 @pytest.mark.parametrize(("points", "go_on"), [(2, ()), (3, ("stop.hours=2", "trials=3"))])
-def test_a_stop_that_met_the_last_trials_of_a_grid_names_no_more_than_it_has(
-    points: int, go_on: tuple[str, ...]
-) -> None:
+def test_stop_at_the_end_of_a_grid_names_its_size(points: int, go_on: tuple[str, ...]) -> None:
     text = SPEC.format(stop="{hours: 1}", mode="min").replace("trials: 20", "trials: 2")
     rates = [0.1, 0.2, 0.3][:points]
     text += f"space: {{train.optimizer.lr: {{choice: {rates}}}}}\nsearch: {{sampler: grid}}\n"
@@ -206,12 +204,12 @@ def test_a_stop_that_met_the_last_trials_of_a_grid_names_no_more_than_it_has(
         parse_spec(spec.to_yaml(), "s.yaml", go_on)
 
 
-def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Path) -> None:
+def test_driver_time_adds_to_earlier_attempts(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")
     now = [100.0]
     spec = _spec("{hours: 0.01}")  # 36 s
     first = StopMonitor(
-        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+        spec, ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 9.0
     assert first.look() is None
@@ -221,7 +219,7 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     assert LedgerReader(tmp_path / "l.db").seconds == ledger.seconds == 20.0
     now[0] += 5.0  # lost with a driver that is killed
     second = StopMonitor(
-        spec, ledger, ends=lambda: 0, settle=lambda: None, fence=lambda: None, clock=lambda: now[0]
+        spec, ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None, clock=lambda: now[0]
     )
     now[0] += 15.5
     assert second.look() is None
@@ -237,7 +235,7 @@ def test_a_drivers_time_is_kept_and_added_to_that_of_the_one_before(tmp_path: Pa
     assert ledger.seconds == 41.0
 
 
-def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
+def test_criterion_is_checked_at_the_end_of_a_trial(tmp_path: Path) -> None:
     """Also while that end is still being written."""
     sweep = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     ends: list[int] = []
@@ -245,7 +243,7 @@ def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
         sweep.spec,
         sweep.ledger,
         ends=lambda: len(ends),
-        settle=lambda: [sweep.add("complete", 0.5) for _ in ends],
+        flush=lambda: [sweep.add("complete", 0.5) for _ in ends],
         fence=lambda: None,
     )
     assert stops.look() is None
@@ -255,7 +253,7 @@ def test_a_stop_is_noticed_at_the_end_of_a_trial(tmp_path: Path) -> None:
     assert found.key == "stop.value"
 
 
-def test_without_a_stop_no_trial_is_read_however_many_have_ended(
+def test_without_criteria_no_trial_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver would read all of them at each one's end."""
@@ -265,7 +263,7 @@ def test_without_a_stop_no_trial_is_read_however_many_have_ended(
         sweep.spec,
         sweep.ledger,
         ends=lambda: 1,
-        settle=lambda: settled.append(None),
+        flush=lambda: settled.append(None),
         fence=lambda: None,
     )
     sweep.add("complete", 0.5)
@@ -274,7 +272,7 @@ def test_without_a_stop_no_trial_is_read_however_many_have_ended(
     assert settled == []
 
 
-def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path) -> None:
+def test_stopped_sweep_is_finished_until_its_spec_changes(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {value: 0.5}")
     sweep.add("complete", 0.5)
     status = sweep.view.status()
@@ -303,9 +301,7 @@ def test_a_stopped_sweep_is_finished_until_its_spec_lets_it_go_on(tmp_path: Path
         ),
     ],
 )
-def test_who_is_unfinished_when_the_sweep_is_over_has_its_end(
-    trial: TrialState, expected: list[Any]
-) -> None:
+def test_unfinished_trials_end_with_the_sweep(trial: TrialState, expected: list[Any]) -> None:
     facts = SweepState((trial,), parameters=frozenset(OPEN.params), num_awaited=4, stop="why")
     assert reconcile(facts) == expected
 
@@ -314,15 +310,15 @@ def test_who_is_unfinished_when_the_sweep_is_over_has_its_end(
     ("reason", "stopped_by"),
     [(None, "asha_promote"), (BY_THE_USER, "user"), (BY_THE_SWEEP + "time", "sweep")],
 )
-def test_a_pruned_trials_run_says_by_whom(reason: str | None, stopped_by: str) -> None:
+def test_pruned_run_names_what_pruned_it(reason: str | None, stopped_by: str) -> None:
     early = "{}\nearly_stopping: {scheduler: asha_promote}"
     record = replace(OPEN, state="pruned", reason=reason)
     assert end_tags(record, _spec(early))["stopped_by"] == stopped_by
 
 
-def test_looking_at_a_stopped_sweep_reads_the_same_time(tmp_path: Path) -> None:
+def test_inspecting_a_stopped_sweep_shows_the_same_time(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="stop: {hours: 1}")
     sweep.add("complete", 0.5)
     assert SweepStatus(sweep.paths).state == "interrupted"
-    sweep.ledger.note_seconds(3600.0)
+    sweep.ledger.store_seconds(3600.0)
     assert SweepStatus(sweep.paths).state == "finished"

@@ -1,4 +1,4 @@
-"""Which members of a population copy which, and with what hyperparameters."""
+"""Which members of a population copy which, and their new hyperparameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([math.nan, math.inf]))
     st.booleans(),
     st.integers(0, 3),
 )
-def test_the_worst_go_on_from_the_best(
+def test_worst_members_copy_the_best(
     values: dict[int, float], quantile: float, minimize: bool, seed: int
 ) -> None:
     found = select_exploits(values, quantile=quantile, minimize=minimize, seed=seed)
@@ -47,7 +47,7 @@ def test_the_worst_go_on_from_the_best(
     assert select_exploits(shuffled, quantile=quantile, minimize=minimize, seed=seed) == found
 
 
-def test_donors_differ_from_heir_to_heir_and_from_seed_to_seed() -> None:
+def test_donors_vary_by_member_and_seed() -> None:
     values = {number: float(number) for number in range(40)}
     drawn = [select_exploits(values, quantile=0.25, minimize=True, seed=seed) for seed in range(3)]
     assert all(found.keys() == set(range(30, 40)) for found in drawn)
@@ -71,7 +71,7 @@ SPACE = SearchSpace(
 )
 
 
-def test_what_may_change_while_a_trial_trains() -> None:
+def test_tunable_parameters_during_training() -> None:
     assert mutable(SPACE) == [
         "train.clip.max_norm",
         "train.optimizer.lr",
@@ -81,9 +81,7 @@ def test_what_may_change_while_a_trial_trains() -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1), st.integers(0, 10_000))
-def test_changed_parameters_lie_in_the_space_and_near_or_anew(
-    point: int, resample: float, seed: int
-) -> None:
+def test_explored_values_stay_in_the_space(point: int, resample: float, seed: int) -> None:
     before = SPACE.draw(point)
     assert before is not None
     after = explore(before, SPACE, resample=resample, seed=seed)
@@ -93,7 +91,7 @@ def test_changed_parameters_lie_in_the_space_and_near_or_anew(
     assert after == explore(before, SPACE, resample=resample, seed=seed)
 
 
-def test_without_resampling_a_number_changes_by_a_fifth_and_a_choice_by_one() -> None:
+def test_without_resampling_values_move_one_step() -> None:
     before: dict[str, Any] = {
         "train.optimizer.name": "sgd",
         "train.optimizer.lr": 0.01,
@@ -112,7 +110,7 @@ def test_without_resampling_a_number_changes_by_a_fifth_and_a_choice_by_one() ->
     assert len(anew) == 50
 
 
-def test_a_change_that_the_constraints_forbid_is_not_made() -> None:
+def test_forbidden_exploration_is_not_made() -> None:
     text = """
 name: s
 task: digits
@@ -134,7 +132,7 @@ early_stopping: {scheduler: pbt}
 
 
 @pytest.mark.parametrize("was", [None, "off", True])
-def test_what_was_a_choice_before_the_space_was_edited_is_drawn_anew(was: Any) -> None:
+def test_former_choice_is_resampled_after_an_edit(was: Any) -> None:
     key = "train.clip.max_norm"
     space = SearchSpace({key: Uniform(0.1, 10.0)})
     for seed in range(20):

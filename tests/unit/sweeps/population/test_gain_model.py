@@ -1,4 +1,4 @@
-"""The model of PB2: what it chooses, and from which gains."""
+"""The model of PB2: its choices, and the gains that it learns from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sweeps.config.spec import parse_spec
 from sweeps.errors import UserError
 from sweeps.ledger.reader import PbtPerturbation, TrialRecord
 from sweeps.population.gain_model import PopulationBasedBandits
-from sweeps.search.dry_run import rehearse
+from sweeps.search.dry_run import dry_run
 
 RATES = SearchSpace({"train.optimizer.lr": LogUniform(1e-4, 1e-1)})
 
@@ -45,13 +45,13 @@ def test_the_bandit_goes_where_members_gained_most(minimize: bool) -> None:
     assert repeated.choose({"train.optimizer.lr": 1e-4}, seed=0) == chosen[0]
 
 
-def test_the_bandit_leaves_parameters_as_they_are_until_there_is_something_to_learn() -> None:
+def test_pb2_keeps_parameters_until_it_has_data() -> None:
     bandit = PopulationBasedBandits(RATES, _members(8, epochs=1), 1, minimize=True)
     assert bandit.choose({"train.optimizer.lr": 0.5}, seed=0) == {"train.optimizer.lr": 0.5}
 
 
 @pytest.mark.parametrize("loss", [1e30, 1e160, 1.7e308])
-def test_the_bandit_chooses_beside_one_that_diverged_beyond_measure(loss: float) -> None:
+def test_pb2_works_beside_a_diverged_member(loss: float) -> None:
     members = _members(8, epochs=2)
     members[0].reports[2] = loss
     bandit = PopulationBasedBandits(RATES, members, 2, minimize=True)
@@ -60,7 +60,7 @@ def test_the_bandit_chooses_beside_one_that_diverged_beyond_measure(loss: float)
     assert all(map(math.isfinite, bandit._gains))
 
 
-def test_what_was_inherited_is_no_gain() -> None:
+def test_inherited_value_is_no_gain() -> None:
     """One that jumped to another's weights gained what it made of them."""
     members = _members(2, epochs=2)
     good, bad = ({"train.optimizer.lr": members[n].params["train.optimizer.lr"]} for n in (1, 0))
@@ -75,7 +75,7 @@ def test_what_was_inherited_is_no_gain() -> None:
     assert len(unknown._gains) == 1, "nobody can say what it gained"
 
 
-def test_a_model_whose_package_is_missing_says_what_to_install_before_there_is_a_sweep(
+def test_missing_package_is_named_before_a_sweep_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     population = "early_stopping: {scheduler: pb2}\nbudget: {epochs: 4}\n"
@@ -83,7 +83,7 @@ def test_a_model_whose_package_is_missing_says_what_to_install_before_there_is_a
     head = "name: s\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 4\n"
     for scheduler in ("pbt", "pb2"):
         spec = parse_spec(head + space + population.replace("pb2", scheduler), "s.yaml")
-        rehearse(spec)
+        dry_run(spec)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"^early_stopping\.scheduler: pb2 needs .*; write pbt"):
-        rehearse(spec)
+        dry_run(spec)

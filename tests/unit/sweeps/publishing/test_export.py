@@ -1,4 +1,4 @@
-"""What is published by a child process, when that process comes to no answer."""
+"""The export process, when it gives no answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
         (r"printf 'no text: \377' >&2; exit 1", NoBest, "no text"),
     ],
 )
-def test_a_process_that_makes_nothing_is_told_by_its_last_word_or_its_end(
+def test_failed_export_process_is_reported(
     sweep: MadeSweep,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""The report: what is counted and written into the page. How it looks: `test_report_page.py`."""
+"""The report: its counts and its page. For its look see `test_report_page.py`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rungs_are_where_early_stopping_decides() -> None:
         assert rungs(_spec(population)) == [5, 10, 15, 20]
 
 
-def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
+def test_each_trial_has_one_outcome_per_reached_rung() -> None:
     ends = [("complete", 20), ("pruned", 2), ("pruned", 6), ("failed", 7), ("running", 1)]
     trials = [_trial(number, *end) for number, end in enumerate(ends)]
     counts = survival(_spec(EARLY), trials)
@@ -65,7 +65,7 @@ def test_each_trial_that_reached_a_rung_has_one_fate_there() -> None:
     }
 
 
-def test_with_hyperband_a_trial_counts_at_the_rungs_of_its_bracket() -> None:
+def test_hyperband_trials_count_at_rungs_of_their_bracket() -> None:
     """One trial for each bracket, all of which were stopped at epoch 6 but for the last one's."""
     spec = _spec(EARLY_HYPERBAND)
     brackets = [bracket_of(number, (2, 6, 18, 20), 3) for number in range(60)]
@@ -79,7 +79,7 @@ def test_with_hyperband_a_trial_counts_at_the_rungs_of_its_bracket() -> None:
 
 
 @pytest.mark.parametrize("reports", [1, 199, 200, 201, 398, 399, 400, 1000])
-def test_a_curve_is_drawn_with_its_ends_in_no_more_points_than_one_sees(reports: int) -> None:
+def test_curve_is_drawn_with_few_points_and_both_ends(reports: int) -> None:
     curve = [(epoch, float(epoch)) for epoch in range(1, reports + 1)]
     drawn = thinned(curve)
     assert drawn == curve if reports <= 200 else 100 <= len(drawn) <= 200
@@ -87,7 +87,7 @@ def test_a_curve_is_drawn_with_its_ends_in_no_more_points_than_one_sees(reports:
     assert set(drawn) <= set(curve)
 
 
-def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_report_names_what_it_omits(tmp_path: Path) -> None:
     """A long curve is cut, a short one is not; the median rule has no rungs to survive."""
     for name, early, reports in (("long", MEDIAN, 201), ("short", EARLY_HYPERBAND, 10)):
         sweep = MadeSweep(tmp_path, name, more=early)
@@ -110,7 +110,7 @@ def test_the_report_says_what_it_leaves_out(tmp_path: Path) -> None:
         (12, "min of val/loss over 12 epochs at most (the budget is 10); sampler"),
     ],
 )
-def test_the_report_claims_no_epochs_that_no_trial_had(
+def test_report_states_no_epochs_that_no_trial_had(
     tmp_path: Path, reports: int, told: str
 ) -> None:
     sweep = MadeSweep(tmp_path)
@@ -119,7 +119,7 @@ def test_the_report_claims_no_epochs_that_no_trial_had(
     assert told in (tmp_path / "report.html").read_text()
 
 
-def test_the_report_counts_no_fewer_trials_than_there_are(tmp_path: Path) -> None:
+def test_report_counts_every_trial(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     for _ in range(2):
         sweep.add("complete", 0.5)
@@ -129,7 +129,7 @@ def test_the_report_counts_no_fewer_trials_than_there_are(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("earlier", [[], ["report.html"]])
-def test_a_page_without_room_names_its_file_and_leaves_what_was_there(
+def test_full_disk_names_the_file_and_keeps_the_old_page(
     tmp_path: Path, earlier: list[str]
 ) -> None:
     sweep, target = MadeSweep(tmp_path), tmp_path / "pages" / "report.html"
@@ -147,7 +147,7 @@ def test_a_page_without_room_names_its_file_and_leaves_what_was_there(
     assert not earlier or target.read_text() == "an earlier one"
 
 
-def test_a_page_goes_where_a_link_leads_and_into_what_is_no_file(tmp_path: Path) -> None:
+def test_page_follows_links_and_writes_to_devices(tmp_path: Path) -> None:
     sweep, link, pipe = MadeSweep(tmp_path), tmp_path / "link", tmp_path / "pipe"
     (tmp_path / "pages").mkdir()
     link.symlink_to("pages/one.html")
@@ -162,7 +162,7 @@ def test_a_page_goes_where_a_link_leads_and_into_what_is_no_file(tmp_path: Path)
     assert pipe.is_fifo()
 
 
-def test_what_grows_with_the_square_of_the_trials_takes_some_of_them(
+def test_quadratic_figures_use_a_subset_of_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = []
@@ -185,7 +185,7 @@ def test_what_grows_with_the_square_of_the_trials_takes_some_of_them(
         assert (told in (tmp_path / "many.html").read_text()) == (expected != values)
 
 
-def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:
+def test_values_are_compared_at_an_epoch_ten_trials_reached() -> None:
     """Three of fourteen went to the end, four to epoch 6; the fifteenth failed."""
     lengths = [20, 20, 20, 6, *(2 for _ in range(10)), 20]
     curves = {n: {e: 1.0 / e + n for e in range(1, end + 1)} for n, end in enumerate(lengths)}
@@ -200,7 +200,7 @@ def test_values_are_compared_at_an_epoch_that_ten_trials_reached() -> None:
     assert found.sentence.endswith("4 of them went further.")
 
 
-def test_few_trials_are_compared_where_the_first_of_them_ended() -> None:
+def test_few_trials_are_compared_where_the_first_ended() -> None:
     curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
     states = {0: "running", 1: "pruned", 2: "waiting"}
     assert select_trials(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
@@ -208,13 +208,13 @@ def test_few_trials_are_compared_where_the_first_of_them_ended() -> None:
     assert select_trials(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
 
 
-def test_a_trial_without_a_value_up_to_the_epoch_is_left_out() -> None:
+def test_trial_without_a_value_by_that_epoch_is_omitted() -> None:
     curves = {0: {1: math.nan, 2: 0.3}, 1: {1: 0.4}}
     found = select_trials(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
     assert (found.epoch, found.values) == (1, {1: 0.4})
 
 
-def test_where_ten_trials_reached_the_end_their_values_are_those_of_the_ledger() -> None:
+def test_ten_finished_trials_compare_by_their_final_values() -> None:
     curves = {n: dict.fromkeys(range(1, 21), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
     states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
     found = select_trials(_spec(EARLY), states, curves)
@@ -233,7 +233,7 @@ class _Requests(HTMLParser):
         self.found += [f"{tag} {k}={v}" for k, v in attrs if k in ("src", "href", "srcset")]
 
 
-def test_the_page_loads_nothing_from_anywhere_and_shows_text_as_text() -> None:
+def test_page_loads_nothing_and_escapes_text() -> None:
     evil = "<img src=http://example.com/x>"
     text = page(evil, [evil], [PageSection(evil, evil, table([evil], [[evil]]))])
     seen = _Requests()

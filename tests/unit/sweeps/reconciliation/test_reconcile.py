@@ -1,4 +1,4 @@
-"""Reconciliation: which facts ask for which corrections, and that applying them leaves none."""
+"""Reconciliation: which facts give which repairs, and that none is needed afterwards."""
 
 from __future__ import annotations
 
@@ -192,14 +192,12 @@ def _facts(*trials: TrialState, **more: Any) -> SweepState:
         ),
     ],
 )
-def test_facts_of_a_trial_ask_for_corrections(
-    trial: TrialState, expected: list[Correction]
-) -> None:
+def test_facts_of_a_trial_give_repairs(trial: TrialState, expected: list[Correction]) -> None:
     assert reconcile(_facts(trial)) == expected
     assert reconcile(_facts(trial, live=True)) == [], "a live driver puts its own trials right"
 
 
-def test_directories_without_a_trial_are_named_and_only_those_in_the_way_forbid() -> None:
+def test_unknown_directories_are_named_and_may_block_resume() -> None:
     facts = _facts(TrialState(OPEN, tracked_status="KILLED"), strangers=["0002", "0009", "notes"])
     assert reconcile(facts) == [
         UnknownDirectory("0002", in_the_way=True),
@@ -208,7 +206,7 @@ def test_directories_without_a_trial_are_named_and_only_those_in_the_way_forbid(
     ]
 
 
-def test_a_ledger_with_gaps_is_told_before_all_else() -> None:
+def test_gaps_in_the_ledger_are_reported_first() -> None:
     third = TrialState(replace(OPEN, number=3))
     assert reconcile(_facts(TrialState(OPEN), third)) == [MissingTrials((1, 2))]
 
@@ -271,7 +269,7 @@ def sweep(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> Sweep:
     return Sweep(paths, spec, ledger)
 
 
-def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Sweep) -> None:
+def test_fully_trained_trial_finishes_without_a_worker(sweep: Sweep) -> None:
     number = sweep.ask()
     sweep.train(number, [0.4, 0.3, 0.2, 0.1])
     sweep.apply()
@@ -285,7 +283,7 @@ def test_a_trial_that_trained_to_its_end_is_finished_without_a_worker(sweep: Swe
     }  # fmt: skip
 
 
-def test_a_run_that_is_told_again_has_the_times_of_its_trial(sweep: Sweep) -> None:
+def test_resent_run_has_the_times_of_its_trial(sweep: Sweep) -> None:
     """Another store is told of all trials, months later, too."""
     ended, going_on = sweep.ask(), sweep.ask()
     for number in (ended, going_on):
@@ -304,7 +302,7 @@ def test_a_run_that_is_told_again_has_the_times_of_its_trial(sweep: Sweep) -> No
     assert abs(record.ended_ms / 1000 - time.time()) < 600
 
 
-def test_a_run_that_is_told_again_says_nothing_of_a_change_that_was_never_trained_with(
+def test_resent_run_omits_untrained_changes(
     sweep: Sweep,
 ) -> None:
     """A member was to go on from another one, and a stop ended the sweep."""
@@ -320,7 +318,7 @@ def test_a_run_that_is_told_again_says_nothing_of_a_change_that_was_never_traine
     assert float(run.params["space.train.optimizer.lr"]) == record.suggested["train.optimizer.lr"]
 
 
-def test_a_run_that_was_never_told_of_has_what_its_trial_was_trained_with(sweep: Sweep) -> None:
+def test_missing_run_gets_the_trained_parameters(sweep: Sweep) -> None:
     """Not what the spec has become since."""
     number = sweep.ask()
     sweep.train(number, [0.4, 0.3, 0.2, 0.1])
@@ -335,7 +333,7 @@ def test_a_run_that_was_never_told_of_has_what_its_trial_was_trained_with(sweep:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_trial_that_trained_to_its_end_without_a_value_failed(sweep: Sweep, told: bool) -> None:
+def test_fully_trained_trial_without_a_value_failed(sweep: Sweep, told: bool) -> None:
     sweep.spec = with_overrides(
         sweep.spec, ["budget.epochs=1", "early_stopping.scheduler=none"]
     )  # in the middle of a longer training this was allowed
@@ -350,7 +348,7 @@ def test_a_trial_that_trained_to_its_end_without_a_value_failed(sweep: Sweep, to
     assert (run.status, run.tags["failure.kind"]) == ("FAILED", "non_finite")
 
 
-def test_the_run_of_a_trial_that_ended_keeps_the_parameters_it_was_trained_with(
+def test_run_of_an_ended_trial_keeps_trained_parameters(
     sweep: Sweep,
 ) -> None:
     number = sweep.ask()
@@ -365,7 +363,7 @@ def test_the_run_of_a_trial_that_ended_keeps_the_parameters_it_was_trained_with(
     assert not [tag for tag in run.tags if "weight_decay" in tag]
 
 
-def test_a_last_epoch_without_a_sound_checkpoint_is_trained_again(sweep: Sweep) -> None:
+def test_last_epoch_without_sound_checkpoint_is_retrained(sweep: Sweep) -> None:
     number = sweep.ask()
     sweep.train(number, [0.4, 0.3, 0.2, 0.1])
     (sweep.paths.trial(number) / "checkpoints/step-00000008" / STATE).write_bytes(
@@ -376,7 +374,7 @@ def test_a_last_epoch_without_a_sound_checkpoint_is_trained_again(sweep: Sweep) 
     assert sweep.ledger.trial(number).state == "running"
 
 
-def test_a_trial_that_the_scheduler_would_have_stopped_is_not_handed_out_again(
+def test_trial_the_scheduler_would_stop_is_not_resumed(
     sweep: Sweep,
 ) -> None:
     number = sweep.ask_after_better_ones()
@@ -387,7 +385,7 @@ def test_a_trial_that_the_scheduler_would_have_stopped_is_not_handed_out_again(
     assert (run.status, run.tags["stopped_by"]) == ("KILLED", "asha")
 
 
-def test_a_trial_that_a_stop_ends_has_its_curve_to_the_last_step(sweep: Sweep) -> None:
+def test_trial_ended_by_a_stop_has_its_whole_curve(sweep: Sweep) -> None:
     sweep.spec = with_overrides(sweep.spec, ["tracking.every=2"])
     number = sweep.ask()
     sweep.train(number, [0.4])
@@ -401,7 +399,7 @@ def test_a_trial_that_a_stop_ends_has_its_curve_to_the_last_step(sweep: Sweep) -
     assert {step for _, step in points} == {1, 2, 4, 5}
 
 
-def test_a_verdict_waits_for_the_checkpoint_of_the_report_that_it_is_on(sweep: Sweep) -> None:
+def test_verdict_waits_for_the_checkpoint_of_its_report(sweep: Sweep) -> None:
     number = sweep.ask_after_better_ones()
     checkpoint = sweep.train(number, [0.9])
     shutil.rmtree(checkpoint)
@@ -416,7 +414,7 @@ def test_a_verdict_waits_for_the_checkpoint_of_the_report_that_it_is_on(sweep: S
     assert sweep.ledger.trial(number).state == "pruned"
 
 
-def test_finished_trials_are_told_again_when_the_outbox_is_lost(sweep: Sweep) -> None:
+def test_finished_trials_are_resent_if_the_outbox_is_lost(sweep: Sweep) -> None:
     done, failed = sweep.ask(), sweep.ask()
     sweep.train(done, [0.4, 0.3, 0.2, 0.1])
     for epoch in (1, 2, 3, 4):
@@ -431,7 +429,7 @@ def test_finished_trials_are_told_again_when_the_outbox_is_lost(sweep: Sweep) ->
     assert len(runs[done].points) == 8 + 4 + 4  # losses, validation losses, epochs
 
 
-def test_a_trial_whose_run_was_lost_while_it_went_on_is_told_again_once(sweep: Sweep) -> None:
+def test_trial_with_a_lost_run_is_resent_once(sweep: Sweep) -> None:
     number = sweep.ask()
     sweep.train(number, [0.4, 0.3, 0.2, 0.1])
     rows = read_rows(sweep.paths.trial(number))
@@ -454,7 +452,7 @@ def test_a_trial_whose_run_was_lost_while_it_went_on_is_told_again_once(sweep: S
     assert not read_outbox(sweep.paths.outbox).lacks(number, rows)
 
 
-def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:
+def test_run_left_running_by_a_dead_driver_is_killed(sweep: Sweep) -> None:
     number = sweep.ask()
     outbox = Outbox(sweep.paths.outbox)
     outbox.append(number, "start", {"params": {}, "tags": {}, "time": 0})
@@ -466,7 +464,7 @@ def test_a_run_that_a_dead_driver_left_running_is_killed(sweep: Sweep) -> None:
     assert sweep.ledger.trial(number).state == "running"
 
 
-def test_who_only_delivers_puts_right_tracking_alone_and_once(sweep: Sweep) -> None:
+def test_sync_repairs_tracking_only_and_once(sweep: Sweep) -> None:
     failed, trained, going_on = sweep.ask(), sweep.ask(), sweep.ask()
     outbox = Outbox(sweep.paths.outbox)
     for run in (SWEEP, failed, trained, going_on):
@@ -490,7 +488,7 @@ def test_who_only_delivers_puts_right_tracking_alone_and_once(sweep: Sweep) -> N
     assert sweep.ledger.trial(trained).state == "complete"
 
 
-def test_what_a_killed_worker_wrote_with_is_removed_when_its_trial_has_ended(
+def test_writer_files_of_a_killed_worker_are_removed(
     sweep: Sweep,
 ) -> None:
     done, going_on = sweep.ask(), sweep.ask()
@@ -517,7 +515,7 @@ def test_incomplete_parameters_are_completed(sweep: Sweep) -> None:
     assert sweep.corrections() == []
 
 
-def test_a_trial_that_began_before_its_attempt_was_counted_keeps_its_parameters(
+def test_uncounted_attempt_keeps_its_parameters(
     sweep: Sweep,
 ) -> None:
     import optuna
@@ -535,7 +533,7 @@ def test_a_trial_that_began_before_its_attempt_was_counted_keeps_its_parameters(
     assert sweep.corrections() == []
 
 
-def test_a_strange_directory_is_left_alone_and_refused_where_a_trial_is_to_come(
+def test_unknown_directory_is_kept_and_blocks_its_number(
     sweep: Sweep,
 ) -> None:
     sweep.ask()
@@ -550,7 +548,7 @@ def test_a_strange_directory_is_left_alone_and_refused_where_a_trial_is_to_come(
     assert (sweep.paths.trial(1) / "metrics.jsonl").exists()
 
 
-def test_a_gap_stops_everything_before_anything_is_written(sweep: Sweep) -> None:
+def test_gap_stops_everything_before_any_write(sweep: Sweep) -> None:
     facts = _facts(TrialState(replace(OPEN, number=1), tracked_status="RUNNING"))
     with pytest.raises(LedgerError, match=r"ledger\.db is not whole: the ledger has no trial 0"):
         apply(
@@ -569,7 +567,7 @@ def test_a_damaged_curve_is_named(sweep: Sweep) -> None:
         sweep.corrections()
 
 
-def test_facts_need_neither_torch_nor_ray() -> None:
+def test_collecting_facts_imports_neither_torch_nor_ray() -> None:
     program = (
         "import sys, sweeps.reconciliation.collect_state, sweeps.reconciliation.reconcile; "
         "sys.exit(str({'torch', 'ray', 'mlflow'} & set(sys.modules)))"

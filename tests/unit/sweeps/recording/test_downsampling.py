@@ -1,4 +1,4 @@
-"""Which rows of a curve tracking is given, and what runs say of themselves."""
+"""Which rows of a curve are sent to tracking, and the tags of runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_step_is_recorded_unless_asked_otherwise() -> None:
     assert list(thin_rows(curve(40), 1)) == curve(40)
 
 
-def test_first_step_every_nth_and_each_epochs_end_stay_whole() -> None:
+def test_first_nth_and_epoch_end_steps_are_kept() -> None:
     rows = curve(40)
     assert list(thin_rows(rows, 7)) == [rows[s - 1] for s in (1, 7, 14, 15, 21, 28, 30, 35)]
 
@@ -46,7 +46,7 @@ def test_last_row_of_a_curve_that_ended_stays() -> None:
     assert list(thin_rows([], 20, ended=True)) == []
 
 
-def test_norms_of_layers_have_an_interval_of_their_own() -> None:
+def test_layer_norms_have_their_own_interval() -> None:
     rows = list(thin_rows(curve(12, layers_every=4), 5))
     assert [(row.step, sorted(row.metrics)) for row in rows] == [
         (1, ["train/loss", "train/lr"]),
@@ -66,9 +66,7 @@ def test_two_rows_of_one_step_are_one() -> None:
 
 
 @given(every=st.integers(1, 30), cuts=st.lists(st.integers(0, 60), max_size=5))
-def test_what_is_kept_does_not_depend_on_how_the_curve_arrives(
-    every: int, cuts: list[int]
-) -> None:
+def test_result_does_not_depend_on_arrival_order(every: int, cuts: list[int]) -> None:
     rows = curve(60, layers_every=4)
     places = [0, *sorted(cuts), 60]
     parts = [rows[a:b] for a, b in itertools.pairwise(places)]
@@ -77,7 +75,7 @@ def test_what_is_kept_does_not_depend_on_how_the_curve_arrives(
     )
 
 
-def test_a_sweep_says_what_its_curves_leave_out() -> None:
+def test_sweep_records_what_its_curves_omit() -> None:
     assert curve_tags([1]) == curve_tags([1, 1]) == {}
     thinned = (
         "the first step, every 10 steps, and each epoch's end; every step is in metrics.jsonl"
@@ -85,7 +83,7 @@ def test_a_sweep_says_what_its_curves_leave_out() -> None:
     assert curve_tags([10]) == curve_tags([10, 10]) == {"curves": thinned}
 
 
-def test_a_sweep_says_since_when_its_curves_leave_out_something_else() -> None:
+def test_sweep_records_when_its_downsampling_changed() -> None:
     def thinned(every: int) -> str:
         return f"the first step, every {every} steps, and each epoch's end"
 
@@ -105,7 +103,7 @@ def test_a_sweep_says_since_when_its_curves_leave_out_something_else() -> None:
         assert curve_tags(history) == {"curves": f"{told}; every step is in metrics.jsonl"}
 
 
-def test_the_first_command_and_fingerprints_stay_and_later_ones_are_numbered() -> None:
+def test_first_command_is_kept_and_later_ones_numbered() -> None:
     run = {"gradsweep.command": "sweep run a.yaml", "gradsweep.code": "c0", "host": "a"}
     resumed = {"gradsweep.command": "sweep resume a", "gradsweep.code": "c0", "host": "a"}
     changed = resumed | {"gradsweep.code": "c1"}
@@ -121,7 +119,7 @@ def _record(number: int, state: str = "complete", **known: object) -> TrialRecor
     return TrialRecord(number=number, state=state, params={}, reports={}, value=None, **known)  # type: ignore[arg-type]
 
 
-def test_a_sweep_says_which_trials_deserve_a_look() -> None:
+def test_sweep_tags_trials_with_health_warnings() -> None:
     assert health_tags([_record(0), _record(1)]) == {}
     records = [_record(0, signals=("it grew", "it fell")), _record(1), _record(2, signals=("x",))]
     assert health_tags(records) == {
@@ -156,7 +154,7 @@ def test_a_sweep_says_which_trials_deserve_a_look() -> None:
         ),
     ],
 )
-def test_a_trial_says_why_it_ended(record: TrialRecord, tags: dict[str, str]) -> None:
+def test_trial_records_why_it_ended(record: TrialRecord, tags: dict[str, str]) -> None:
     spec = SweepSpec.model_validate(
         {
             "name": "x",

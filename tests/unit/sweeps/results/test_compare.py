@@ -1,4 +1,4 @@
-"""The leaders of sweeps side by side."""
+"""`sweep compare`: the best trials of sweeps side by side."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _shown(found: dict[str, object]) -> list[list[str]]:
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def test_leaders_are_complete_trials_best_first_then_the_others(tmp_path: Path) -> None:
+def test_complete_trials_lead_best_first(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", 0.5, 0.4)
     sweep.add("pruned", 0.1)
@@ -52,7 +52,7 @@ def test_leaders_are_complete_trials_best_first_then_the_others(tmp_path: Path) 
     assert len(compare([sweep.view], top=1)["leaders"]) == 1
 
 
-def test_several_sweeps_share_one_order_and_show_what_only_one_searched(tmp_path: Path) -> None:
+def test_several_sweeps_share_one_order(tmp_path: Path) -> None:
     first = MadeSweep(tmp_path, "first")
     first.add("complete", 0.5)
     first.add("complete", 0.2)
@@ -73,7 +73,7 @@ def test_several_sweeps_share_one_order_and_show_what_only_one_searched(tmp_path
     ]  # fmt: skip
 
 
-def test_each_trial_has_the_configuration_that_it_was_trained_with(tmp_path: Path) -> None:
+def test_each_trial_has_its_trained_configuration(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     for size in (64, 128):
         spec = with_overrides(sweep.spec, [f"train.batch_size={size}"])
@@ -103,9 +103,7 @@ def test_each_trial_has_the_configuration_that_it_was_trained_with(tmp_path: Pat
         (4, "a sweep of 4 trials"),  # fewer were asked for later
     ],
 )
-def test_a_card_claims_what_was_tried_and_no_samples_that_no_metric_names(
-    tmp_path: Path, ended: int, among: str
-) -> None:
+def test_model_card_names_only_known_samples(tmp_path: Path, ended: int, among: str) -> None:
     sweep = MadeSweep(tmp_path, metric="train/loss")
     sweep.add("complete", 0.3)
     (record,) = sweep.view.records
@@ -116,7 +114,7 @@ def test_a_card_claims_what_was_tried_and_no_samples_that_no_metric_names(
     assert "\ntrain/loss 0.3, after epoch 1 (step 1)." in card
 
 
-def test_null_and_true_differ_from_what_is_not_there_and_from_one(tmp_path: Path) -> None:
+def test_null_and_true_differ_from_missing_and_one(tmp_path: Path) -> None:
     first = MadeSweep(tmp_path, "first", space="{task.a: {choice: [null]}, task.b: {choice: [1]}}")
     first.add("complete", 0.3)
     second = MadeSweep(tmp_path, "second", space="{task.b: {choice: [true]}}")
@@ -126,7 +124,7 @@ def test_null_and_true_differ_from_what_is_not_there_and_from_one(tmp_path: Path
     assert [line[-2:] for line in _shown(found)[1:3]] == [["null", "1"], ["-", "true"]]
 
 
-def test_what_all_leaders_share_is_said_once(tmp_path: Path) -> None:
+def test_shared_values_are_shown_once(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, space="{train.batch_size: {choice: [32]}}")
     sweep.add("complete", 0.3)
     sweep.add("complete", 0.4)
@@ -135,7 +133,7 @@ def test_what_all_leaders_share_is_said_once(tmp_path: Path) -> None:
     assert " ".join(_shown(found)[-1]) == "the same for all: train.batch_size 32"
 
 
-def test_what_all_share_stands_in_the_order_of_the_configuration(tmp_path: Path) -> None:
+def test_shared_values_follow_the_configurations_order(tmp_path: Path) -> None:
     keys = [f"task.{letter}" for letter in "hgfedcba"]
     space = ", ".join(f"{key}: {{choice: [1]}}" for key in keys)
     sweep = MadeSweep(tmp_path, space=f"{{{space}}}")
@@ -159,7 +157,7 @@ def test_clip_fraction_is_that_of_the_whole_run(tmp_path: Path) -> None:
     assert [line[5] for line in _shown(found)[1:]] == ["75%", "-"]
 
 
-def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> None:
+def test_pages_name_runs_and_experiments(tmp_path: Path) -> None:
     sweeps = [MadeSweep(tmp_path, name) for name in ("first", "second")]
     assert compare([s.view for s in sweeps], top=5)["mlflow_compare_page"] is None
     for number, sweep in enumerate(sweeps):
@@ -179,7 +177,7 @@ def test_pages_name_the_leaders_runs_and_their_experiments(tmp_path: Path) -> No
     assert json.loads(query["plot_metric_keys"][0]) == ["val/loss", "train/loss"]
 
 
-def test_the_charts_are_named_once_their_view_is_at_the_server(tmp_path: Path) -> None:
+def test_charts_link_appears_once_the_view_is_delivered(tmp_path: Path) -> None:
     """The page's address holds a key alone; without its tag MLflow shows an error."""
     sweeps = [MadeSweep(tmp_path, name) for name in ("first", "second")]
     views = []
@@ -214,7 +212,7 @@ def test_the_charts_are_named_once_their_view_is_at_the_server(tmp_path: Path) -
     assert compare([sweeps[0].view, other.view], top=5)["mlflow_charts_page"] is None
 
 
-def test_what_differs_from_the_best_one_stands_out(tmp_path: Path) -> None:
+def test_differences_from_the_best_are_highlighted(tmp_path: Path) -> None:
     space = (
         "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, train.batch_size: {choice: [16, 32]}}"
     )
@@ -235,14 +233,14 @@ def test_what_differs_from_the_best_one_stands_out(tmp_path: Path) -> None:
             assert styles[str(size)] == ("dim" if size == sizes[0] else "bold cyan")
 
 
-def test_sweeps_after_different_things_are_not_compared(tmp_path: Path) -> None:
+def test_sweeps_with_other_metrics_are_not_compared(tmp_path: Path) -> None:
     first = MadeSweep(tmp_path, "first")
     second = MadeSweep(tmp_path, "second", metric="val/accuracy")
     with pytest.raises(Incomparable, match="only values of one metric have an order"):
         compare([first.view, second.view], top=5)
 
 
-def test_nothing_to_compare_yet(tmp_path: Path) -> None:
+def test_no_trial_to_compare_yet(tmp_path: Path) -> None:
     found = compare([MadeSweep(tmp_path).view], top=5)
     assert found["leaders"] == []
     assert _shown(found) == [["no", "trial", "has", "a", "value", "yet"]]

@@ -1,6 +1,4 @@
-"""Sweeps with several metrics: what a trial is told to have come to, which are the best, and what
-is refused.
-"""
+"""Sweeps with several metrics: the result of a trial, the Pareto front, and what is refused."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def _study(ledger: Ledger) -> optuna.Study:
     return optuna.load_study(storage=f"sqlite:///{ledger.location}", study_name="sweep")
 
 
-def test_a_trial_comes_to_what_the_best_report_of_the_first_metric_had(sweep: MadeSweep) -> None:
+def test_trial_result_is_the_best_report_of_the_first_metric(sweep: MadeSweep) -> None:
     number = sweep.add("complete", [0.5, 900.0], [0.4, 100.0], [0.4, 950.0], [0.6, 1000.0])
     record = sweep.ledger.trial(number)
     # of equals the earlier; and not 1000, which the weights of that report do not have
@@ -58,7 +56,7 @@ def test_a_trial_comes_to_what_the_best_report_of_the_first_metric_had(sweep: Ma
     assert (told.state, told.values) == (TrialState.COMPLETE, [0.4, 100.0])
 
 
-def test_a_report_with_a_value_that_is_none_is_never_the_best(sweep: MadeSweep) -> None:
+def test_non_finite_report_is_never_the_best(sweep: MadeSweep) -> None:
     number = sweep.add("complete", [0.5, 1.0], [0.1, math.nan], [math.inf, 2.0])
     record = sweep.ledger.trial(number)
     assert (record.values, record.best_epoch) == ((0.5, 1.0), 1)
@@ -66,7 +64,7 @@ def test_a_report_with_a_value_that_is_none_is_never_the_best(sweep: MadeSweep) 
     assert repr(reports) == "{1: [0.5, 1.0], 2: [0.1, nan], 3: [inf, 2.0]}"
 
 
-def test_looking_gives_what_the_ledger_gives_and_the_front_is_optunas(sweep: MadeSweep) -> None:
+def test_reader_equals_ledger_and_front_equals_optunas(sweep: MadeSweep) -> None:
     draw = random.Random(3)
     for _ in range(2):  # equal ones are both on the front
         sweep.add("complete", [-1.0, 0.5])
@@ -95,9 +93,7 @@ def test_undominated_of_three_with_a_direction_each() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "nsgaii", "random", "qmc"])
-def test_samplers_learn_from_several_metrics_whatever_became_of_trials(
-    sweep: MadeSweep, sampler: Any
-) -> None:
+def test_samplers_learn_from_several_metrics(sweep: MadeSweep, sampler: Any) -> None:
     for index in range(4):
         sweep.add("complete", [0.5 - index / 10, 900.0 - index])
     sweep.add("pruned", [0.2, 100.0], [0.1, 90.0], reason="stopped by the user")
@@ -109,7 +105,7 @@ def test_samplers_learn_from_several_metrics_whatever_became_of_trials(
     assert proposal.params.keys() == spec.space.keys()
 
 
-def test_what_a_killed_driver_did_not_tell_is_told_as_it_was_reported(sweep: MadeSweep) -> None:
+def test_unrecorded_report_is_completed_after_a_kill(sweep: MadeSweep) -> None:
     number = sweep.add(None, [0.5, 900.0])
     sweep.log(
         number,
@@ -128,9 +124,7 @@ def test_what_a_killed_driver_did_not_tell_is_told_as_it_was_reported(sweep: Mad
     assert _study(sweep.ledger).trials[number].values == [0.4, 800.0]
 
 
-def test_a_choice_is_asked_for_where_several_are_the_best(
-    sweep: MadeSweep, tmp_path: Path
-) -> None:
+def test_best_asks_for_a_choice_on_a_front(sweep: MadeSweep, tmp_path: Path) -> None:
     sweep.add("complete", [0.5, 900.0])
     assert sweep.view.best()["value"] == [0.5, 900.0], "the only one is the best"
     sweep.add("complete", [0.4, 800.0])
@@ -159,7 +153,7 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
         sweep.view.select_trial(0)
 
 
-def test_a_choice_with_one_metric_is_the_best_or_refused(tmp_path: Path) -> None:
+def test_choice_with_one_metric_is_best_or_refused(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", 0.5)
     sweep.add("complete", 0.4)
@@ -168,7 +162,7 @@ def test_a_choice_with_one_metric_is_the_best_or_refused(tmp_path: Path) -> None
         sweep.view.best(0)
 
 
-def test_runs_are_told_who_is_on_the_front_and_who_no_longer_is(sweep: MadeSweep) -> None:
+def test_runs_are_tagged_on_and_off_the_front(sweep: MadeSweep) -> None:
     sweep.add("complete", [0.5, 900.0])
     sweep.add("complete", [0.6, 950.0])
     sweep.add("failed", reason="oom")
@@ -180,7 +174,7 @@ def test_runs_are_told_who_is_on_the_front_and_who_no_longer_is(sweep: MadeSweep
     assert [tags[n]["pareto"] for n in (0, 1, 3)] == ["false", "false", "true"]
 
 
-def test_only_a_report_on_several_metrics_shows_a_front(sweep: MadeSweep, tmp_path: Path) -> None:
+def test_only_multi_metric_reports_show_a_front(sweep: MadeSweep, tmp_path: Path) -> None:
     titles = [figure.title for figure in figures(sweep.spec)]
     assert titles[0] == "Pareto front"
     assert [f.title for f in figures(MadeSweep(tmp_path, "one").spec)] == titles[1:]

@@ -1,4 +1,4 @@
-"""What a sweep has come to, read from a directory that no driver is working on."""
+"""The status of a sweep without a driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sweep(tmp_path: Path) -> MadeSweep:
     return MadeSweep(tmp_path)
 
 
-def test_an_unfinished_trial_waits_when_nobody_runs_the_sweep(sweep: MadeSweep) -> None:
+def test_unfinished_trial_waits_without_a_driver(sweep: MadeSweep) -> None:
     sweep.add("complete", 0.5)
     sweep.add(None, 0.7)
     status = sweep.view.status()
@@ -43,7 +43,7 @@ def test_an_unfinished_trial_waits_when_nobody_runs_the_sweep(sweep: MadeSweep) 
     }
 
 
-def test_the_same_trial_runs_while_a_driver_holds_the_lock(sweep: MadeSweep) -> None:
+def test_unfinished_trial_runs_while_a_driver_holds_the_lock(sweep: MadeSweep) -> None:
     sweep.add(None, 0.7)
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
@@ -53,7 +53,7 @@ def test_the_same_trial_runs_while_a_driver_holds_the_lock(sweep: MadeSweep) -> 
     assert (status["trials"]["running"], status["trials"]["waiting"]) == (1, 2)
 
 
-def test_a_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
+def test_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="early_stopping: {scheduler: asha_promote, grace_epochs: 1}")
     for reports in ((0.7,), (0.6,), (0.5, 0.4)):
         sweep.add(None, *reports)
@@ -102,7 +102,7 @@ def test_no_best_before_a_trial_completes(sweep: MadeSweep, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_concluded_only_once_everything_was_published(sweep: MadeSweep) -> None:
+def test_sweep_is_concluded_once_everything_is_published(sweep: MadeSweep) -> None:
     for _ in range(3):
         sweep.add("complete", 0.5)
     assert not sweep.view.concluded
@@ -120,7 +120,7 @@ def test_concluded_only_once_everything_was_published(sweep: MadeSweep) -> None:
     assert sweep.view.concluded
 
 
-def test_a_sweep_has_the_trials_that_have_begun_however_few_are_asked_for(
+def test_started_trials_count_beyond_the_limit(
     sweep: MadeSweep,
 ) -> None:
     for _ in range(3):

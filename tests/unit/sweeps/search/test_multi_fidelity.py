@@ -1,4 +1,4 @@
-"""What a sampler is shown of trials that were trained for different lengths."""
+"""What a sampler sees of trials with different training lengths."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_trials_compare_at_rungs_and_at_the_end(scheduler: Any, expected: tuple[
     assert config.rule.comparable_epochs(9) == expected
 
 
-def test_all_count_with_their_best_by_the_highest_rung_that_enough_have_reached() -> None:
+def test_trials_compare_at_the_highest_common_rung() -> None:
     trials = [
         _trial(COMPLETE, 0.9, 0.8, 0.85, *[0.1] * 6),
         _trial(PRUNED, 0.5, 0.6, 0.7),
@@ -62,7 +62,7 @@ def test_all_count_with_their_best_by_the_highest_rung_that_enough_have_reached(
     assert [one.state for one in trials] == [COMPLETE, PRUNED, PRUNED, FAIL, RUNNING, RUNNING]
 
 
-def test_before_enough_have_ended_all_are_what_they_are() -> None:
+def test_few_ended_trials_keep_their_values() -> None:
     running = [_trial(RUNNING, 0.4, 0.3, 0.2), _trial(RUNNING, 0.5, 0.4, 0.3)]
     trials = [*running, _trial(PRUNED, 0.6), _trial(FAIL)]
     assert _shown(trials, 2) == [RUNNING, RUNNING, PRUNED, FAIL]
@@ -80,9 +80,7 @@ def test_a_higher_rung_needs_fewer_than_the_startup() -> None:
 
 
 @pytest.mark.parametrize(("sampler", "best"), [("tpe", 0.2), ("gp", 0.8)])
-def test_a_rung_is_taken_that_as_many_have_reached_as_its_model_needs(
-    tmp_path: Path, sampler: str, best: float
-) -> None:
+def test_rung_needs_as_many_trials_as_the_model(tmp_path: Path, sampler: str, best: float) -> None:
     """Four come to the third epoch, and show there that the others only began well: TPE takes so
     few; GP would draw by chance before it has its eight.
     """
@@ -102,12 +100,12 @@ def test_a_rung_is_taken_that_as_many_have_reached_as_its_model_needs(
     assert sum(abs(x - best) < 0.2 for x in drawn) > 15, drawn
 
 
-def test_who_ended_by_itself_has_come_as_far_as_there_is_to_come() -> None:
+def test_trial_that_finished_counts_at_every_rung() -> None:
     early = _trial(COMPLETE, 0.5, 0.4)
     assert _shown([early, _trial(COMPLETE, *[0.3] * 9)], 2) == [0.4, 0.3]
 
 
-def test_one_without_a_number_by_then_is_what_it_is() -> None:
+def test_trial_without_a_value_by_then_keeps_its_own() -> None:
     assert _shown([_trial(PRUNED, math.nan), _trial(PRUNED, 0.5)], 2) == [PRUNED, 0.5]
 
 
@@ -125,7 +123,7 @@ early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_who_was_better_is_imitated_and_not_who_came_early(tmp_path: Path, sampler: str) -> None:
+def test_sampler_imitates_better_trials_not_earlier_ones(tmp_path: Path, sampler: str) -> None:
     """ASHA lets the first trials go on, whatever they are; those after them are compared."""
     spec = parse_spec(SPEC.replace("search: {", f"search: {{sampler: {sampler}, "), "s.yaml")
     ledger = Ledger.create(tmp_path / "l.db", mode="min", sweep_id="s")

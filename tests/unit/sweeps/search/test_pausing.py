@@ -1,6 +1,4 @@
-"""What is written down of trials that pause: one attempt, one run, and the end that they come
-to.
-"""
+"""Records of pausing trials: one attempt, one run, one end."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ class Driver:
             FIFOScheduler(),
             fence=lambda: None,
             refuse=lambda *told: self.book.refuse(*told),
-            settle=lambda: self.book.flush(),
+            flush=lambda: self.book.flush(),
             concurrency=1,
             threads=1,
         )
@@ -68,7 +66,7 @@ class Driver:
         )
         self.book = TuneEventHandler(
             spec, paths, self.ledger, recorder, view,
-            fence=lambda: None, on_step=lambda: None, on_end=lambda _: None,
+            fence=lambda: None, on_step=lambda: None,
         )  # fmt: skip
         self.turn = 0
 
@@ -81,7 +79,7 @@ class Driver:
         number = config["number"]
         trial: Any = SimpleNamespace(config=config, last_result={})
         self.book.on_trial_start(0, [], trial)
-        last = config["until"] or 4
+        last = config["pause_at_epoch"] or 4
         for epoch in range(len(self.ledger.trial(number).reports) + 1, last + 1):
             value = LOSSES[number] / epoch
             trial.last_result = {
@@ -90,7 +88,7 @@ class Driver:
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
         commit(self.paths.trial(number), last, step=last)
-        trial.last_result["ending"] = "paused" if config["until"] else "finished"
+        trial.last_result["ending"] = "paused" if config["pause_at_epoch"] else "finished"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
         self.book.flush()
@@ -117,7 +115,7 @@ def driver(tmp_path: Path, spec: SweepSpec) -> Driver:
     return Driver(paths, spec, MemoryRecorder())
 
 
-def test_a_paused_trial_runs_on_in_tracking_until_it_has_its_end(driver: Driver) -> None:
+def test_paused_trial_stays_running_in_tracking(driver: Driver) -> None:
     for _ in range(2):
         assert driver.run_one()
     assert driver.states() == ["running", "running"]
@@ -134,9 +132,7 @@ def test_a_paused_trial_runs_on_in_tracking_until_it_has_its_end(driver: Driver)
     assert driver.seen.count(("started", 1)) == 1
 
 
-def test_a_driver_that_leaves_interrupts_who_is_paused_and_the_next_one_promotes(
-    driver: Driver, spec: SweepSpec
-) -> None:
+def test_paused_trial_is_interrupted_and_then_promoted(driver: Driver, spec: SweepSpec) -> None:
     for _ in range(2):
         driver.run_one()
     driver.searcher.stopping = True
@@ -151,7 +147,7 @@ def test_a_driver_that_leaves_interrupts_who_is_paused_and_the_next_one_promotes
     assert again.ledger.trial(1).attempts == 2
 
 
-def test_a_member_that_goes_on_from_another_is_told_as_one_run_with_changed_parameters(
+def test_exploiting_member_is_one_run_with_changed_parameters(
     tmp_path: Path,
 ) -> None:
     spec = parse_spec(SPEC.replace("asha_promote, grace_epochs: 1, reduction: 2", "pbt"), "s.yaml")
@@ -204,7 +200,7 @@ def unfit(tmp_path: Path, request: pytest.FixtureRequest) -> Driver:
 
 
 @pytest.mark.parametrize("unfit", ["pbt"], indirect=True)
-def test_a_population_goes_on_when_its_last_member_is_no_configuration(unfit: Driver) -> None:
+def test_population_continues_without_an_invalid_member(unfit: Driver) -> None:
     while unfit.run_one():
         pass
     assert unfit.states()[3] == "failed"
@@ -212,7 +208,7 @@ def test_a_population_goes_on_when_its_last_member_is_no_configuration(unfit: Dr
 
 
 @pytest.mark.parametrize("unfit", ["pbt, resample: 1", "pb2"], indirect=True)
-def test_no_member_is_changed_to_what_is_no_configuration(unfit: Driver) -> None:
+def test_no_member_gets_an_invalid_configuration(unfit: Driver) -> None:
     while unfit.run_one():
         pass
     trials = unfit.ledger.trials()
@@ -222,7 +218,7 @@ def test_no_member_is_changed_to_what_is_no_configuration(unfit: Driver) -> None
 
 @pytest.mark.parametrize("at_a_resume", [False, True])
 @pytest.mark.parametrize("began", [False, True])
-def test_a_member_that_ends_where_it_waits_was_changed_only_if_it_began(
+def test_change_counts_only_if_the_member_restarted(
     tmp_path: Path, at_a_resume: bool, began: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = SPEC.replace("asha_promote, grace_epochs: 1, reduction: 2", "pbt, quantile: 0.5")
@@ -269,7 +265,7 @@ def test_a_paused_trial_can_be_stopped_by_the_user(driver: Driver) -> None:
     assert len(driver.ledger.trial(1).reports) == 2, "its place is the next one's"
 
 
-def test_a_trial_asked_to_stop_while_it_pauses_has_its_end(driver: Driver) -> None:
+def test_trial_stopped_while_pausing_ends(driver: Driver) -> None:
     real = driver.book.on_trial_result
 
     def asked_meanwhile(*told: Any) -> None:

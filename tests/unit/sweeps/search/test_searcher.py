@@ -1,6 +1,4 @@
-"""Search: what a trial is given depends on the ledger alone, not on how often the driver was
-restarted.
-"""
+"""Suggestions depend on the ledger alone, not on the number of restarts of the driver."""
 
 from __future__ import annotations
 
@@ -92,7 +90,7 @@ def _run(path: Path, spec: SweepSpec, *, killed_after: set[int]) -> list[dict[st
     raise AssertionError("the search did not end")
 
 
-def test_suggestions_after_a_resume_equal_those_of_one_driver(
+def test_suggestions_after_resume_equal_those_of_one_driver(
     tmp_path: Path, spec: SweepSpec
 ) -> None:
     once = _run(tmp_path / "once.db", spec, killed_after=set())
@@ -101,9 +99,7 @@ def test_suggestions_after_a_resume_equal_those_of_one_driver(
     assert killed == once
 
 
-def test_an_unfinished_trial_is_handed_out_first_with_its_number_and_parameters(
-    tmp_path: Path, spec: SweepSpec
-) -> None:
+def test_unfinished_trial_is_resumed_first_unchanged(tmp_path: Path, spec: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", spec)
     first = driver.ask("a")
     again = Driver(tmp_path / "l.db", spec).ask("b")
@@ -130,7 +126,7 @@ def test_no_more_than_the_concurrency_are_live(tmp_path: Path, spec: SweepSpec) 
         pytest.param("random", "asha_promote", [0, 3], id="who pauses, after each end"),
     ],
 )
-def test_what_trials_told_is_waited_for_where_it_makes_a_difference_and_something_is_asked(
+def test_pending_reports_are_waited_for_only_if_needed(
     tmp_path: Path, spec: SweepSpec, sampler: str, scheduler: Any, expected: list[int]
 ) -> None:
     """As many trials as there were then."""
@@ -139,7 +135,7 @@ def test_what_trials_told_is_waited_for_where_it_makes_a_difference_and_somethin
     changed = {"search": search, "early_stopping": early, "trials": 3}
     driver = Driver(tmp_path / "l.db", spec.model_copy(update=changed))
     settled: list[int] = []
-    driver.searcher._settle = lambda: settled.append(len(driver.ledger.trials()))
+    driver.searcher._flush = lambda: settled.append(len(driver.ledger.trials()))
     driver.searcher._concurrency = 4
     for turn in range(5):
         driver.ask(f"t{turn}")
@@ -148,14 +144,14 @@ def test_what_trials_told_is_waited_for_where_it_makes_a_difference_and_somethin
     assert settled == expected
 
 
-def test_draining_hands_out_nothing(tmp_path: Path, spec: SweepSpec) -> None:
+def test_no_trial_is_suggested_while_stopping(tmp_path: Path, spec: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", spec)
     driver.searcher.stopping = True
     assert driver.ask("a") == Searcher.FINISHED
     assert driver.ledger.trials() == []
 
 
-def test_a_sampler_learns_from_a_paused_trial_what_it_would_from_a_stopped_one(
+def test_paused_trial_teaches_the_sampler_like_a_stopped_one(
     tmp_path: Path, spec: SweepSpec
 ) -> None:
     suggested: dict[str, list[dict[str, Any]]] = {}
@@ -174,9 +170,7 @@ def test_a_sampler_learns_from_a_paused_trial_what_it_would_from_a_stopped_one(
     assert suggested["asha_promote"] == suggested["asha"]
 
 
-def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
-    tmp_path: Path, spec: SweepSpec
-) -> None:
+def test_paused_trial_is_returned_only_once_promoted(tmp_path: Path, spec: SweepSpec) -> None:
     early = EarlyStoppingConfig(scheduler="asha_promote", grace_epochs=1, reduction=2)
     sweep = spec.model_copy(update={"early_stopping": early, "trials": 3})
     driver = Driver(tmp_path / "l.db", sweep)
@@ -188,23 +182,25 @@ def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
         driver.searcher.on_trial_complete(turn)
 
     first = driver.ask("a")
-    assert (first["number"], first["until"]) == (0, 1)
+    assert (first["number"], first["pause_at_epoch"]) == (0, 1)
     train("a", first, 0.5)
     second = driver.ask("b")
-    assert (second["number"], second["until"]) == (1, 1), "one of one has no place"
+    assert (second["number"], second["pause_at_epoch"]) == (1, 1), "one of one has no place"
     train("b", second, 0.4)
     driver = Driver(tmp_path / "l.db", sweep)  # which does not take up those that wait
     promoted = driver.ask("c")
-    assert (promoted["number"], promoted["until"]) == (1, 2)
+    assert (promoted["number"], promoted["pause_at_epoch"]) == (1, 2)
     assert promoted["config"]["budget"]["epochs"] == 3, "the horizon is that of the whole budget"
     assert driver.ask("d") is None
     train("c", promoted, 0.3)
     third = driver.ask("e")
-    assert (third["number"], third["until"]) == (2, 1)
+    assert (third["number"], third["pause_at_epoch"]) == (2, 1)
     assert driver.searcher.never_promoted() == frozenset()
     train("e", third, 0.6)
     last = driver.ask("f")
-    assert (last["number"], last["until"]) == (1, None), "nobody else would train to the end"
+    assert (last["number"], last["pause_at_epoch"]) == (1, None), (
+        "nobody else would train to the end"
+    )
     train("f", last, 0.2)
     driver.ledger.finish(1, "complete")
     assert driver.ask("g") == Searcher.FINISHED
@@ -219,7 +215,7 @@ def test_a_paused_trial_is_handed_out_once_it_is_promoted_and_nobody_before(
         ({"batch_size": 64, "accumulation": 8}, 8),
     ],
 )
-def test_smaller_micro_batches_are_kept_where_they_fit_the_spec_as_it_is_now(
+def test_smaller_micro_batches_are_kept_if_they_fit(
     tmp_path: Path, spec: SweepSpec, train: dict[str, int], accumulation: int
 ) -> None:
     driver = Driver(tmp_path / "l.db", spec)
@@ -229,9 +225,7 @@ def test_smaller_micro_batches_are_kept_where_they_fit_the_spec_as_it_is_now(
     assert (config["number"], config["config"]["train"]["accumulation"]) == (0, accumulation)
 
 
-def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
-    tmp_path: Path, spec: SweepSpec
-) -> None:
+def test_stop_waits_for_live_trials(tmp_path: Path, spec: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", spec)
     driver.searcher._concurrency = 2
     driver.ask("a")
@@ -242,17 +236,15 @@ def test_while_a_stop_holds_nothing_is_handed_out_and_the_live_are_waited_for(
     assert len(driver.ledger.trials()) == 1
 
 
-def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
-    tmp_path: Path, spec: SweepSpec
-) -> None:
+def test_invalid_configuration_fails_its_trial(tmp_path: Path, spec: SweepSpec) -> None:
     """More of them than the same failures that end a sweep: it goes on with what can be one."""
     space = {"train.batch_size": {"choice": [100]}, "train.accumulation": {"choice": [8, 1]}}
     made = MadeSweep(tmp_path, space=json.dumps(space), more="failures: {same_failure_limit: 1}")
-    recorder, ended, shown = MemoryRecorder(), [], []
+    recorder, shown = MemoryRecorder(), []
     view: Any = SimpleNamespace(ended=lambda *told: shown.append(told))
     book = TuneEventHandler(
         made.spec, made.paths, made.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, on_end=ended.append,
+        fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
     searcher = LedgerSearcher(
         made.ledger,
@@ -261,7 +253,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
         spec.early_stopping.rule.scheduler(epochs=10, mode="min"),
         fence=lambda: None,
         refuse=book.refuse,
-        settle=book.flush,
+        flush=book.flush,
         concurrency=9,
         threads=1,
     )
@@ -272,7 +264,6 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
     refused = [trial for trial in made.ledger.trials() if trial.finished]
     assert sorted([*fit, *(trial.number for trial in refused)]) == [0, 1, 2]
     assert len(refused) > 1
-    assert ended == refused
     for trial in refused:
         assert (trial.state, trial.attempts) == ("failed", 0)
         assert str(trial.reason).startswith("config: ")
@@ -283,7 +274,7 @@ def test_values_that_are_no_configuration_fail_their_trial_for_all_to_hear(
     assert book.abort_reason is None
 
 
-def test_driver_whose_lock_was_taken_over_adds_no_trial(tmp_path: Path, spec: SweepSpec) -> None:
+def test_driver_without_the_lock_adds_no_trial(tmp_path: Path, spec: SweepSpec) -> None:
     lock = SweepLock(tmp_path / "lock")
     lock.acquire()
     driver = Driver(tmp_path / "ledger.db", spec, lock.check)
@@ -299,9 +290,9 @@ def test_driver_whose_lock_was_taken_over_adds_no_trial(tmp_path: Path, spec: Sw
     ("scheduler", "each_alone"),
     [("none", False), ("asha", True), ("hyperband", True), ("median", True)],
 )
-def test_reports_come_together_where_nobody_decides_after_each(
+def test_reports_are_buffered_unless_a_rule_decides(
     tmp_path: Path, spec: SweepSpec, scheduler: Any, each_alone: bool
 ) -> None:
     early = EarlyStoppingConfig(scheduler=scheduler)
     driver = Driver(tmp_path / "ledger.db", spec.model_copy(update={"early_stopping": early}))
-    assert (driver.ask("t0")["together"] == 0) == each_alone
+    assert (driver.ask("t0")["report_buffer_seconds"] == 0) == each_alone

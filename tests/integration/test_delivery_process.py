@@ -1,0 +1,180 @@
+"""The delivery process: it ends with its driver, and survives kills at any time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from tests.integration.commandline import wait_until
+from tests.time_limits import scaled
+from tracking.delivery_process import DeliveryProcess
+from tracking.outbox_recorder import OutboxRecorder, sync
+from tracking.outbox_status import pending
+from tracking.run_reader import runs_of_sweep
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+LONG = 60
+
+DRIVER = """
+import os, sys
+from pathlib import Path
+from tracking.outbox_recorder import OutboxRecorder
+from tracking.metric_points import PackedRow
+uri, outbox = sys.argv[1:]
+recorder = OutboxRecorder(uri, None, "digits", "one", Path(outbox), {}, {}, process=os.environ)
+recorder.start(0, {"lr": 1}, {})
+recorder.log(0, [PackedRow(step, step, {"loss": 1 / step}) for step in range(1, 51)])
+assert recorder.wait_ready(60)
+assert "mlflow" not in sys.modules
+print(recorder._drain._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+class Line(NamedTuple):
+    step: int
+    timestamp_ms: int
+    metrics: dict[str, float]
+
+
+def lines(first: int, last: int) -> list[Line]:
+    return [Line(step, step, {"loss": 1 / step}) for step in range(first, last + 1)]
+
+
+def recorder_on(uri: str, outbox: Path) -> OutboxRecorder:
+    return OutboxRecorder(uri, None, "digits", "one", outbox, {}, {}, process=os.environ)
+
+
+def steps(uri: str) -> list[int]:
+    """The steps of trial 0, as often as they were recorded."""
+    from mlflow import MlflowClient
+
+    [run] = [run for run in runs_of_sweep(uri, "digits", "one") if run.trial == 0]
+    history = MlflowClient(tracking_uri=uri).get_metric_history(run.run_id, "loss")
+    return sorted(point.step for point in history)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def test_delivers_through_kills_and_signals(
+    tmp_path: Path, uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = recorder_on(uri, tmp_path / "outbox")
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    assert recorder.wait_ready(LONG)
+    first = psutil.Process(recorder._drain._process.pid)
+    # A niceness would not do: that of Ray's workers is 15.
+    assert os.sched_getscheduler(first.pid) == os.SCHED_IDLE
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        first.send_signal(signum)
+    assert recorder.flush(LONG) == 0
+    assert first.is_running()
+    first.kill()
+    recorder.log(0, lines(1, 120))
+    assert recorder.flush(LONG) == 0
+    recorder.finish(0, "FINISHED", {})
+    with caplog.at_level(logging.WARNING, "tracking"):
+        assert recorder.close(LONG) == recorder.pending() == 0
+    assert steps(uri) == list(range(1, 121))
+    assert "ended (exit code -9); another one is started" in caplog.text
+    assert not psutil.pid_exists(recorder._drain._process.pid)
+
+
+def test_restarts_when_killed_during_a_request(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, spoken = DeliveryProcess._handle_message, threading.Event()
+
+    def slowly(drain: DeliveryProcess, kind: str, said: list[Any]) -> None:
+        handle(drain, kind, said)
+        spoken.wait(LONG)
+
+    monkeypatch.setattr(DeliveryProcess, "_handle_message", slowly)
+    recorder = recorder_on(uri, tmp_path / "outbox")
+    assert recorder.wait_ready(LONG)
+    first = psutil.Process(recorder._drain._process.pid)
+    first.kill()
+    wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE, seconds=10)
+    recorder._drain.flush_now(True)
+    spoken.set()
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    assert recorder.flush(LONG) == recorder.close(LONG) == 0
+    assert steps(uri) == list(range(1, 51))
+
+
+def test_restarts_once_the_system_allows(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = recorder_on(uri, tmp_path / "outbox")
+    start, refusals = DeliveryProcess._start, [OSError("no memory"), BlockingIOError("no process")]
+
+    def refused(drain: DeliveryProcess) -> subprocess.Popen[str]:
+        if refusals:
+            raise refusals.pop(0)
+        return start(drain)
+
+    monkeypatch.setattr(DeliveryProcess, "_start", refused)
+    recorder.start(0, {"lr": 1}, {})
+    recorder.log(0, lines(1, 50))
+    with caplog.at_level(logging.WARNING, "tracking"):
+        psutil.Process(recorder._drain._process.pid).kill()
+        assert recorder.flush(LONG) == 0
+    assert recorder.close(LONG) == 0
+    assert steps(uri) == list(range(1, 51))
+    assert not refusals
+    assert "no process that delivers can be started: no memory" in caplog.text
+
+
+def test_ends_with_a_killed_driver(tmp_path: Path, uri: str) -> None:
+    command = [sys.executable, "-c", DRIVER, uri, str(tmp_path / "outbox")]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        number = int(driver.stdout.readline())
+        assert psutil.pid_exists(number)
+        driver.kill()
+    wait_until(lambda: not psutil.pid_exists(number), seconds=10)
+    assert sync(uri, None, "digits", "one", tmp_path / "outbox", patience=LONG) == 0
+    assert steps(uri) == list(range(1, 51))
+
+
+def test_unresponsive_server_delays_nobody(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hung:  # the kernel accepts, nobody reads
+        recorder = recorder_on(f"http://127.0.0.1:{hung.getsockname()[1]}", tmp_path / "outbox")
+        recorder.log(0, lines(1, 50))
+        hung.accept()[0].close()  # it has asked, once mlflow was imported
+        number = recorder._drain._process.pid
+        with hung.accept()[0]:
+            started = time.monotonic()
+            assert recorder.close(0.5) == pending(tmp_path / "outbox") == 2
+            assert time.monotonic() - started < scaled(5)
+        assert recorder.seconds_unresponsive > 0
+    assert not psutil.pid_exists(number)
+
+
+def test_file_in_working_directory_is_not_imported(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlflow.py").write_text("raise SystemExit('a stranger')")
+    monkeypatch.chdir(tmp_path)
+    recorder = recorder_on(uri, tmp_path / "outbox")
+    assert recorder.wait_ready(LONG)
+    assert recorder.close(LONG) == 0

@@ -1,0 +1,216 @@
+"""A sweep directory of an attacker names the attacker's stores: no command connects, and each
+names the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from tests.integration.malicious_store import FOREIGN, MaliciousStore
+from tests.unit.sweeps.sweep_factory import MadeSweep
+
+PASSWORD = "canary-of-a-password"
+LOOKING = {
+    "list": (["list"], 0),
+    "status": (["status", "small"], 2),
+    "trials": (["trials", "small"], 2),
+    "show": (["show", "small", "0"], 2),
+    "best": (["best", "small"], 2),
+    "compare": (["compare", "small"], 2),
+    "report": (["report", "small"], 2),
+    "sync": (["sync", "small"], 2),
+    "stop": (["stop", "small"], 2),
+    "resume": (["resume", "small"], 2),
+    "resume --offline": (["resume", "small", "--offline"], 2),
+    "register": (["best", "small", "--register", "model"], 2),
+    "ui": (["ui", "small", "--no-open"], 2),
+}
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MaliciousStore]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PGPASSWORD", "MLFLOW_TRACKING_TOKEN"):
+        monkeypatch.setenv(name, PASSWORD)
+    monkeypatch.setenv("PGUSER", "ada")
+    with MaliciousStore() as store:
+        yield store
+
+
+def invoke(root: Path, *line: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*line, "--root", str(root)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+def ledger_of(store: MaliciousStore, form: str = "postgresql://{0}/sweeps") -> str:
+    return f'storage: {{ledger: "{form.format(f"{FOREIGN}:{store.port}", port=store.port)}"}}'
+
+
+FORMS = {
+    "plain": "postgresql://{0}/sweeps",
+    "user": "postgresql+psycopg2://ada@{0}/sweeps",
+    "after a loopback": "postgresql://127.0.0.1:1,{0}/sweeps",
+    "option": "postgresql://127.0.0.1:{port}/sweeps?host=127.1",
+    "address": "postgresql://localhost:{port}/sweeps?hostaddr=0.0.0.0",
+    "escaped": "postgresql://127%2e1:{port}/sweeps",
+    "loopback, in clear": "postgresql://127.0.0.1:{port}/sweeps?require_auth=password",
+}
+
+
+@pytest.mark.parametrize("command", LOOKING)
+def test_no_command_connects_to_a_planted_ledger(
+    planted: MaliciousStore, tmp_path: Path, command: str
+) -> None:
+    MadeSweep(tmp_path, more=ledger_of(planted))
+    MadeSweep(tmp_path, "other").add("complete", 0.5)
+    line, code = LOOKING[command]
+    done, said = invoke(tmp_path, *line)
+    assert planted.heard == []
+    assert done == code
+    assert "is a store that you have not named" in said
+    assert f"sweep trust postgresql://{FOREIGN}:{planted.port}" in said
+    assert command != "list" or "other" in said
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_address_hides_a_host(
+    planted: MaliciousStore, tmp_path: Path, form: str
+) -> None:
+    MadeSweep(tmp_path, more=ledger_of(planted, FORMS[form]))
+    done, said = invoke(tmp_path, "status", "small")
+    assert planted.heard == []
+    assert (done, "have not named" in said) == (2, True), said
+
+
+def test_local_server_gets_no_password_in_clear(planted: MaliciousStore, tmp_path: Path) -> None:
+    MadeSweep(
+        tmp_path, more=f"storage: {{ledger: 'postgresql://127.0.0.1:{planted.port}/sweeps'}}"
+    )
+    assert invoke(tmp_path, "status", "small")[0] == 2
+    assert planted.heard
+    assert not any(PASSWORD.encode() in heard for heard in planted.heard)
+
+
+@pytest.mark.parametrize("foreign", ["sweep.yaml", "directory"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_other_users_sweep_reaches_no_trusted_store(
+    planted: MaliciousStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str
+) -> None:
+    for host in (FOREIGN, "127.0.0.1"):
+        uri = f"postgresql://{host}:{planted.port}/sweeps"
+        monkeypatch.setenv("SWEEP_TRUSTED_STORES", uri)
+        sweep = MadeSweep(tmp_path / host, more=f'storage: {{ledger: "{uri}"}}')
+        theirs = sweep.paths.spec if foreign == "sweep.yaml" else sweep.paths.directory
+        os.chown(theirs, 54321, 54321)
+        done, said = invoke(tmp_path / host, "status", "small")
+        assert planted.heard == []
+        assert (done, "belongs to user 54321" in said) == (2, True), said
+
+
+@pytest.mark.parametrize("command", ["sync", "resume", "register", "ui", "doctor"])
+def test_no_command_connects_to_planted_tracking_server(
+    planted: MaliciousStore, tmp_path: Path, command: str
+) -> None:
+    uri = f"http://{FOREIGN}:{planted.port}"
+    MadeSweep(tmp_path, more=f"tracking: {{uri: '{uri}'}}").add("complete", 0.5)
+    line, code = LOOKING.get(command, (["doctor"], None))
+    done, said = invoke(tmp_path, *line)
+    assert planted.heard == []
+    assert code is None or done == code
+    assert f"{uri} is a store that you have not named" in said
+
+
+@pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg2"])
+def test_no_process_opens_a_planted_tracking_store(planted: MaliciousStore, scheme: str) -> None:
+    """Whatever came before: an address in a child's input is checked where it is opened."""
+    from tracking.mlflow_server import connect
+    from tracking.store_reader import other_sweeps
+    from tracking.trusted_stores import StoreUntrusted
+
+    uri = f"{scheme}://{FOREIGN}:{planted.port}/x"
+    with pytest.raises(StoreUntrusted):
+        other_sweeps(uri, "digits")
+    with pytest.raises(StoreUntrusted):
+        connect(uri).search_experiments()
+    assert planted.heard == []
+
+
+def test_planted_database_sends_no_artifacts_to_its_hosts(
+    planted: MaliciousStore, tmp_path: Path
+) -> None:
+    from tracking.mlflow_server import MlflowServer, connect
+    from tracking.trusted_stores import StoreUntrusted
+
+    uri, file = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "figure.png"
+    file.write_bytes(b"x")
+    client = connect(uri)
+    for scheme in ("http", "mlflow-artifacts"):
+        where = f"{scheme}://{FOREIGN}:{planted.port}/api/2.0/mlflow-artifacts/artifacts/x"
+        experiment = client.create_experiment(scheme, artifact_location=where)
+        run = client.create_run(experiment).info.run_id
+        server = MlflowServer(uri, None, scheme, "id")
+        with pytest.raises(StoreUntrusted):
+            server.upload(run, file, "")
+    assert planted.heard == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_spec_file_names_stores_if_owned_by_the_user(
+    planted: MaliciousStore, tmp_path: Path
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(MadeSweep(tmp_path / "made", more=ledger_of(planted)).spec.to_yaml())
+    for owner, mode in ((54321, 0o644), (0, 0o666)):
+        os.chown(file, owner, owner)
+        file.chmod(mode)
+        done, said = invoke(tmp_path, "run", str(file))
+        assert planted.heard == []
+        assert (done, "have not named" in said) == (2, True), said
+    file.chmod(0o644)
+    done, said = invoke(tmp_path, "run", str(file))
+    assert (done, "does not support SSL" in said) == (2, True), said
+    assert planted.heard
+    assert not any(PASSWORD.encode() in heard for heard in planted.heard)
+    before = len(planted.heard)
+    invoke(tmp_path / "made", "status", "small")
+    assert len(planted.heard) > before, "what was named is remembered"
+
+
+def test_no_token_is_sent_over_http_to_a_named_server(
+    planted: MaliciousStore, tmp_path: Path
+) -> None:
+    spec = MadeSweep(tmp_path / "made").spec
+    file = tmp_path / "own.yaml"
+    file.write_text(spec.to_yaml())
+    uri = f"http://{FOREIGN}:{planted.port}"
+    done, said = invoke(tmp_path, "run", str(file), "--tracking-uri", uri)
+    assert planted.heard == []
+    assert (done, "no password or token goes over http://" in said) == (2, True), said
+    assert not (tmp_path / "small").exists()
+    assert CliRunner().invoke(app, ["trust", uri]).exit_code == 0
+    assert invoke(tmp_path, "run", str(file), "--tracking-uri", uri)[0] == 2
+    assert any(PASSWORD.encode() in heard for heard in planted.heard)  # as was allowed
+
+
+def test_planted_object_store_is_not_contacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sweeps.checkpoint_locations import probe_store, trial_files
+    from tracking.trusted_stores import StoreUntrusted
+
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    sweep = MadeSweep(tmp_path, more="storage: {checkpoints: 's3://attacker/x'}")
+    for ask in (
+        lambda: probe_store(sweep.paths, sweep.spec, new=False),
+        lambda: trial_files(sweep.paths, sweep.spec, 0),
+    ):
+        with pytest.raises(StoreUntrusted, match="sweep trust s3://attacker"):
+            ask()

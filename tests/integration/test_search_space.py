@@ -1,0 +1,361 @@
+"""Suggested parameters: initial points, conditions, constraints, and edited spaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.distributions import FloatDistribution
+from typer.testing import CliRunner
+
+from sweeps.cli import app
+from sweeps.config.resume_checks import check_search_changes
+from sweeps.config.revisions import read_revisions, read_spec, write_spec
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.errors import SpecError
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.suggestion import Suggestion
+from sweeps.publishing.report import write_report
+from sweeps.search.suggest import Suggester
+from tests.integration.serial_search import Params, end, ledger_at, search, spec_of
+from tests.specs import with_overrides
+from tests.unit.sweeps.sweep_factory import MadeSweep
+
+RATE, NORM, NAME = "train.optimizer.lr", "train.clip.max_norm", "train.optimizer.name"
+LEARNING = ["tpe", "gp", "cmaes", "nsgaii"]
+CONDITIONAL = (
+    "space={train.optimizer.name: {choice: [sgd, adamw, lion]}, "
+    "train.optimizer.momentum: {uniform: [0.8, 0.99], when: {train.optimizer.name: sgd}}, "
+    "train.optimizer.nesterov: {choice: [true, false], when: {train.optimizer.name: sgd}}, "
+    "task.warm: {choice: [a, b], when: {train.optimizer.name: [adamw, lion]}}, "
+    "task.deep: {int: [1, 9], when: {task.warm: b}}, "
+    "train.optimizer.lr: {loguniform: [1e-4, 1e-1]}, train.clip.max_norm: {uniform: [0.1, 10]}}"
+)
+
+
+# Points to begin with
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "qmc", "cmaes"])
+def test_initial_points_come_first_then_the_sampler(tmp_path: Path, sampler: str) -> None:
+    points = "[{train.optimizer.lr: 0.01, train.clip.max_norm: 5}, {train.clip.max_norm: 0.5}]"
+    spec = spec_of(
+        f"search.try_first={points}", f"search.sampler={sampler}", "search.startup_trials=3"
+    )
+    once = search(tmp_path / "once.db", spec)
+    assert once[0] == {RATE: 0.01, NORM: 5.0}
+    assert isinstance(once[0][NORM], float)
+    assert once[1][NORM] == 0.5
+    assert spec.space[RATE].contains(once[1][RATE])
+    assert 0.5 not in [params[NORM] for params in once[2:]], "each point is tried once"
+    assert search(tmp_path / "died.db", spec, deaths=[0, 1, 2, 6]) == once
+
+
+# Conditions
+
+
+def _check_existence(params: Params) -> None:
+    sgd = params[NAME] == "sgd"
+    assert ("train.optimizer.momentum" in params) is sgd
+    assert ("train.optimizer.nesterov" in params) is sgd
+    assert ("task.warm" in params) is not sgd
+    assert ("task.deep" in params) is (params.get("task.warm") == "b")
+    assert RATE in params
+
+
+@pytest.mark.parametrize("sampler", [*LEARNING, "qmc"])
+def test_trials_have_the_active_parameters(tmp_path: Path, sampler: str) -> None:
+    trials = 12 if sampler != "gp" else 8
+    spec = spec_of(CONDITIONAL, f"search.sampler={sampler}", "search.startup_trials=4",
+                   f"trials={trials}")  # fmt: skip
+    once = search(tmp_path / "once.db", spec)
+    for number, params in enumerate(once):
+        _check_existence(params)
+        spec.trial_config(number, params)
+    assert len({params[NAME] for params in once}) > 1
+    assert search(tmp_path / "died.db", spec, deaths=[1, 5, 6]) == once
+
+
+@pytest.mark.parametrize("sampler", [*LEARNING, "qmc", "random"])
+def test_conditional_parameters_are_sampled_per_trial(tmp_path: Path, sampler: str) -> None:
+    spec = spec_of(
+        "space={task.a: {choice: [x, y]}, task.b: {uniform: [0, 1], when: {task.a: x}}, "
+        "task.c: {uniform: [0, 1], when: {task.a: y}}, task.n: {int: [1, 100]}}",
+        f"search.sampler={sampler}", "search.startup_trials=20", "trials=12",
+    )  # fmt: skip
+    drawn = [one.get("task.b", one.get("task.c")) for one in search(tmp_path / "l.db", spec)]
+    assert len(set(drawn)) == 12
+
+
+def test_cmaes_models_parameters_of_every_trial(tmp_path: Path) -> None:
+    """It would give up for good if a parameter of its first generation were missing later."""
+    first = ", ".join(["{train.optimizer.name: sgd}"] * 6)
+    spec = spec_of(
+        CONDITIONAL, "search.sampler=cmaes", "search.startup_trials=2", "trials=16",
+        f"search.try_first=[{first}]",
+    )  # fmt: skip
+    ledger = ledger_at(tmp_path / "l.db")
+    search(ledger.location.path, spec)
+    attrs = [trial.system_attrs for trial in ledger.frozen_trials()]
+    assert all("cma:generation" in one for one in attrs[2:])
+    assert attrs[-1]["cma:generation"] > 0
+
+
+# Constraints
+
+TOGETHER = (
+    "space={train.batch_size: {choice: [32, 64, 128]}, train.accumulation: {choice: [1, 2, 4]}, "
+    "train.optimizer.lr: {loguniform: [1e-4, 1e-1]}, train.clip.max_norm: {uniform: [0.1, 10]}}"
+)
+
+
+@pytest.mark.parametrize("sampler", [*LEARNING, "qmc"])
+def test_no_trial_violates_a_constraint(tmp_path: Path, sampler: str) -> None:
+    trials = 12 if sampler != "gp" else 7
+    spec = spec_of(
+        TOGETHER, f"search.sampler={sampler}", "search.startup_trials=4", f"trials={trials}",
+        "search.constraints=['train.batch_size / train.accumulation <= 32', "
+        "'train.clip.max_norm < 3 + train.optimizer.lr']",
+    )  # fmt: skip
+    once = search(tmp_path / "once.db", spec)
+    for params in once:
+        assert params["train.batch_size"] / params["train.accumulation"] <= 32
+        assert params[NORM] < 3 + params[RATE]
+    assert search(tmp_path / "died.db", spec, deaths=[0, 5, 6]) == once
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_sampler_stuck_on_forbidden_points_is_overruled(tmp_path: Path, sampler: str) -> None:
+    """The best norm is 5; what is allowed is a hundredth of the space, far from it."""
+    spec = spec_of(
+        f"search.sampler={sampler}", "search.startup_trials=2", "trials=6",
+        "search.constraints=['train.clip.max_norm > 9.9']",
+    )  # fmt: skip
+    once = search(tmp_path / "once.db", spec)
+    assert all(params[NORM] > 9.9 for params in once)
+    assert len({params[NORM] for params in once}) == 6
+
+
+def test_constraint_may_name_a_fixed_value(tmp_path: Path) -> None:
+    spec = spec_of(
+        "space={train.accumulation: {choice: [1, 2, 4]}}", "train.batch_size=64", "trials=8",
+        "search.constraints=['train.batch_size / train.accumulation >= 32']",
+    )  # fmt: skip
+    found = {params["train.accumulation"] for params in search(tmp_path / "l.db", spec)}
+    assert found == {1, 2}
+
+
+@pytest.mark.parametrize("sampler", [*LEARNING, "qmc"])
+def test_steps_are_round_decimal_numbers(tmp_path: Path, sampler: str) -> None:
+    """Three times 0.1 is not 0.3 in binary: such a value would violate `<= 0.3`."""
+    spec = spec_of(
+        "space={task.a: {quniform: [0.1, 0.5, 0.1]}, task.b: {quniform: [0.1, 0.5, 0.1]}}",
+        "search.constraints=['task.a <= 0.3']", f"search.sampler={sampler}",
+        "search.startup_trials=6", "trials=12",
+    )  # fmt: skip
+    found = search(tmp_path / "l.db", spec)
+    assert {params["task.b"] for params in found} <= {0.1, 0.2, 0.3, 0.4, 0.5}
+    assert 0.3 in [params["task.a"] for params in found]
+
+
+def test_trial_on_last_step_of_edited_space_counts(tmp_path: Path) -> None:
+    ledger = ledger_at(tmp_path / "l.db")
+    steps = FloatDistribution(0.1, 0.5, step=0.1)
+    ledger.add(Suggestion({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}, {"notes": "of cmaes"}))
+    end(ledger, 0)
+    (drawn,) = ledger.frozen_trials()
+    same = Suggester(spec_of("space={task.a: {quniform: [0.1, 0.5, 0.1]}}"), ledger)._show(drawn)
+    assert (same.params, same.system_attrs) == ({"task.a": 0.3}, {"notes": "of cmaes"})
+    for narrower in ("{quniform: [0.1, 0.3, 0.1]}", "{quniform: [0.1, 0.7, 0.2]}"):
+        assert _shown(ledger, spec_of(f"space={{task.a: {narrower}}}")) == [{"task.a": 0.3}]
+
+
+# A space that is edited between two drivers
+
+
+def _edited(*overrides: str, sampler: str) -> SweepSpec:
+    return spec_of(*overrides, f"search.sampler={sampler}", "search.startup_trials=3", "trials=12")
+
+
+NARROWER = "space.train.optimizer.lr={loguniform: [1e-3, 1e-1]}"
+OTHER_KIND = "space.train.optimizer.lr={uniform: [1e-3, 1e-1]}"
+A_CHOICE = "space.train.optimizer.lr={choice: [0.001, 0.01]}"
+ONE_MORE = "space.train.accumulation={choice: [1, 2, 4]}"
+OTHER_KEYS = "space={train.clip.max_norm: {uniform: [0.1, 10]}, task.x: {uniform: [0, 0.3]}}"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "change"),
+    [
+        ("tpe", NARROWER),
+        ("tpe", OTHER_KIND),
+        ("tpe", A_CHOICE),
+        ("tpe", OTHER_KEYS),
+        ("gp", ONE_MORE),
+        ("cmaes", NARROWER),
+        ("cmaes", OTHER_KEYS),
+        ("nsgaii", A_CHOICE),
+    ],
+)
+def test_sweep_resumes_in_an_edited_space(tmp_path: Path, sampler: str, change: str) -> None:
+    before = search(tmp_path / "l.db", spec_of(f"search.sampler={sampler}", "trials=6",
+                                               "search.startup_trials=3"))  # fmt: skip
+    after = _edited(change, sampler=sampler)
+    (tmp_path / "died.db").write_bytes((tmp_path / "l.db").read_bytes())
+    whole = search(tmp_path / "l.db", after)
+    assert whole[:6] == before, "old trials stay"
+    for params in whole[6:]:
+        assert params.keys() == after.space.keys()
+        assert all(after.space[key].contains(value) for key, value in params.items())
+    assert search(tmp_path / "died.db", after, deaths=[6, 8]) == whole
+
+
+def _shown(ledger: Ledger, spec: SweepSpec) -> list[Params | None]:
+    """What a sampler sees of the trials; None where it sees one that failed."""
+    proposer = Suggester(spec, ledger)
+    shown = [proposer._show(trial) for trial in ledger.frozen_trials()]
+    for trial in shown:
+        assert trial.params.keys() == trial.distributions.keys()
+    return [trial.params if trial.state.name != "FAIL" else None for trial in shown]
+
+
+def test_old_trials_count_inside_the_new_space(tmp_path: Path) -> None:
+    points = (
+        "[{train.optimizer.lr: 0.0002}, {train.optimizer.lr: 0.02}, {train.optimizer.lr: 0.1}]"
+    )
+    old = search(tmp_path / "l.db", spec_of(f"search.try_first={points}", "trials=3"))
+    ledger = ledger_at(tmp_path / "l.db")
+    assert _shown(ledger, spec_of()) == old
+    narrow = spec_of("space.train.optimizer.lr={uniform: [0.01, 0.1]}")
+    assert _shown(ledger, narrow) == [None, old[1], old[2]]
+    strict = spec_of("search.constraints=['train.optimizer.lr < 0.05']")
+    assert _shown(ledger, strict) == [old[0], old[1], None]
+    # With the value that they were trained with.
+    more = spec_of("space.train.accumulation={choice: [1, 2]}")
+    assert _shown(ledger, more) == [{**params, "train.accumulation": 1} for params in old]
+    other = spec_of("space.train.accumulation={choice: [2, 4]}")
+    assert _shown(ledger, other) == [None, None, None]
+    less = spec_of("space={train.optimizer.lr: {loguniform: [1e-4, 1e-1]}}")
+    assert _shown(ledger, less) == [{RATE: params[RATE]} for params in old]
+
+
+@pytest.mark.parametrize(
+    "narrower",
+    [
+        "space.train.optimizer.lr={loguniform: [1e-4, 1e-2]}",
+        "space={train.clip.max_norm: {uniform: [0.1, 10]}}",
+        "search.constraints=['train.optimizer.lr < 0.01']",
+    ],
+)
+def test_tried_point_does_not_prevent_narrowing(tmp_path: Path, narrower: str) -> None:
+    before = spec_of("search.try_first=[{train.optimizer.lr: 0.05}]", "trials=2")
+    old = search(tmp_path / "l.db", before)
+    write_spec(tmp_path / "sweep.yaml", before)
+    text = read_spec(tmp_path / "sweep.yaml").text
+    with pytest.raises(SpecError, match=r"search\.try_first\[0\]"):
+        parse_spec(text, "sweep.yaml", [narrower], drawn=0)
+    after = parse_spec(text, "sweep.yaml", [narrower, "trials=6"], drawn=1)
+    check_search_changes(before, after, 1)
+    write_spec(tmp_path / "sweep.yaml", after)
+    assert read_spec(tmp_path / "sweep.yaml").spec == after
+    assert read_revisions(tmp_path / "sweep.yaml") == [before, after]
+    found = search(tmp_path / "l.db", after)
+    assert found[:2] == old
+    assert all(params.get(RATE, 0) <= 0.01 for params in found[2:])
+    # Nobody had begun with it when the space was narrowed.
+    again = Suggester(after, ledger_at(tmp_path / "l.db")).propose(0, old[0])
+    assert again.params.get(RATE, 0) <= 0.01
+
+
+def test_resume_knows_which_points_were_tried(tmp_path: Path) -> None:
+    points = "[{train.optimizer.lr: 0.05}, {train.optimizer.lr: 0.02}]"
+    made = MadeSweep(tmp_path, more=f"search: {{try_first: {points}}}")
+    made.add("complete", 0.5)
+    for high, told in (("0.03", "no module 'nowhere'"), ("0.01", "search.try_first[1]")):
+        narrower = f"space.train.optimizer.lr={{uniform: [0.001, {high}]}}"
+        options = ["--root", str(tmp_path), "-s", "search.sampler=nowhere:X", "-s", narrower]
+        done = CliRunner().invoke(app, ["resume", "small", *options])
+        assert (done.exit_code, told in done.output) == (2, True), done.output
+        assert "try_first[0]" not in done.output
+
+
+def test_sampler_attributes_are_hidden_in_another_space(tmp_path: Path) -> None:
+    """CMA-ES keeps its state in coordinates of the space."""
+    spec = spec_of("search.sampler=cmaes", "search.startup_trials=2", "trials=4")
+    search(tmp_path / "l.db", spec)
+    ledger = ledger_at(tmp_path / "l.db")
+    wider = spec_of("search.sampler=cmaes", "space.train.optimizer.lr={loguniform: [1e-4, 1]}")
+    noted, hidden = (
+        [
+            bool(Suggester(one, ledger)._show(trial).system_attrs)
+            for trial in ledger.frozen_trials()
+        ]
+        for one in (spec, wider)
+    )
+    assert (all(noted), any(hidden)) == (True, False)
+
+
+def test_model_learns_from_old_trials_immediately(tmp_path: Path) -> None:
+    search(tmp_path / "l.db", spec_of("search.startup_trials=3", "trials=6"))
+    edited = spec_of(
+        "space.train.optimizer.lr={loguniform: [1e-4, 2e-1]}", "search.startup_trials=3",
+        "trials=7",
+    )  # fmt: skip
+    chance = edited.model_copy(
+        update={"search": edited.search.model_copy(update={"sampler": "random"})}
+    )
+    (tmp_path / "chance.db").write_bytes((tmp_path / "l.db").read_bytes())
+    assert search(tmp_path / "l.db", edited)[6] != search(tmp_path / "chance.db", chance)[6]
+
+
+def test_unstarted_trial_gets_added_parameters(tmp_path: Path) -> None:
+    ledger = ledger_at(tmp_path / "l.db")
+    before = ledger.add(Suggester(spec_of(), ledger).propose(0)).params
+    more = spec_of("space.train.accumulation={choice: [1, 2]}")
+    completed = ledger.complete(0, Suggester(more, ledger).propose(0, before)).params
+    assert completed.keys() == more.space.keys()
+    assert {key: completed[key] for key in before} == before
+    # What it has is kept, also where the space has moved on.
+    other = spec_of(
+        f"space.{RATE}={{choice: [1, 2]}}", "space.task.x={int: [1, 9]}",
+        "search.constraints=['train.clip.max_norm > 9.9']",
+    )  # fmt: skip
+    completed = ledger.complete(0, Suggester(other, ledger).propose(0, before)).params
+    assert {key: completed[key] for key in before} == before
+    assert completed["task.x"] in range(1, 10)
+
+
+def test_report_shows_trials_of_several_spaces(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, space="{train.optimizer.lr: {loguniform: [1e-4, 1e-1]}}")
+    changes = [
+        "trials=3", "space.train.optimizer.lr={uniform: [1e-3, 1e-1]}",
+        "space.train.optimizer.lr={choice: [0.001, 0.01]}",
+        "space={train.optimizer.lr: {choice: [0.01, 0.02]}, task.x: {choice: [1, 2]}, "
+        "task.y: {int: [1, 3], when: {task.x: 1}}}",
+    ]  # fmt: skip
+    for change in changes:
+        spec = with_overrides(made.spec, [change, "trials=16"])
+        for _ in range(4):
+            number = len(made.ledger.trials())
+            made.ledger.add(Suggester(spec, made.ledger).propose(number))
+            made.ledger.report(number, epoch=1, step=1, value=1 / (1 + number))
+            made.ledger.finish(number, "complete")
+        write_spec(made.paths.spec, spec)
+        write_report(made.paths, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "task.y" in text or ">y<" in text
+    assert "no parameter that all of these trials drew from one distribution" in text
+
+
+def test_concurrent_trials_are_distinguished(tmp_path: Path) -> None:
+    """Running trials are seen with the points that they have."""
+    ledger = ledger_at(tmp_path / "l.db")
+    spec = spec_of("search.startup_trials=4", "trials=20")
+    proposer = Suggester(spec, ledger)
+    seen: list[Any] = []
+    for number in range(12):
+        seen.append(ledger.add(proposer.propose(number)).params)
+        if number >= 3:
+            end(ledger, number - 3)
+    assert len({str(params) for params in seen}) == 12

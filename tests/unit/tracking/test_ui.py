@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tracking.ui import PortTaken, compare_page, metrics_page, runs_page, start_server
+
+
+def test_the_runs_page_orders_by_a_metric() -> None:
+    url = runs_page("http://127.0.0.1:5000/", "12", "best/val/loss", ascending=True)
+    assert url == (
+        "http://127.0.0.1:5000/#/experiments/12/runs?workflowType=machine_learning"
+        "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
+    )
+
+
+def test_the_runs_page_is_shown_as_a_view_has_it() -> None:
+    url = runs_page("http://h:1", "12", "best/val/loss", ascending=True, view_key="k1")
+    query = "workflowType=machine_learning&viewStateShareKey=k1"
+    assert url == f"http://h:1/#/experiments/12/runs?{query}"
+
+
+def test_the_compare_page_names_runs_and_experiment() -> None:
+    url = compare_page("http://h:1", ["a1", "b2"], ["12"])
+    path, query = urlsplit(url).fragment.split("?")
+    assert path == "/compare-runs"
+    assert {key: json.loads(value) for key, [value] in parse_qs(query).items()} == {
+        "runs": ["a1", "b2"],
+        "experiments": ["12"],
+    }
+
+
+def test_the_metric_page_names_the_curves() -> None:
+    url = metrics_page("http://h:1/", ["a1"], ["12", "7"], ["val/loss", "train/loss"])
+    path, query = urlsplit(url).fragment.split("?")
+    assert path == "/metric"
+    found = parse_qs(query)
+    assert found.pop("x_axis") == ["step"]
+    assert {key: json.loads(value) for key, [value] in found.items()} == {
+        "runs": ["a1"],
+        "metric": "val/loss",
+        "experiments": ["12", "7"],
+        "plot_metric_keys": ["val/loss", "train/loss"],
+    }
+
+
+def test_a_server_is_not_started_on_a_server(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"http://\[hidden\]@h:1 is a tracking server already"):
+        start_server("http://u:p@h:1", tmp_path)
+
+
+def test_used_port_is_refused_immediately(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"port {port} of .* cannot be used .* --port 0"):
+            start_server(f"sqlite:///{tmp_path}/mlflow.db", tmp_path, port=port)
+    with pytest.raises(PortTaken, match="from 1 to 65535"):
+        start_server(f"sqlite:///{tmp_path}/mlflow.db", tmp_path, port=70000)
