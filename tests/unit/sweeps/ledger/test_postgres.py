@@ -144,7 +144,7 @@ def test_replaced_driver_writes_nothing(cluster: Cluster, tmp_path: Path) -> Non
     ledger = Ledger.create(place, mode="min", sweep_id="s")
     _end_sessions(cluster)
     with held_place(cluster, tmp_path, "taken"):
-        taken = rf"was taken over by process {os.getpid()} on .* from this driver; only its holder"
+        taken = rf"was taken over by process {os.getpid()} on .* from this driver; only the lock's holder"
         for use in (lock.check, lambda: _add(ledger), lambda: ledger.store_seconds(3.0)):
             with pytest.raises(LockLost, match=taken):
                 use()
@@ -273,7 +273,7 @@ def test_locked_ledger_is_waited_for_within_a_bound(
     ledger._storage.engine.dispose()
     with closing(cluster.connect()) as other, other.cursor() as cursor:
         cursor.execute("LOCK TABLE gradsweep_drivers IN EXCLUSIVE MODE")
-        with pytest.raises(LedgerBusy, match=r"held the ledger of sweep '.*' in postgresql"):
+        with pytest.raises(LedgerBusy, match=r"locked the ledger of sweep '.*' in postgresql"):
             ledger.start(0)
     assert ledger.start(0) == 1
 
