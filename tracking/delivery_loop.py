@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tracking.delivery import Delivery, NotStored, TrackingServer, error_line, logger
 from tracking.outbox import SWEEP, Outbox
+from tracking.trackers import choose_tracker
 
 _LINGER_SECONDS = 0.5
 _HURRIED_SECONDS = 0.01
@@ -34,7 +35,7 @@ class Destination(NamedTuple):
     """Which outbox is delivered to which server, as plain data.
 
     Attributes:
-        uri: An MLflow tracking URI.
+        uri: The URI of a tracking store.
         artifact_root: The artifact location of a new experiment; None: the server chooses it.
         experiment: The experiment's name.
         sweep_id: The sweep's identity, a tag by which its runs are found again.
@@ -50,11 +51,9 @@ class Destination(NamedTuple):
     name: str
 
     def open_server(self) -> TrackingServer:
-        """Import mlflow, which takes seconds, and connect."""
-        from tracking.mlflow_server import MlflowServer
-
+        """Connect to the tracking service, whose client may take seconds to import."""
         root = None if self.artifact_root is None else Path(self.artifact_root)
-        return MlflowServer(self.uri, root, self.experiment, self.sweep_id)
+        return choose_tracker(self.uri, root).open_server(self.experiment, self.sweep_id)
 
 
 class DeliveryProgress(NamedTuple):

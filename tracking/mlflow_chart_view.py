@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracking.limits import clean_key
+from tracking.mlflow_compat import SHARED_VIEW_TAG
 
-_TAG = "mlflow.sharedViewState."
 _TRIALS = "tags.`gradsweep.role` = 'trial'"
 _SECTION = "leaders"
 _AXES = {"lineSmoothness": 0, "xAxisKey": "step"}
@@ -38,7 +38,7 @@ class SharedView:
     @property
     def tag(self) -> str:
         """The name of the experiment's tag that holds the view."""
-        return _TAG + self.key
+        return SHARED_VIEW_TAG + self.key
 
 
 def shared_view(

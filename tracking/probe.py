@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from redaction.secrets import redact
 from tracking.address import is_database, is_server, is_supported, parse_error, sqlite_file
-from tracking.mlflow_server import connect
-from tracking.schema_version import (
+from tracking.mlflow_compat import (
     EXPERIMENT_QUERY,
     REVISION_QUERY,
     RUN_QUERY,
+    VERSION_TABLE,
     TablesDiffer,
     check_revision,
+    http_get,
 )
+from tracking.mlflow_server import connect
+from tracking.tracker import TrackingUnusable
 from tracking.trusted_stores import check_trusted, secured
 
 if TYPE_CHECKING:
@@ -42,18 +45,6 @@ _WITH_TIMEOUT = ("postgresql:", "postgresql+psycopg2:", "postgresql+psycopg:")
 """Schemes whose database driver has the option `connect_timeout`."""
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
-
-
-class TrackingUnusable(ValueError):
-    """Nothing can be recorded at a tracking URI.
-
-    Args:
-        message: The URI without its credentials, the fault, and the remedy.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(f"tracking.uri: {message}")
-        self.message = message
 
 
 def check_address(uri: str) -> None:
@@ -147,21 +138,10 @@ def _probe_server(uri: str) -> None:
 
 
 def _get(uri: str, endpoint: str) -> Any:
-    # mlflow's own function, so that certificates, proxies and tokens are those of later requests.
     from mlflow.exceptions import MlflowException
-    from mlflow.utils import credentials, rest_utils
 
-    request: Any = rest_utils.http_request  # these two have no types
-    read_credentials: Any = credentials.get_default_host_creds
     try:
-        return request(
-            read_credentials(uri.rstrip("/")),
-            endpoint,
-            "GET",
-            max_retries=0,
-            timeout=_SECONDS,
-            raise_on_status=False,
-        )
+        return http_get(uri, endpoint, timeout=_SECONDS)
     except MlflowException as error:
         raise _unusable(
             uri, f"does not answer ({_cause(error)})", "start the server, correct tracking.uri"
@@ -176,8 +156,8 @@ def _probe_file(uri: str, path: Path, *, known: bool, thorough: bool) -> None:
         return
     try:
         with closing(_open(path, _SECONDS)) as db:
-            tables = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
-            if db.execute(tables).fetchone():
+            tables = "SELECT 1 FROM sqlite_master WHERE name = ?"
+            if db.execute(tables, [VERSION_TABLE]).fetchone():
                 check_revision(db.execute(REVISION_QUERY).fetchone())
                 _read(db, thorough or path.stat().st_size <= _READ_WHOLE)
     except sqlite3.Error as error:
@@ -240,7 +220,7 @@ def _probe_database(uri: str, *, known: bool) -> None:
 
     try:
         with open_database(uri).connect() as db:
-            if sqlalchemy.inspect(db).has_table("alembic_version"):
+            if sqlalchemy.inspect(db).has_table(VERSION_TABLE):
                 check_revision(db.execute(sqlalchemy.text(REVISION_QUERY)).fetchone())
     except ImportError as error:
         remedy = "install it beside gradsweep"

@@ -21,13 +21,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from redaction.secrets import redact
 from tracking.address import is_database, sqlite_file
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
+from tracking.mlflow_compat import (
+    CURVES_QUERY,
+    PARAMS_QUERY,
+    RUNS_PER_SWEEP_QUERY,
+    RUNS_TABLE,
+    STEPS_QUERY,
+    SWEEP_RUNS_QUERY,
+    TAGS_QUERY,
+)
 from tracking.outbox import SWEEP
+from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, StoreUnreadable
 from tracking.trusted_stores import StoreUntrusted, check_artifacts
 
 if TYPE_CHECKING:
@@ -37,65 +46,6 @@ _CHILD_SECONDS = 20.0
 _PAGE = 1000
 _THREADS = 8
 """Metric histories that are requested from a server in parallel."""
-
-
-class StoreUnreadable(ValueError):
-    """A tracking store cannot be read now."""
-
-    def __init__(self, uri: str, cause: object) -> None:
-        line = redact(str(cause)).strip().split("\n")[0][:300]
-        super().__init__(
-            f"the tracking store {redact(uri)} cannot be read ({line}); its runs were not "
-            "compared with the trials; try again when it answers"
-        )
-
-
-class StoredRun(NamedTuple):
-    """One run of the sweep in the store."""
-
-    run_id: str
-    trial: int
-    """The trial's number, or `SWEEP`."""
-    status: str
-    deleted: bool
-    """Deleted itself, or in a deleted experiment; it can be restored."""
-    artifacts: str
-    """The URI of its artifacts."""
-
-
-class Curve(NamedTuple):
-    """How many points of one metric a store has, and the sum of their steps."""
-
-    num_points: int
-    sum_of_steps: int
-
-
-class RunData(NamedTuple):
-    """A run's parameters, tags and curves."""
-
-    params: frozenset[str]
-    tags: Mapping[str, str]
-    curves: Mapping[str, Curve]
-
-
-class StoreReader(Protocol):
-    """Reads one store. Every method may raise `StoreUnreadable`."""
-
-    def runs(self, sweep_id: str) -> list[StoredRun]:
-        """All runs of a sweep, deleted ones included."""
-        ...
-
-    def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
-        """The data of some runs. Ask for a hundred at a time, so that memory is bounded."""
-        ...
-
-    def steps(self, run_id: str, key: str) -> set[int]:
-        """The steps at which a metric has values."""
-        ...
-
-    def files(self, run: StoredRun, folder: str) -> set[str]:
-        """The names of a run's artifacts in a folder; "" is the top."""
-        ...
 
 
 def open_reader(uri: str, experiment: str, experiment_id: str | None) -> StoreReader:
@@ -108,14 +58,6 @@ def open_reader(uri: str, experiment: str, experiment_id: str | None) -> StoreRe
     if is_database(uri):
         return _Database(uri)
     return _Client(uri, experiment, experiment_id)
-
-
-def choose_runs(runs: Sequence[StoredRun], known: Mapping[int, str]) -> dict[int, StoredRun]:
-    """Return one run per trial: the known one, else one that is not deleted."""
-    chosen: dict[int, StoredRun] = {}
-    for run in sorted(runs, key=lambda r: (known.get(r.trial) != r.run_id, r.deleted)):
-        chosen.setdefault(run.trial, run)
-    return chosen
 
 
 def read_runs(
@@ -174,19 +116,11 @@ class _Database:
         self._client: _Client | None = None
 
     def runs(self, sweep_id: str) -> list[StoredRun]:
-        query = """
-            SELECT r.run_uuid, role.value, trial.value, r.status, r.lifecycle_stage,
-                e.lifecycle_stage, r.artifact_uri
-            FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid
-            JOIN experiments e ON e.experiment_id = r.experiment_id
-            LEFT JOIN tags role ON role.run_uuid = t.run_uuid AND role.{key} = :role
-            LEFT JOIN tags trial ON trial.run_uuid = t.run_uuid AND trial.{key} = :trial
-            WHERE t.{key} = :sweep AND t.value = :id ORDER BY r.start_time, r.run_uuid"""
         names = {"role": TAG_ROLE, "trial": TAG_TRIAL, "sweep": TAG_SWEEP, "id": sweep_id}
         found = []
         with self._connect() as db:
             for run_id, role, number, status, stage, within, artifacts in (
-                _rows(db, query, names) if db else ()
+                _rows(db, SWEEP_RUNS_QUERY, names) if db else ()
             ):
                 trial = SWEEP if role == "sweep" else _number(number)
                 if trial is not None:
@@ -195,14 +129,9 @@ class _Database:
         return found
 
     def sweeps(self, experiment: str) -> dict[str, int]:
-        query = """
-            SELECT t.value, COUNT(*) FROM tags t JOIN runs r ON r.run_uuid = t.run_uuid
-            JOIN experiments e ON e.experiment_id = r.experiment_id
-            WHERE t.{key} = :sweep AND e.name = :name AND r.lifecycle_stage = 'active'
-            GROUP BY t.value ORDER BY MIN(r.start_time)"""
         with self._connect() as db:
             names = {"sweep": TAG_SWEEP, "name": experiment}
-            rows = _rows(db, query, names) if db else ()
+            rows = _rows(db, RUNS_PER_SWEEP_QUERY, names) if db else ()
             return {str(sweep): int(count) for sweep, count in rows}
 
     def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
@@ -213,26 +142,17 @@ class _Database:
             params: dict[str, set[str]] = {one: set() for one in run_ids}
             tags: dict[str, dict[str, str]] = {one: {} for one in run_ids}
             curves: dict[str, dict[str, Curve]] = {one: {} for one in run_ids}
-            within = "WHERE run_uuid IN :ids"
-            for run_id, key in _rows(db, f"SELECT run_uuid, {{key}} FROM params {within}", ids):
+            for run_id, key in _rows(db, PARAMS_QUERY, ids):
                 params[run_id].add(key)
-            for run_id, key, value in _rows(
-                db, f"SELECT run_uuid, {{key}}, value FROM tags {within}", ids
-            ):
+            for run_id, key, value in _rows(db, TAGS_QUERY, ids):
                 tags[run_id][key] = value or ""
-            for run_id, key, count, total in _rows(
-                db,
-                "SELECT run_uuid, {key}, COUNT(*), SUM(step) FROM metrics "
-                f"{within} GROUP BY run_uuid, {{key}}",
-                ids,
-            ):
+            for run_id, key, count, total in _rows(db, CURVES_QUERY, ids):
                 curves[run_id][key] = Curve(count, int(total))
         return {one: RunData(frozenset(params[one]), tags[one], curves[one]) for one in run_ids}
 
     def steps(self, run_id: str, key: str) -> set[int]:
-        query = "SELECT DISTINCT step FROM metrics WHERE run_uuid = :run AND {key} = :metric"
         with self._connect() as db:
-            return {step for (step,) in _rows(db, query, {"run": run_id, "metric": key})}
+            return {step for (step,) in _rows(db, STEPS_QUERY, {"run": run_id, "metric": key})}
 
     def files(self, run: StoredRun, folder: str) -> set[str]:
         if urlsplit(run.artifacts).scheme not in ("", "file"):
@@ -258,7 +178,7 @@ class _Database:
             raise StoreUnreadable(self._uri, error) from error
         try:
             with engine.connect() as db:
-                yield db if sqlalchemy.inspect(db).has_table("runs") else None
+                yield db if sqlalchemy.inspect(db).has_table(RUNS_TABLE) else None
         except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
             raise StoreUnreadable(self._uri, error.__cause__ or error) from error
         finally:

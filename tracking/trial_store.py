@@ -1,9 +1,8 @@
 """The tracking store of the plain MLflow API inside a trial: it forwards calls to the trial.
 
 Calls such as `mlflow.log_metric` in a user's code in a worker come here instead of to a database
-of their own. The worker contacts no server. A call that cannot be forwarded is
-refused. What must not live here: who takes it, and private parts of MLflow
-(`trial_store_compat`).
+of their own. The worker contacts no server. A call that cannot be forwarded is refused. What must
+not live here: who receives the calls, and when calls are redirected (`trial_redirect`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any, NoReturn, Protocol
 
 from mlflow.entities import Experiment, LifecycleStage, Run, RunData, RunInfo, RunStatus
 from mlflow.exceptions import MlflowException
-from mlflow.store.tracking.abstract_store import AbstractStore
+
+from tracking.mlflow_compat import UNSUPPORTED_STORE_METHODS, AbstractStore
 
 _EXPERIMENT_ID = "0"
 
@@ -129,12 +129,6 @@ def _refused(name: str) -> Any:
     return method
 
 
-_REFUSED = (
-    *("search_experiments", "create_experiment", "delete_experiment", "restore_experiment"),
-    *("rename_experiment", "delete_run", "restore_run", "get_metric_history", "_search_runs"),
-    *("log_inputs", "log_outputs", "link_traces_to_run", "delete_tag", "record_logged_model"),
-    *("create_logged_model", "log_logged_model_params", "start_trace", "log_spans"),
-)
-for _name in _REFUSED:
+for _name in UNSUPPORTED_STORE_METHODS:
     setattr(TrialStore, _name, _refused(_name.strip("_")))
 abc.update_abstractmethods(TrialStore)  # type: ignore[type-abstract]

@@ -17,9 +17,14 @@ from urllib.parse import urlsplit
 
 from mlflow.entities import FileInfo
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
-from mlflow.store.artifact.artifact_repo import ArtifactRepository
-from mlflow.utils.file_utils import local_file_uri_to_path
+
+from tracking.mlflow_compat import (
+    DOWNLOAD_METHOD,
+    PERMISSION_DENIED,
+    RESOURCE_DOES_NOT_EXIST,
+    ArtifactRepository,
+    local_file_uri_to_path,
+)
 
 
 def below(root: Path) -> type[Artifacts]:
@@ -28,7 +33,8 @@ def below(root: Path) -> type[Artifacts]:
     Args:
         root: The directory; the user has chosen it, so it may be a symbolic link.
     """
-    return type("ArtifactsBelow", (Artifacts,), {"_root": root})
+    read = {DOWNLOAD_METHOD: Artifacts.download_to}
+    return type("ArtifactsBelow", (Artifacts,), {"_root": root, **read})
 
 
 class Artifacts(ArtifactRepository):
@@ -65,7 +71,8 @@ class Artifacts(ArtifactRepository):
                 raise
         return found
 
-    def _download_file(self, remote_file_path: str, local_path: str) -> None:
+    def download_to(self, remote_file_path: str, local_path: str) -> None:
+        """Copy one artifact, a regular file."""
         with self._opened(remote_file_path, os.O_NONBLOCK) as file:  # never wait for a FIFO
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise _error(f"{remote_file_path} is no regular file", PERMISSION_DENIED)

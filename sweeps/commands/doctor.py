@@ -38,8 +38,9 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import is_held, read_holder
+from sweeps.tracker import tracker_at
 from tracking.address import is_database, sqlite_file
-from tracking.probe import TrackingUnusable, probe
+from tracking.tracker import TrackingUnusable
 from tracking.trusted_stores import StoreUntrusted
 from trainable.errors import StorageError
 
@@ -425,7 +426,7 @@ def _tracking_store(root: Path, uri: str | None) -> Finding:
     address, visible = urlsplit(where), redact(where)
     if address.scheme not in ("http", "https"):
         try:
-            probe(where, thorough=True)
+            tracker_at(uri, root).probe(thorough=True)
         except TrackingUnusable as error:
             return Finding("fail", "tracking", error.message, "correct this, then resume")
         file = sqlite_file(where)

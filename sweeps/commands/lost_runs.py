@@ -15,9 +15,8 @@ from sweeps.engine.process_cleanup import untagged_env
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.store_check import lost_runs
 from sweeps.results.sweep_status import SweepStatus
-from sweeps.store_access import reach_tracking
-from tracking.probe import probe
-from tracking.store_reader import StoreUnreadable, other_sweeps
+from sweeps.tracker import find_tracker
+from tracking.stored_runs import StoreUnreadable
 
 
 def has_lost_runs(view: SweepStatus, err: Console, *, offline: bool) -> bool:
@@ -30,8 +29,7 @@ def has_lost_runs(view: SweepStatus, err: Console, *, offline: bool) -> bool:
     """
     if offline:
         return False
-    uri, _ = reach_tracking(view.paths, view.spec)
-    probe(uri, known=True)
+    find_tracker(view.paths, view.spec).probe(known=True)
     try:
         found = lost_runs(
             view.paths,
@@ -48,9 +46,9 @@ def has_lost_runs(view: SweepStatus, err: Console, *, offline: bool) -> bool:
 
 def warn_of_other_sweeps(paths: SweepPaths, spec: SweepSpec, err: Console) -> None:
     """Warn that the experiment of a new sweep has runs of other sweeps."""
-    uri, _ = reach_tracking(paths, spec)
+    tracker = find_tracker(paths, spec)
     with contextlib.suppress(StoreUnreadable):  # the sweep can run without this warning
-        if others := other_sweeps(uri, spec.name):
+        if others := tracker.other_sweeps(spec.name):
             ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
             messages.sentence(
                 err,

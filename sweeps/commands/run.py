@@ -36,9 +36,11 @@ from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.store_access import reach_tracking
+from sweeps.tracker import check_address, find_tracker
 from tracking.address import credentials
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
+from tracking.tracker import TrackingUnusable
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 from trainable.metrics_file import CurveDamaged
@@ -187,21 +189,16 @@ def check_tracking(spec: SweepSpec) -> None:
     Raises:
         UserError: It is not.
     """
-    from tracking.probe import TrackingUnusable, check_address
-
-    if spec.tracking.uri is not None:
-        try:
-            check_address(spec.tracking.uri)
-        except TrackingUnusable as error:
-            raise UserError([Issue(("tracking", "uri"), error.message)]) from error
+    try:
+        check_address(spec)
+    except TrackingUnusable as error:
+        raise UserError([Issue(("tracking", "uri"), error.message)]) from error
 
 
 def _probe_tracking(paths: SweepPaths, spec: SweepSpec, *, new: bool) -> None:
-    from tracking.probe import TrackingUnusable, probe
-
-    uri, _ = reach_tracking(paths, spec)
+    tracker = find_tracker(paths, spec)
     try:
-        probe(uri, known=_is_known(paths, spec, new=new))
+        tracker.probe(known=_is_known(paths, spec, new=new))
     except TrackingUnusable as error:
         if spec.tracking.uri is None:
             raise  # no key of the spec names the store below the root

@@ -19,7 +19,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
-from sweeps.paths import SCRATCH, SweepPaths, tracking_place
+from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.publishing.export import NoReport, draw_report, export_trial
 from sweeps.publishing.trial_figures import (
     DrawnTrial,
@@ -49,13 +49,12 @@ from sweeps.recording.tags import (
     leaders_views,
 )
 from sweeps.results.sweep_status import NoBest, SweepStatus
-from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import SweepLock
-from tracking.mlflow_recorder import MlflowRecorder, reset_trials, set_target, sync
+from sweeps.tracker import find_tracker, open_tracker
+from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.probe import probe
 from tracking.recorder import Status, stored_status
-from tracking.store_reader import open_reader
+from tracking.tracker import OpenTracker, Tracker
 
 _INTERRUPTED: Status = "INTERRUPTED"
 _BATCH_SIZE = 50
@@ -106,7 +105,8 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
-    uri, artifacts = reach_tracking(paths, spec)
+    tracker = find_tracker(paths, spec)
+    place = tracker.uri, tracker.artifact_root
     lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
     with contextlib.ExitStack() as stack:
         drawing = Drawing()
@@ -117,19 +117,17 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         stack.callback(lock.release)
         if lock.previous is not None:
             end_orphans(lock.previous.token)
-        probe(uri, known=spec.tracking.uri is None)
-        set_target(paths.outbox, uri)
+        tracker.probe(known=spec.tracking.uri is None)
+        set_target(paths.outbox, tracker)
         drawn = record_drawing(paths, spec, drawing)
         before = read_outbox(paths.outbox)
-        resender = _Resender(paths, spec, before.tracked_sweep_status, uri)
+        resender = _Resender(paths, spec, before.tracked_sweep_status, tracker)
         sent = left = 0
 
         def send() -> None:
             nonlocal sent, left
             waiting = read_outbox(paths.outbox).pending
-            left = sync(
-                uri, artifacts, spec.name, resender.sweep_id, paths.outbox, patience=patience
-            )
+            left = sync(*place, spec.name, resender.sweep_id, paths.outbox, patience=patience)
             sent += waiting - left
 
         still: list[MissingData] = []
@@ -167,14 +165,14 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
     ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
-    recorder = _queue(paths, spec, ledger)
+    recorder, delivery = _queue(paths, spec, ledger)
     for first in range(0, len(records), _BATCH_SIZE):
         batch = list(records.values())[first : first + _BATCH_SIZE]
         for gap in list(tracking_gaps(read_sweep_state(paths, spec, batch, live=False))):
             send_to_tracker(gap, paths, spec, records[gap.number], recorder)
     if looks_live:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
-    recorder.close(0.0)
+    delivery.close(0.0)
 
 
 class Drawing(NamedTuple):
@@ -212,8 +210,8 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
         How many trials have figures now that had none.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
-    recorder = _queue(paths, spec, ledger)
-    all_again = recorder.needs_figures
+    recorder, delivery = _queue(paths, spec, ledger)
+    all_again = delivery.needs_figures
     if all_again:
         record_figures_again(paths, [one.number for one in ledger.trials], recorder)
     num_drawn = record_figures(paths, drawing.figures, recorder)
@@ -226,10 +224,10 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     if drawing.report is not None or (all_again and paths.report.exists()):
         recorder.artifact(None, paths.report, paths.report.name)
     if all_again:
-        recorder.figures_sent()
+        delivery.figures_sent()
     if drawing.no_report is not None:
         recorder.tag(None, {"report": f"missing: {drawing.no_report}"})
-    recorder.close(0.0)
+    delivery.close(0.0)
     return num_drawn
 
 
@@ -245,7 +243,11 @@ class _Resender:
     """
 
     def __init__(
-        self, paths: SweepPaths, spec: SweepSpec, tracked_sweep_status: str | None, uri: str
+        self,
+        paths: SweepPaths,
+        spec: SweepSpec,
+        tracked_sweep_status: str | None,
+        tracker: Tracker,
     ) -> None:
         self._paths, self._spec = paths, spec
         self._ledger = LedgerReader(ledger_location(paths, spec))
@@ -259,7 +261,7 @@ class _Resender:
         self._ending = next((one for one in endings if one == tracked_sweep_status), _INTERRUPTED)
         self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
         known = read_outbox(paths.outbox).experiment_id
-        self._store = open_reader(uri, spec.name, known)
+        self._store = tracker.reader(spec.name, known)
 
     def missing_runs(self) -> list[MissingData]:
         """Return the runs that the store lacks or has with another status."""
@@ -294,7 +296,7 @@ class _Resender:
             self._send_sweep_run(own)
         queue_interruptions(self._paths, self._spec)
         more = self._front_tags()
-        recorder = _queue(self._paths, self._spec, self._ledger)
+        recorder, delivery = _queue(self._paths, self._spec, self._ledger)
         for number, one in by_trial.items():
             assert number is not None, "the sweep's own run is handled above"
             recorder.tag(number, more.get(number, {}))
@@ -304,20 +306,24 @@ class _Resender:
                     recorder.artifact(number, file, f"figures/{file.name}")
             if files and one.is_gone:
                 recorder.tag(number, {"figures": "drawn"})
-        recorder.close(0.0)
+        if any(again.values()):
+            delivery.figures_sent()  # above, of each run that is gone
+        delivery.close(0.0)
 
     def _status(self, delivered: DeliveryStatus) -> str | None:
         """Return the status of the sweep's own run; None: a killed driver did not send it."""
         return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
 
     def _send_sweep_run(self, missing: MissingData) -> None:
-        recorder = _queue(self._paths, self._spec, self._ledger, announce=missing.is_of_the_run)
+        recorder, delivery = _queue(
+            self._paths, self._spec, self._ledger, announce=missing.is_of_the_run
+        )
         if missing.is_of_the_run:
             recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
         with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=SCRATCH) as made:
             for file, name in self._publish(Path(made), missing):
                 recorder.artifact(None, file, name)
-        recorder.close(0.0)
+        delivery.close(0.0)
 
     def _publish(self, directory: Path, missing: MissingData) -> Iterable[tuple[Path, str]]:
         """Yield the missing artifacts of the sweep's own run, with their names in the store."""
@@ -374,7 +380,7 @@ class _Resender:
 
 def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
-) -> MlflowRecorder:
+) -> OpenTracker:
     """Return a recorder that writes to the outbox and contacts no server.
 
     Args:
@@ -383,16 +389,12 @@ def _queue(
     tags = attempt_tags(ledger.attempts)
     if announce:
         tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
-    return MlflowRecorder(
-        tracking_place(spec.tracking.uri, paths.root)[0],
-        None,
-        spec.name,
+    return open_tracker(
+        paths,
+        spec,
         ledger.sweep_id,
-        paths.outbox,
-        tags,
-        dict(flatten(spec.model_dump(mode="json"))),
+        tags=tags,
         inherited=ledger.attempts[-1] if ledger.attempts else {},
         experiment_tags=leaders_views(spec, ledger.sweep_id),
         announce=announce,
-        offline=True,
     )

@@ -21,10 +21,10 @@ from sweeps.publishing.trial_figures import trials_without_figures
 from sweeps.recording.tags import leaders_view
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
+from sweeps.tracker import tracker_at
 from tracking.address import is_server
 from tracking.idle_process import start_idle
 from tracking.mlflow_chart_view import of_sweep
-from tracking.probe import probe
 from tracking.trusted_stores import secured
 from tracking.ui import runs_page, start_server
 
@@ -45,7 +45,7 @@ def serve(
             console.print(f"draw the figures of {missing} trials with: {command}", soft_wrap=True)
         return
     check_writable(root, "--root")
-    probe(uri, known=True)
+    tracker_at(uri, root).probe(known=True)
     for number in (signal.SIGTERM, signal.SIGHUP):  # otherwise the server would outlive this one
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)

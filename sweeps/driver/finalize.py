@@ -27,7 +27,7 @@ from sweeps.recording.tags import (
     health_tags,
 )
 from sweeps.results.sweep_status import NoBest, SweepOutcome, failure_cause
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError
 
 _DELIVERY_SECONDS = 60.0
@@ -84,7 +84,7 @@ def finalize_attempt(
         else:
             published = _publish_best(sweep, best[0], trials)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
-    pending = _deliver(sweep.tracking, interruption)
+    pending = _deliver(sweep.delivery, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and published.pending_weights is None:
         ledger.mark_published()
@@ -104,7 +104,7 @@ def finalize_attempt(
     )
 
 
-def _deliver(tracking: MlflowRecorder, interruption: Interruption) -> int:
+def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
     """Wait for a limited time until the tracking server has everything.
 
     After an interruption the wait also ends before the grace period does. The next resume delivers
@@ -115,17 +115,17 @@ def _deliver(tracking: MlflowRecorder, interruption: Interruption) -> int:
     """
     started = time.monotonic()
     deadline = started + _DELIVERY_SECONDS
-    while (left := deadline - time.monotonic()) > 0 and tracking.flush(min(left, 0.2)):
+    while (left := deadline - time.monotonic()) > 0 and delivery.flush(min(left, 0.2)):
         now = time.monotonic()
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)
         # Infinite: this process delivers to no server.
-        waited = now - started if tracking.seconds_unresponsive < math.inf else math.inf
-        if min(tracking.seconds_unresponsive, waited) > _SILENCE_SECONDS:
+        waited = now - started if delivery.seconds_unresponsive < math.inf else math.inf
+        if min(delivery.seconds_unresponsive, waited) > _SILENCE_SECONDS:
             deadline = now  # the server is unavailable
     left = deadline - time.monotonic()
-    return tracking.close(timeout=max(left, 0.0))
+    return delivery.close(timeout=max(left, 0.0))
 
 
 def _publish_best(sweep: SweepSession, best: TrialRecord, trials: list[TrialRecord]) -> _Published:

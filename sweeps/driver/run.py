@@ -113,7 +113,7 @@ def run_sweep(
             _reconcile(sweep, before, warn)
             driver.run_and_finalize(tell)
         finally:
-            sweep.tracking.close(timeout=0.0)
+            sweep.delivery.close(timeout=0.0)
 
 
 @contextmanager

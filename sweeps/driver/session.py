@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sweeps.checkpoint_locations import trial_files, trial_store
-from sweeps.config.logged_params import flatten
 from sweeps.config.provenance_check import Origin, check_origin
 from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.revisions import (
@@ -29,7 +28,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.reader import TrialRecord
 from sweeps.ledger.warm_start import collect_warm_start
-from sweeps.paths import SweepPaths, program_name, tracking_place
+from sweeps.paths import SweepPaths, program_name
 from sweeps.policies.stop_criteria import (
     BY_THE_SWEEP,
     StopCriterionMet,
@@ -41,11 +40,12 @@ from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
-from sweeps.store_access import reach_tracking
-from tracking.mlflow_recorder import MlflowRecorder, reset_trials, set_target
+from sweeps.tracker import find_tracker, open_tracker, tracker_at
+from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
-from tracking.store_reader import StoreUnreadable
+from tracking.stored_runs import StoreUnreadable
+from tracking.tracker import BackgroundDelivery
 from trainable.metrics_file import FILE_NAME
 from trainable.rules import BUILT
 
@@ -62,7 +62,7 @@ class SweepSession:
     ledger: Ledger
     recorder: Recorder
     """Records for as long as the driver holds the lock."""
-    tracking: MlflowRecorder
+    delivery: BackgroundDelivery
     """Delivers what `recorder` records to the tracking server."""
     lost_runs: str | None = None
     """A sentence about the runs that the tracking store has lost; None without any."""
@@ -212,17 +212,14 @@ def open_sweep(
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.add_attempt(now)
-    uri, artifacts = (
-        tracking_place(spec.tracking.uri, paths.root) if offline else reach_tracking(paths, spec)
-    )
+    root = paths.root
+    tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
     lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
-    set_target(paths.outbox, uri)
-    tracking = MlflowRecorder(
-        uri=uri,
-        artifact_root=artifacts,
-        experiment=spec.name,
-        sweep_id=ledger.sweep_id,
-        outbox=paths.outbox,
+    set_target(paths.outbox, tracker)
+    recorder, delivery = open_tracker(
+        paths,
+        spec,
+        ledger.sweep_id,
         tags={
             **attempt_tags(ledger.attempts),
             **curve_tags([one.tracking.every for one in read_revisions(paths.spec)]),
@@ -230,11 +227,9 @@ def open_sweep(
         },
         inherited=now,
         experiment_tags=leaders_views(spec, ledger.sweep_id),
-        params=dict(flatten(spec.model_dump(mode="json"))),
-        offline=offline,
-        process=untagged_env(),
+        environment=None if offline else untagged_env(),
     )
-    return SweepSession(paths, spec, ledger, LockedRecorder(tracking, fence), tracking, lost)
+    return SweepSession(paths, spec, ledger, LockedRecorder(recorder, fence), delivery, lost)
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tracking.trial_store_compat import redirect
+from tracking.trial_redirect import redirect
 from trainable.metrics_file import ARTIFACTS
 from trainable.ray_adapter import TuneTrial
 

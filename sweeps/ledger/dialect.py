@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sweeps.errors import LedgerError
-
-_SCHEMA = (12, "v3.2.0.a")
-"""The tables' version: Optuna's own number, and its newest Alembic migration."""
+from sweeps.optuna_compat import tables
 
 
 class ReadConnection(Protocol):
@@ -36,15 +34,12 @@ class Dialect:
     def number(self, value: str, kind: str) -> str:
         """Return SQL for a stored number.
 
-        Optuna keeps a number that is not finite as a kind in a second column; NaN stays NULL.
-
         Args:
             value: The column of the number.
             kind: The column of its kind.
         """
-        return (
-            f"CASE {kind} WHEN 'FINITE' THEN {value} WHEN 'INF_POS' THEN {self.infinity} "
-            f"WHEN 'INF_NEG' THEN {self.minus_infinity} END"
+        return tables.number_sql(
+            value, kind, infinity=self.infinity, minus_infinity=self.minus_infinity
         )
 
     def begins(self, text: str) -> str:
@@ -62,12 +57,12 @@ def check_tables(db: ReadConnection, location: str) -> None:
     Raises:
         LedgerError: They have another version.
     """
-    ((number, library),) = db.execute("SELECT schema_version, library_version FROM version_info")
-    ((revision,),) = db.execute("SELECT version_num FROM alembic_version")
-    if (number, revision) != _SCHEMA:
+    ((number, library),) = db.execute(tables.VERSION_QUERY)
+    ((revision,),) = db.execute(tables.REVISION_QUERY)
+    if (number, revision) != tables.SCHEMA:
         raise LedgerError(
             f"{location} has tables of version {number} ({revision}), by Optuna {library}; "
-            f"this release reads version {_SCHEMA[0]} ({_SCHEMA[1]}); "
+            f"this release reads version {tables.SCHEMA[0]} ({tables.SCHEMA[1]}); "
             "look at it with the release that wrote it"
         )
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused, LockLost
 from sweeps.ledger.dialect import Dialect, check_tables, one
+from sweeps.optuna_compat import tables
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import LockOwner, lock_lost, sweep_locked
 from tracking.trusted_stores import StoreUntrusted, secured
@@ -51,9 +52,9 @@ _SETTINGS = {
     "tcp_keepalives_interval": 5,
     "tcp_keepalives_count": 3,
 }
-_FOREIGN_VERSION = """
+_FOREIGN_VERSION = f"""
 SELECT 'schema_version' NOT IN (SELECT attname FROM pg_attribute WHERE attrelid = oid)
-FROM pg_class WHERE oid = to_regclass('version_info')
+FROM pg_class WHERE oid = to_regclass('{tables.VERSION_TABLE}')
 """
 """Whether another program owns the table `version_info`, in which Optuna stores its version."""
 _PARAMETER = re.compile(r":(\w+)")
@@ -184,14 +185,13 @@ class LedgerDatabase:
             LedgerError: The database cannot be used.
         """
         with self.reading() as db:
-            if not _has_table(db, "studies"):
+            if not _has_table(db, tables.STUDIES_TABLE):
                 return None
             name = {"name": self.study}
-            study = one(db.execute("SELECT study_id FROM studies WHERE study_name = :name", name))
+            study = one(db.execute(tables.STUDY_QUERY, name))
             if study is None:
                 return None
-            counting = "SELECT COUNT(*) FROM trials WHERE study_id = :study"
-            return int(one(db.execute(counting, {"study": study})))
+            return int(one(db.execute(tables.COUNT_STUDY_TRIALS_QUERY, {"study": study})))
 
     def check_available(self) -> None:
         """Check that a new sweep may be created here, without changing anything.
@@ -203,7 +203,9 @@ class LedgerDatabase:
         if (holder := self.holder()) is not None:
             raise sweep_locked(self.directory, holder)
         with self.reading() as db:
-            ours, versioned = (_has_table(db, n) for n in ("version_info", "alembic_version"))
+            ours, versioned = (
+                _has_table(db, name) for name in (tables.VERSION_TABLE, tables.REVISION_TABLE)
+            )
             if one(db.execute(_FOREIGN_VERSION)) if ours else versioned:
                 raise LedgerError(
                     f"storage.ledger: {self.uri} holds the tables of another program, such as "
@@ -226,15 +228,9 @@ class LedgerDatabase:
         del spec
         if not self._is_incomplete():
             return
-        study = "SELECT study_id FROM studies WHERE study_name = :name"
         with self.translate_errors(), contextlib.closing(self.connect()) as connection, connection:
-            for table in ("study_directions", "study_user_attributes", "study_system_attributes"):
-                PostgresConnection(connection).execute(
-                    f"DELETE FROM {table} WHERE study_id = ({study})", {"name": self.study}
-                )
-            PostgresConnection(connection).execute(
-                "DELETE FROM studies WHERE study_name = :name", {"name": self.study}
-            )
+            for statement in tables.DELETE_EMPTY_STUDY:
+                PostgresConnection(connection).execute(statement, {"name": self.study})
 
     def _is_incomplete(self) -> bool:
         """Return whether there is an empty study of this directory, which may be removed.
@@ -247,11 +243,7 @@ class LedgerDatabase:
             return False
         with self.reading() as db:
             stored = one(
-                db.execute(
-                    "SELECT value_json FROM study_user_attributes JOIN studies USING (study_id) "
-                    "WHERE study_name = :name AND key = :key",
-                    {"name": self.study, "key": _DIRECTORY},
-                )
+                db.execute(tables.STUDY_ATTRIBUTE_QUERY, {"name": self.study, "key": _DIRECTORY})
             )
         directory = None if stored is None else json.loads(stored)
         if count == 0 and directory == self.study_attributes[_DIRECTORY]:

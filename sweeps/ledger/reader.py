@@ -21,6 +21,7 @@ from redaction.escapes import printable, visible
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
+from sweeps.optuna_compat import tables
 
 ATTEMPT = "attempt "
 """Study attributes, numbered from 1: the host, command and versions of each driver."""
@@ -248,25 +249,18 @@ class LedgerReader:
     def __init__(self, location: LedgerLocation | Path) -> None:
         self._location = as_location(location)
         sql = self._location.sql
-        self._reported_value = sql.number("intermediate_value", "intermediate_value_type")
-        self._told_value = sql.number("value", "value_type")
+        self._reported_value = sql.number(*tables.INTERMEDIATE_VALUE)
+        self._told_value = sql.number(*tables.VALUE)
         self._is_report = sql.begins(REPORT)
         with self._location.reading() as db:
             check_tables(db, str(self._location))
             directions = db.execute(
-                "SELECT study_id, direction FROM studies JOIN study_directions USING (study_id) "
-                "WHERE study_name = :name ORDER BY objective",
-                {"name": self._location.study},
+                tables.DIRECTIONS_QUERY, {"name": self._location.study}
             ).fetchall()
             if not directions:
                 raise self._location.damaged("it holds no study")
             self._study = {"study": directions[0][0]}
-            attributes = dict(
-                db.execute(
-                    "SELECT key, value_json FROM study_user_attributes WHERE study_id = :study",
-                    self._study,
-                )
-            )
+            attributes = dict(db.execute(tables.STUDY_ATTRIBUTES_QUERY, self._study))
             notes = {key: json.loads(text) for key, text in attributes.items()}
             self.minimizes = tuple(direction == "MINIMIZE" for _, direction in directions)
             """For each metric, whether less is better."""
@@ -308,11 +302,7 @@ class LedgerReader:
         """
         with self._location.reading() as db:
             text = one(
-                db.execute(
-                    "SELECT value_json FROM study_system_attributes "
-                    "WHERE study_id = :study AND key = :key",
-                    {**self._study, "key": WARM_START},
-                )
+                db.execute(tables.STUDY_SYSTEM_ATTRIBUTE_QUERY, {**self._study, "key": WARM_START})
             )
         return None if text is None else json.loads(text)
 
@@ -343,25 +333,15 @@ class LedgerReader:
         self, db: ReadConnection, number: int | None = None
     ) -> Iterator[tuple[int, int, Sequence[float]]]:
         """Yield number, epoch and values of each report, of one trial or of all."""
-        chosen = "study_id = :study AND (:number IS NULL OR number = :number)"
         asked = {**self._study, "number": number}
         if len(self.minimizes) == 1:
-            reports = db.execute(
-                f"SELECT number, step, {self._reported_value} FROM trials "
-                f"JOIN trial_intermediate_values USING (trial_id) WHERE {chosen} "
-                "ORDER BY trial_id, step",
-                asked,
-            )
+            reports = db.execute(tables.REPORTS_QUERY.format(number=self._reported_value), asked)
             for trial, epoch, value in typed(reports, int, int, (int, float, NoneType)):
                 yield trial, epoch, (math.nan if value is None else float(value),)
             return
         notes: dict[int, dict[str, Any]] = {}
-        for trial, key, text in db.execute(
-            "SELECT number, key, value_json FROM trials "
-            f"JOIN trial_user_attributes USING (trial_id) WHERE {self._is_report} AND {chosen} "
-            "ORDER BY trial_id",
-            asked,
-        ):
+        query = tables.REPORT_ATTRIBUTES_QUERY.format(is_report=self._is_report)
+        for trial, key, text in db.execute(query, asked):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
             for epoch, values in reports_in(mine).items():
@@ -369,29 +349,16 @@ class LedgerReader:
 
     def _read_trials(self, db: ReadConnection) -> Iterator[TrialSummary]:
         params: dict[int, dict[str, Any]] = {}
-        read = _Values()
-        suggested = db.execute(
-            "SELECT trial_id, param_name, param_value, distribution_json FROM trials "
-            "JOIN trial_params USING (trial_id) WHERE study_id = :study "
-            "ORDER BY trial_id, param_id",
-            self._study,
-        )
+        read = tables.ParamDecoder()
+        suggested = db.execute(tables.PARAMS_QUERY, self._study)
         for trial, name, value, distribution in typed(suggested, int, str, (int, float), str):
             params.setdefault(trial, {})[name] = read(value, distribution)
         attributes: dict[int, dict[str, Any]] = {}
-        for trial, key, text in db.execute(
-            "SELECT trial_id, key, value_json FROM trials "
-            "JOIN trial_user_attributes USING (trial_id) "
-            f"WHERE study_id = :study AND NOT {self._is_report}",
-            self._study,
-        ):
+        query = tables.ATTRIBUTES_QUERY.format(is_report=self._is_report)
+        for trial, key, text in db.execute(query, self._study):
             attributes.setdefault(trial, {}).update(clipped({key: json.loads(text)}))
         values = self._best_values(db)
-        rows = db.execute(
-            "SELECT trial_id, number, state, datetime_complete FROM trials "
-            "WHERE study_id = :study ORDER BY number",
-            self._study,
-        )
+        rows = db.execute(tables.TRIALS_QUERY, self._study)
         for index, (trial, number, state, ended) in enumerate(typed(rows, int, int, str, object)):
             if number != index:
                 raise ValueError(f"its trial {index} has the number {number}")
@@ -411,30 +378,16 @@ class LedgerReader:
         """
         if len(self.minimizes) == 1:
             pick = "MIN" if self.minimize else "MAX"
-            single = db.execute(
-                f"SELECT trial_id, {self._told_value} FROM trials "
-                "JOIN trial_values USING (trial_id) WHERE study_id = :study UNION ALL "
-                f"SELECT trial_id, {pick}(intermediate_value) FROM trials "
-                "JOIN trial_intermediate_values USING (trial_id) WHERE study_id = :study "
-                "AND state != 'COMPLETE' AND intermediate_value_type = 'FINITE' "
-                "GROUP BY trial_id",
-                self._study,
-            )
+            query = tables.BEST_VALUES_QUERY.format(number=self._told_value, pick=pick)
+            single = db.execute(query, self._study)
             return {trial: (_number(value),) for trial, value in single}
         found: dict[int, tuple[Any, ...]] = {}
-        for trial, value in db.execute(
-            f"SELECT trial_id, {self._told_value} FROM trials JOIN trial_values USING (trial_id) "
-            "WHERE study_id = :study ORDER BY trial_id, objective",
-            self._study,
-        ):
+        query = tables.VALUES_QUERY.format(number=self._told_value)
+        for trial, value in db.execute(query, self._study):
             found[trial] = (*found.get(trial, ()), _number(value))
         notes: dict[int, dict[str, Any]] = {}
-        for trial, key, text in db.execute(
-            "SELECT trial_id, key, value_json FROM trials "
-            "JOIN trial_user_attributes USING (trial_id) "
-            f"WHERE study_id = :study AND state != 'COMPLETE' AND {self._is_report}",
-            self._study,
-        ):
+        query = tables.UNFINISHED_REPORTS_QUERY.format(is_report=self._is_report)
+        for trial, key, text in db.execute(query, self._study):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
             found[trial] = best_reports(reports_in(mine), minimize=self.minimize) or (None,)
@@ -448,24 +401,3 @@ def _number(value: Any) -> float | None:
         ValueError: The value is not a number.
     """
     return None if value is None else float(value)
-
-
-class _Values:
-    """Turns stored parameters into what they mean; few distributions belong to many values."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[str, Any]] = {}
-
-    def __call__(self, value: float, distribution: str) -> Any:
-        if distribution not in self._known:
-            data = json.loads(distribution)
-            self._known[distribution] = data["name"], data["attributes"].get("choices")
-        name, choices = self._known[distribution]
-        match name:
-            case "CategoricalDistribution":
-                return choices[int(value)]
-            case "IntDistribution":
-                return int(value)
-            case "FloatDistribution":
-                return value
-        raise ValueError(f"it holds a parameter of the unknown kind {name!r}")

@@ -14,10 +14,12 @@ from types import MappingProxyType
 
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.ledger.dialect import Dialect
+from sweeps.optuna_compat import tables
 from trainable.storage.regular_files import check_database
 
 WAIT_SECONDS = 30.0
 """Seconds to wait for another process's transaction."""
+_HAS_TABLE = "SELECT 1 FROM sqlite_master WHERE name = ?"
 _COMPUTES = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 
 
@@ -85,11 +87,11 @@ class LedgerFile:
             LedgerError: There is no such file, or it is damaged.
         """
         with self.reading() as db:
-            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'studies'").fetchone():
+            if not db.execute(_HAS_TABLE, [tables.STUDIES_TABLE]).fetchone():
                 return None
-            if not db.execute("SELECT 1 FROM studies").fetchone():
+            if not db.execute(tables.ANY_STUDY_QUERY).fetchone():
                 return None
-            return int(db.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
+            return int(db.execute(tables.COUNT_TRIALS_QUERY).fetchone()[0])
 
     def check_available(self) -> None:
         """Do nothing: `SweepPaths` checks the sweep's directory, and the file with it."""

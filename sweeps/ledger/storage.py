@@ -18,20 +18,20 @@ import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.orm import Session
 
 from sweeps.errors import LedgerRefused
 from sweeps.ledger import sqlite as ledger_file
-from sweeps.ledger.bulk_writes import (
+from sweeps.ledger.location import LedgerLocation
+from sweeps.ledger.postgres import LedgerDatabase
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.optuna_compat.storage import EditableParamsStorage, id_of
+from sweeps.optuna_compat.writes import (
     end_trial,
     insert_report,
     insert_trial,
     json_roundtrip,
     set_user_attribute,
 )
-from sweeps.ledger.location import LedgerLocation
-from sweeps.ledger.postgres import LedgerDatabase
-from sweeps.ledger.sqlite import LedgerFile
 
 _T = TypeVar("_T")
 
@@ -75,17 +75,16 @@ class _DurableConnection(sqlite3.Connection):
             self.execute("ROLLBACK TO part")
 
 
-class EditableRDBStorage(optuna.storages.RDBStorage):
+class EditableRDBStorage(EditableParamsStorage):
     """Store each parameter with its own distribution, whatever the study's first trial had.
 
-    Optuna refuses a parameter that has changed its kind or its choices, because samplers fail on
-    it. Here samplers never see the stored trials directly (see `search.suggest`). Optuna has no
-    documented hook for this; a test edits a space through a real ledger.
+    Samplers never see the stored trials directly (see `search.suggest`). A test edits a space
+    through a real ledger.
 
     Optuna reads a trial with seven statements, and did so eight times from its start to its end.
     The driver, the only writer, caches the open trials that it read or created while it wrote, and
-    the last trial that it ended. It writes them with few statements (`bulk_writes`). A process
-    that only reads caches nothing, because others write.
+    the last trial that it ended. It writes them with few statements (`optuna_compat.writes`). A
+    process that only reads caches nothing, because others write.
 
     Only one thread may use it at a time.
     """
@@ -122,25 +121,21 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         self._ids.clear()
         self._ended = None
 
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[Session]:
-        with self.scoped_session() as session, session.begin():
-            yield session
-
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """Add a trial."""
         if template_trial is None or not self._writes:
             return super().create_new_trial(study_id, template_trial)
-        with self._session() as session:
+        with self.new_session() as session:
             trial = insert_trial(session, study_id, template_trial)
-        self._open[trial._trial_id] = trial
-        self._ids[study_id, trial.number] = trial._trial_id
-        return trial._trial_id
+        created = id_of(trial)
+        self._open[created] = trial
+        self._ids[study_id, trial.number] = created
+        return created
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return a trial, which the caller must not change."""
         known = self._open.get(trial_id)
-        if known is None and self._ended is not None and self._ended._trial_id == trial_id:
+        if known is None and self._ended is not None and id_of(self._ended) == trial_id:
             known = self._ended
         if known is None:
             known = super().get_trial(trial_id)
@@ -160,7 +155,7 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         if not (known := self._open.get(trial_id)):
             super().set_trial_user_attr(trial_id, key, value)
             return
-        with self._session() as session:
+        with self.new_session() as session:
             set_user_attribute(session, trial_id, key, value)
         changed = self._open[trial_id] = copy.copy(known)
         changed.user_attrs = {**known.user_attrs, key: json_roundtrip(value)}
@@ -174,7 +169,7 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
             self._open.pop(trial_id, None)
             super().set_trial_intermediate_value(trial_id, step, intermediate_value)
             return
-        with self._session() as session:
+        with self.new_session() as session:
             insert_report(session, trial_id, step, intermediate_value)
         changed = self._open[trial_id] = copy.copy(known)
         changed.intermediate_values = {**known.intermediate_values, step: intermediate_value}
@@ -202,28 +197,9 @@ class EditableRDBStorage(optuna.storages.RDBStorage):
         known = self._open.pop(trial_id, None)
         if known is None or not state.is_finished():
             return super().set_trial_state_values(trial_id, state, values)
-        with self._session() as session:
+        with self.new_session() as session:
             self._ended = end_trial(session, known, state, values)
         return True
-
-    def _set_trial_param_without_commit(
-        self,
-        session: Any,
-        trial_id: int,
-        param_name: str,
-        param_value_internal: float,
-        distribution: BaseDistribution,
-        previous_distribution: BaseDistribution | None = None,
-    ) -> None:
-        del previous_distribution
-        super()._set_trial_param_without_commit(
-            session,
-            trial_id,
-            param_name,
-            param_value_internal,
-            distribution,
-            previous_distribution=distribution,
-        )
 
 
 class _FileStorage(EditableRDBStorage):
@@ -247,7 +223,7 @@ class _FileStorage(EditableRDBStorage):
         )
 
     def _transact(self, work: Callable[[], _T]) -> _T:
-        with contextlib.closing(self.engine.raw_connection()) as pooled:
+        with contextlib.closing(self.database.raw_connection()) as pooled:
             connection: Any = pooled.driver_connection  # the pool hands it out next
         with connection.transaction():
             return work()
@@ -271,7 +247,7 @@ class _DatabaseStorage(EditableRDBStorage):
     def read(self, work: Callable[[], _T]) -> _T:
         if self._within:
             return work()
-        return self._location.retry_transient(work, before_again=self.engine.dispose)
+        return self._location.retry_transient(work, before_again=self.database.dispose)
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         assert not self._within, "one transaction is not part of another"
@@ -291,7 +267,7 @@ class _DatabaseStorage(EditableRDBStorage):
 
     def _begin_anew(self) -> None:
         self._forget()  # the last attempt changed the cache, and may not have been committed
-        self.engine.dispose()
+        self.database.dispose()
 
     def _try(self, work: Callable[[], _T], results: list[_T]) -> _T:
         """Attempt a transaction once.
@@ -300,7 +276,7 @@ class _DatabaseStorage(EditableRDBStorage):
             work: What the transaction does.
             results: The results of earlier attempts that reached their commit.
         """
-        with self.engine.connect() as connection, connection.begin() as transaction:
+        with self.database.connect() as connection, connection.begin() as transaction:
             count = self._count(connection)
             if self._location.commit_count is None:
                 self._location.commit_count = count - 1
@@ -329,17 +305,12 @@ class _DatabaseStorage(EditableRDBStorage):
     @contextlib.contextmanager
     def _within_one(self, connection: sqlalchemy.Connection) -> Iterator[None]:
         """Make Optuna's transactions savepoints of the connection's transaction."""
-        self.scoped_session.remove()
-        self.scoped_session.configure(bind=connection, join_transaction_mode="create_savepoint")
-        self._within = True
-        try:
-            yield
-        finally:
-            self._within = False
-            self.scoped_session.remove()
-            self.scoped_session.configure(
-                bind=self.engine, join_transaction_mode="conditional_savepoint"
-            )
+        with self.within_connection(connection):
+            self._within = True
+            try:
+                yield
+            finally:
+                self._within = False
 
 
 def open_storage(location: LedgerLocation) -> EditableRDBStorage:

@@ -2,7 +2,7 @@
 
 A store that was rolled back to an older copy, emptied, or cleaned by hand answers as before. This
 module only reads, and keeps one trial's curve in memory at a time. What must not live here:
-reading a store (`tracking.store_reader`), and sending what it lacks (`commands.sync`).
+reading a store (`tracking.stored_runs`), and sending what it lacks (`commands.sync`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.repairs import told_parameters
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import end_tags, run_status, status_tags
-from sweeps.store_access import reach_tracking
+from sweeps.tracker import find_tracker
 from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks
-from tracking.mlflow_recorder import stored_tags
 from tracking.outbox import SWEEP
+from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.store_reader import Curve, RunData, StoredRun, StoreReader, choose_runs, read_runs
+from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, choose_runs
 from trainable.metrics_file import Row, read_rows
 
 _BATCH_SIZE = 50
@@ -184,7 +184,7 @@ def lost_runs(
     sweep_id: str,
     environment: Mapping[str, str],
 ) -> list[MissingData]:
-    """Compare as `check_runs` does, in a process that must not import MLflow.
+    """Compare as `check_runs` does, in a process that must not import a tracking client.
 
     A store that never received anything lacks nothing.
 
@@ -201,8 +201,8 @@ def lost_runs(
     delivered = read_outbox(paths.outbox)
     if delivered.sweep_run_id is None and not delivered.run_ids:
         return []
-    uri, _ = reach_tracking(paths, spec)
-    runs = read_runs(uri, spec.name, delivered.experiment_id, sweep_id, environment)
+    tracker = find_tracker(paths, spec)
+    runs = tracker.read_runs(spec.name, delivered.experiment_id, sweep_id, environment)
     statuses = {"INTERRUPTED": "KILLED", "FINISHED": "FINISHED", "FAILED": "FAILED"}
     return check_runs(records, delivered, runs, statuses.get(delivered.tracked_sweep_status or ""))
 

@@ -22,12 +22,11 @@ from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
+from sweeps.optuna_compat.samplers import FIRST_GENERATION
+from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.samplers import SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
 
-_FIRST_GENERATION = {
-    "NSGAIISampler:generation": 0
-}  # to NSGA-II, random points are the first generation
 _STARTUP = 3  # random trials before a named sampler learns, if the spec has more
 _LEARNT = 3  # suggestions after them
 _WARM = 12  # trials of a warm start, more than any sampler needs before it learns from them
@@ -63,7 +62,7 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
             warnings.simplefilter("ignore")  # of a sampler that is only tried
             for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.trials)):
                 if is_named and 0 < number < search.startup_trials:
-                    history.end(space.draw(number) or {}, distributions, _FIRST_GENERATION)
+                    history.end(space.draw(number) or {}, distributions, FIRST_GENERATION)
                 else:
                     suggestion = suggester.propose(number)
                     history.end(
@@ -122,5 +121,5 @@ class _InventedHistory:
             system_attrs=dict(system_attrs),
         )
         trial.number = len(self._trials)
-        trial._trial_id = trial.number + 1
+        set_trial_id(trial, trial.number + 1)
         self._trials.append(trial)

@@ -7,26 +7,25 @@ here: the model, which is Optuna's.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.samplers import GPSampler
 from optuna.trial import FrozenTrial
 
+from sweeps.optuna_compat.samplers import (
+    KernelFit,
+    kernel_fits,
+    set_kernel_fits,
+    set_trial_attribute,
+)
+
 KERNEL = "gradsweep:kernel"
 """The trial attribute with the kernel of each metric.
 
 A kernel is a list: the inverse squared length scales, the kernel scale and the noise variance.
 """
-
-
-class _Kernel(NamedTuple):
-    """The fields that Optuna reads of an earlier fit."""
-
-    inverse_squared_lengthscales: Any
-    kernel_scale: Any
-    noise_var: Any
 
 
 class NotingGPSampler(GPSampler):
@@ -42,23 +41,23 @@ class NotingGPSampler(GPSampler):
         trials = study.get_trials(deepcopy=False)
         noted = [one.system_attrs[KERNEL] for one in trials if KERNEL in one.system_attrs]
         if noted and len(noted[-1]) == len(study.directions):
-            self._gprs_cache_list = cast(Any, [_restored(values) for values in noted[-1]])
+            set_kernel_fits(self, [_restored(values) for values in noted[-1]])
         suggested = super().sample_relative(study, trial, search_space)
-        if self._gprs_cache_list:
+        if fits := kernel_fits(self):
             note = [
                 [
                     *one.inverse_squared_lengthscales.tolist(),
                     one.kernel_scale.item(),
                     one.noise_var.item(),
                 ]
-                for one in self._gprs_cache_list
+                for one in fits
             ]
-            study._storage.set_trial_system_attr(trial._trial_id, KERNEL, note)
+            set_trial_attribute(study, trial, KERNEL, note)
         return suggested
 
 
-def _restored(values: list[float]) -> _Kernel:
+def _restored(values: list[float]) -> KernelFit:
     import torch  # Optuna has imported it by now
 
     *scales, scale, noise = torch.tensor(values, dtype=torch.float64)
-    return _Kernel(torch.stack(scales), scale, noise)
+    return KernelFit(torch.stack(scales), scale, noise)

@@ -30,6 +30,7 @@ from sweeps.config.space import Choice
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
+from sweeps.optuna_compat.samplers import IndexedQMCSampler
 from sweeps.search.gaussian_process import NotingGPSampler
 from trainable.module_names import hidden_by
 from trainable.seeding import derive_seed
@@ -180,12 +181,11 @@ class Samplers:
         return built
 
 
-class _NumberedSequence(optuna.samplers.QMCSampler):
+class _NumberedSequence(IndexedQMCSampler):
     """A low-discrepancy sequence in which the number of a trial is its index.
 
-    Optuna counts indices in the study. A driver that dies between counting and storing would skip
-    an index. All trials share one sequence, so the seed of its scrambling is that of the sweep.
-    The sampler `rest` draws the other parameters, with a seed for each trial.
+    All trials share one sequence, so the seed of its scrambling is that of the sweep. The sampler
+    `rest` draws the other parameters, with a seed for each trial.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class _NumberedSequence(optuna.samplers.QMCSampler):
             independent_sampler=rest,
             warn_independent_sampling=False,
         )
-        self._number = number
+        self.index = number - 1
         self._space = space
 
     def infer_relative_search_space(
@@ -213,13 +213,7 @@ class _NumberedSequence(optuna.samplers.QMCSampler):
     ) -> dict[str, BaseDistribution]:
         """Return the parameters of every trial; none for trial 0, which is drawn independently."""
         del study, trial
-        return self._space if self._number > 0 else {}
-
-    def _find_sample_id(
-        self, study: optuna.Study, search_space: dict[str, BaseDistribution]
-    ) -> int:
-        del study, search_space
-        return self._number - 1
+        return self._space if self.index >= 0 else {}
 
 
 _CLASSES: dict[str, type[BaseSampler]] = {

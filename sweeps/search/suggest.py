@@ -30,6 +30,8 @@ from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
+from sweeps.optuna_compat.samplers import FIRST_GENERATION
+from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
 from trainable.seeding import derive_seed
@@ -253,10 +255,10 @@ class Suggester:
                 distributions={key: self._distributions[key] for key in params},
                 intermediate_values={prior.epoch: prior.value},
                 # NSGA-II: they belong to the first generation, the parents of the next one.
-                system_attrs={"NSGAIISampler:generation": 0},
+                system_attrs={**FIRST_GENERATION},
             )
             trial.number = number
-            trial._trial_id = -1 - number  # the ids of the ledger start at 1
+            set_trial_id(trial, -1 - number)  # the ids of the ledger start at 1
             yield trial
 
     def _values(self, trial: FrozenTrial) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tests.bench.commands import write_large_sweep
 from tests.bench.table import Goal, Result, alone, not_measured, size
 from tests.chaos.postgres import INSTALL, Cluster, find_binaries
 from tests.chaos.tracking_service import Service
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_recorder import OutboxRecorder
 
 _SWEEP = Path(sys.executable).with_name("sweep")
 _KEYS = ("train/loss", "train/grad_norm", "train/lr", "train/clip_fraction", "val/loss")
@@ -51,7 +51,7 @@ def load(repeats: int) -> list[Result]:
 def _measure(directory: Path, cluster: Cluster, service: Service) -> list[Result]:
     trials = write_large_sweep(directory)
     outbox = directory / "large" / "outbox"
-    recorder = MlflowRecorder(service.url, None, "large", "bench", outbox, {}, {}, name="large")
+    recorder = OutboxRecorder(service.url, None, "large", "bench", outbox, {}, {}, name="large")
     looked: dict[str, list[float]] = {command: [] for command in _COMMANDS}
     started = time.perf_counter()
     appended = _append(recorder, trials)
@@ -87,7 +87,7 @@ def _measure(directory: Path, cluster: Cluster, service: Service) -> list[Result
     ]
 
 
-def _append(recorder: MlflowRecorder, trials: int) -> float:
+def _append(recorder: OutboxRecorder, trials: int) -> float:
     """Queue everything, all trials in turn; returns the seconds that it took."""
     began = time.perf_counter()
     clock = int(time.time() * 1000)
@@ -104,7 +104,7 @@ def _append(recorder: MlflowRecorder, trials: int) -> float:
     return time.perf_counter() - began
 
 
-def _restart_both(recorder: MlflowRecorder, cluster: Cluster, service: Service) -> None:
+def _restart_both(recorder: OutboxRecorder, cluster: Cluster, service: Service) -> None:
     """Kill the tracking server when a third is delivered, and the database at two thirds."""
     total = recorder.pending()
     while recorder.pending() > total * 2 / 3:

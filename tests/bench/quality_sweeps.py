@@ -88,7 +88,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
                     raise KeyboardInterrupt
                 return sweep.ledger.trials()
             finally:
-                sweep.tracking.close(timeout=0.0)
+                sweep.delivery.close(timeout=0.0)
     finally:
         lock.release()
 

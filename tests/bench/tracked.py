@@ -24,7 +24,7 @@ import psutil
 from tests.bench.table import Goal, Result, paired, size
 from tests.chaos.scripted_proxy import Proxy, done_late
 from tests.tracking_server import start_tracking_server
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_recorder import OutboxRecorder
 from tracking.recorder import NullRecorder, Recorder
 from trainable.metrics_file import Row
 
@@ -142,10 +142,10 @@ def _mean(blocks: list[_Block]) -> _Block:
     return _Block(*(sum(values) / len(blocks) for values in zip(*blocks, strict=True)))
 
 
-def _recorder(uri: str, directory: Path, *, answered: bool = True) -> MlflowRecorder:
+def _recorder(uri: str, directory: Path, *, answered: bool = True) -> OutboxRecorder:
     """A recorder that has got as far as it gets, with mlflow imported and tables made."""
     sweep_id = uuid.uuid4().hex
-    recorder = MlflowRecorder(
+    recorder = OutboxRecorder(
         uri, None, "bench", sweep_id, directory / sweep_id, {}, {}, process=os.environ
     )
     while not recorder.wait_ready(0.1) and not recorder.seconds_unresponsive:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.bench.table import Goal, Result, Sample, interleave
-from tracking.mlflow_recorder import MlflowRecorder
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
+from tracking.outbox_recorder import OutboxRecorder
 
 RUNS, KEYS, ROWS_A_REPORT = 16, 3, 100
 _APPENDED_REPORTS, _DELIVERED_REPORTS = 160, 160
@@ -148,7 +148,7 @@ class _Store:
 
     def deliver(self) -> float:
         name = uuid.uuid4().hex
-        recorder = MlflowRecorder(
+        recorder = OutboxRecorder(
             self._uri,
             None,
             "bench",

@@ -33,7 +33,7 @@ from tests.chaos.tracking_service import Service, read_store
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 from tracking import delivery_loop
-from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.outbox_recorder import OutboxRecorder, sync
 
 pytestmark = pytest.mark.integration
 
@@ -83,11 +83,11 @@ def _brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_loop, "_FIRST_DELAY_SECONDS", 0.05)
 
 
-def record(url: str, sweep_id: str, directory: Path) -> MlflowRecorder:
+def record(url: str, sweep_id: str, directory: Path) -> OutboxRecorder:
     """Record trials that are interrupted once and repeat the steps since their checkpoint."""
     figure = directory / "loss.svg"
     figure.write_text("<svg/>")
-    recorder = MlflowRecorder(
+    recorder = OutboxRecorder(
         url, None, sweep_id, sweep_id, directory / "outbox", {"who": "test"}, {"n": 2},
         experiment_tags={"columns": "n"},
     )  # fmt: skip

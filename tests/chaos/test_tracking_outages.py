@@ -29,7 +29,7 @@ from tests.chaos.scripted_proxy import (
 )
 from tests.chaos.tracking_service import Run, Service, read_store
 from tests.time_limits import scaled
-from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.outbox_recorder import OutboxRecorder, sync
 
 pytestmark = pytest.mark.integration
 PATIENCE = 120.0
@@ -288,9 +288,9 @@ class _Line:
         self.step, self.timestamp_ms, self.metrics = step, timestamp_ms, metrics
 
 
-def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> MlflowRecorder:
+def _recorder(proxy: Proxy, sweep_id: str, directory: Path) -> OutboxRecorder:
     outbox = directory / "outbox"
-    return MlflowRecorder(proxy.url, None, sweep_id, sweep_id, outbox, {}, {"trials": 3})
+    return OutboxRecorder(proxy.url, None, sweep_id, sweep_id, outbox, {}, {"trials": 3})
 
 
 def _sync(proxy: Proxy, sweep_id: str, directory: Path, patience: float = PATIENCE) -> int:

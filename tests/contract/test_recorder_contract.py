@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking import trackers
+from tracking.outbox_recorder import OutboxRecorder
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder, MemoryRun, NullRecorder, Recorder
 
@@ -40,17 +43,34 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         engine.dispose()  # its pool would warn of open connections
 
 
-@pytest.fixture(params=["null", "memory", pytest.param("mlflow", marks=pytest.mark.integration)])
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+@pytest.fixture(
+    params=["null", "memory", "guide", pytest.param("mlflow", marks=pytest.mark.integration)]
+)
+def case(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Case]:
     if request.param == "null":
         yield Case(NullRecorder(), None)
     elif request.param == "memory":
         memory = MemoryRecorder()
         yield Case(memory, lambda trial: memory.runs[trial])
+    elif request.param == "guide":
+        monkeypatch.setattr(trackers, "TRACKERS", [_guide()["JsonTracker"], *trackers.TRACKERS])
+        runs, outbox = tmp_path / "runs", tmp_path / "outbox"
+        delivered = OutboxRecorder(f"json://{runs}", None, "contract", "guide", outbox, {}, {})
+
+        def look_into_file(trial: int | None) -> MemoryRun:
+            assert delivered.flush(60) == 0
+            known = read_outbox(outbox)
+            run_id = known.sweep_run_id if trial is None else known.run_ids[trial]
+            return _read_file(runs / "contract" / f"{run_id}.json")
+
+        yield Case(delivered, look_into_file)
+        assert delivered.close(60) == 0
     else:
         root = request.getfixturevalue("store")
         uri = f"sqlite:///{root}/mlflow.db"
-        recorder = MlflowRecorder(
+        recorder = OutboxRecorder(
             uri, root / "artifacts", "contract", tmp_path.name, tmp_path / "outbox", {}, {}
         )
 
@@ -61,6 +81,30 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
 
         yield Case(recorder, look)
         assert recorder.close(60) == 0
+
+
+def _guide() -> dict[str, Any]:
+    """Run the module that the guide shows."""
+    text = (Path(__file__).parents[2] / "docs/guides/extending.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(\"\"\"A tracker for .*?)^```", text, re.DOTALL | re.M)
+    module: dict[str, Any] = {"__name__": "json_tracker"}
+    exec(compile(block, "json_tracker.py", "exec"), module)
+    return module
+
+
+def _read_file(file: Path) -> MemoryRun:
+    run = json.loads(file.read_text(encoding="utf-8"))
+    points: dict[tuple[str, int], float] = {}
+    for key, value, step, _ in run["points"]:
+        assert (key, step) not in points, "recorded twice"
+        points[key, step] = value
+    root = file.with_suffix("")
+    artifacts = {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+    return MemoryRun(run["params"], run["tags"], points, artifacts, run["status"])
 
 
 def _read(uri: str, run_id: str | None) -> MemoryRun:

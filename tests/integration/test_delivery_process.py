@@ -19,7 +19,7 @@ import pytest
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 from tracking.delivery_process import DeliveryProcess
-from tracking.mlflow_recorder import MlflowRecorder, sync
+from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import pending
 from tracking.run_reader import runs_of_sweep
 
@@ -30,10 +30,10 @@ LONG = 60
 DRIVER = """
 import os, sys
 from pathlib import Path
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_recorder import OutboxRecorder
 from tracking.metric_points import PackedRow
 uri, outbox = sys.argv[1:]
-recorder = MlflowRecorder(uri, None, "digits", "one", Path(outbox), {}, {}, process=os.environ)
+recorder = OutboxRecorder(uri, None, "digits", "one", Path(outbox), {}, {}, process=os.environ)
 recorder.start(0, {"lr": 1}, {})
 recorder.log(0, [PackedRow(step, step, {"loss": 1 / step}) for step in range(1, 51)])
 assert recorder.wait_ready(60)
@@ -53,8 +53,8 @@ def lines(first: int, last: int) -> list[Line]:
     return [Line(step, step, {"loss": 1 / step}) for step in range(first, last + 1)]
 
 
-def recorder_on(uri: str, outbox: Path) -> MlflowRecorder:
-    return MlflowRecorder(uri, None, "digits", "one", outbox, {}, {}, process=os.environ)
+def recorder_on(uri: str, outbox: Path) -> OutboxRecorder:
+    return OutboxRecorder(uri, None, "digits", "one", outbox, {}, {}, process=os.environ)
 
 
 def steps(uri: str) -> list[int]:

@@ -49,8 +49,8 @@ from sweeps.recording.tags import run_status
 from sweeps.search.searcher import LedgerSearcher
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
-from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import Outbox
+from tracking.outbox_recorder import OutboxRecorder
 from trainable.checkpoint import CheckpointStore
 from trainable.manifest import STATE, Generation, format_manifest, read_state
 from trainable.metrics_file import History, Row, read_rows
@@ -247,7 +247,7 @@ class Driver:
         self.live: dict[int, tuple[Any, Training]] = {}
         self.exhausted = False
         self._turn = 0
-        self.recorder = MlflowRecorder(
+        self.recorder = OutboxRecorder(
             "unused", None, "quad", "s", paths.outbox, {}, {}, offline=True
         )
         self._queue = Outbox(paths.outbox, delivers=True)  # as the process has it that delivers

@@ -190,7 +190,7 @@ def test_unusable_databases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "hunter2" not in str(refused.value)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(
-        TrackingUnusable, match=r"import of psycopg.*; write postgresql\+psycopg2://, whi"
+        TrackingUnusable, match=r"import of psycopg.*; write postgresql\+psycopg2://, whose driver"
     ):
         probe("postgresql://127.0.0.1:1/mlflow")
 

@@ -21,7 +21,6 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from tests.integration.browser import open_page, require_chromium
-from tracking import ui_compat
 from tracking.mlflow_server import connect
 from tracking.ui import UiServer, runs_page, start_server
 from tracking.ui_artifacts import below
@@ -271,20 +270,6 @@ def test_symlink_among_artifacts_is_not_followed(target: Target, place: str) -> 
         planted.unlink()
         if place == "artifacts":
             artifacts.with_name("kept").rename(artifacts)
-
-
-def test_mlflow_has_the_names_we_patch() -> None:
-    from mlflow.environment_variables import _MLFLOW_SGI_NAME
-    from mlflow.server import constants
-    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
-
-    assert constants.BACKEND_STORE_URI_ENV_VAR == ui_compat.STORE
-    assert constants.REGISTRY_STORE_URI_ENV_VAR == ui_compat.REGISTRY
-    assert constants.ARTIFACT_ROOT_ENV_VAR == ui_compat.ARTIFACTS
-    assert _MLFLOW_SGI_NAME.name == ui_compat.SERVED_BY
-    known = _artifact_repository_registry.get_registered_artifact_repositories()
-    assert known is _artifact_repository_registry.get_registered_artifact_repositories()
-    assert {"", "file", "mlflow-artifacts", "runs", "models"} <= set(known)
 
 
 def test_artifacts_are_served_through_a_linked_root(tmp_path: Path) -> None:

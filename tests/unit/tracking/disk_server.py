@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from tracking.delivery import TAG_TRIAL, FoundRun, RunGone, RunState
 from tracking.metric_points import Point, Request
-from tracking.mlflow_recorder import MlflowRecorder
 from tracking.outbox import SWEEP, Outbox
+from tracking.outbox_recorder import OutboxRecorder
 
 TRIALS = 3
 STEPS = 120
@@ -216,7 +216,7 @@ def main(directory: Path, place: str, passage: int) -> None:
     for verb in ("append_rows", "prepare", "next_batch", "delivered", "set_run_id"):
         _report_passages(verb, fault)
     server = DiskServer(directory / "server.db", fault)
-    recorder = MlflowRecorder(
+    recorder = OutboxRecorder(
         "unused",
         None,
         "x",

@@ -10,7 +10,7 @@ import pytest
 CHILD = """
 import sys
 from pathlib import Path
-from tracking.trial_store_compat import redirect
+from tracking.trial_redirect import redirect
 
 class Taker:
     def __init__(self): self.got = []

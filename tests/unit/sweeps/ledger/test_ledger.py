@@ -434,7 +434,9 @@ def test_a_locked_ledger_is_waited_for_within_a_bound(
             lambda: Ledger.open(path),
             lambda: LedgerReader(path),
         ):
-            with pytest.raises(LedgerBusy, match=r"another process has locked .*ledger\.db for"):
+            with pytest.raises(
+                LedgerBusy, match=r"another process has locked the ledger .*ledger\.db for"
+            ):
                 use()
         other.execute("ROLLBACK")
     patient.report(number, epoch=1, step=1, value=0.5)

@@ -1,8 +1,8 @@
-"""Where this project relies on private parts of MLflow's client, for `tracking.trial_store`.
+"""Redirect the plain MLflow API inside a trial to the trial's own run.
 
-It relies on `mlflow.tracking._tracking_service.utils._register(scheme, builder)`, by which MLflow
-itself finds a store by the scheme of its address. The public way, an entry point, would be loaded
-by every MLflow process of the environment.
+MLflow takes seconds to import, and most tasks do not use it. So the redirection is prepared, and
+takes effect when a task imports MLflow. What must not live here: an import of MLflow before that,
+and the store to which calls lead (`trial_store`).
 """
 
 from __future__ import annotations
@@ -13,41 +13,45 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-from tracking.trial_names import ADDRESS, SCHEME
+from tracking import mlflow_compat
 
-__all__ = ["ADDRESS", "SCHEME", "redirect"]
+_SCHEME = "gradsweep-trial"
+_ADDRESS = f"{_SCHEME}://run"
+"""The address by which the plain API finds the trial's own run."""
 
 
 def redirect(taker: Any) -> None:
-    """Let addresses of the trial's scheme lead to a taker, from MLflow's import on, and let the
-    plain API use it. What an earlier trial of this process left open is ended. MLflow keeps the
-    store, and with it the first taker, for as long as the process lives.
+    """Let the plain MLflow API record with a taker, from the import of MLflow on.
+
+    A run that an earlier trial of this process left open is ended. MLflow keeps the store, and
+    with it the first taker, until the process ends.
+
+    Args:
+        taker: Receives the calls; see `trial_store.Taker`.
     """
-    os.environ["MLFLOW_TRACKING_URI"] = ADDRESS
+    os.environ["MLFLOW_TRACKING_URI"] = _ADDRESS
     if "mlflow" in sys.modules:
         import mlflow
 
         _register(taker)
         while mlflow.active_run() is not None:
             mlflow.end_run()
-        mlflow.set_tracking_uri(ADDRESS)
+        mlflow.set_tracking_uri(_ADDRESS)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(taker))
 
 
 def _register(taker: Any) -> None:
-    from mlflow.tracking._tracking_service import utils
-
     def build(**_: Any) -> Any:
         from tracking.trial_store import TrialStore
 
         return TrialStore(taker)  # type: ignore[abstract]
 
-    utils._register(SCHEME, build)  # type: ignore[no-untyped-call]
+    mlflow_compat.register_store(_SCHEME, build)
 
 
 class _Finder(MetaPathFinder):
-    """Finds mlflow as it is found otherwise, and registers the store once it is imported."""
+    """Find mlflow as usual, and register the store once it is imported."""
 
     def __init__(self, taker: Any) -> None:
         self._taker = taker

@@ -18,9 +18,9 @@ import pytest
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
 from tracking.address import sqlite_uri
-from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
+from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import read_outbox
 from tracking.run_reader import runs_of_sweep
 from tracking.ui import start_server
@@ -50,8 +50,8 @@ class Store:
 
     def recorder(
         self, sweep_id: str, experiment: str = "digits", **options: object
-    ) -> MlflowRecorder:
-        return MlflowRecorder(
+    ) -> OutboxRecorder:
+        return OutboxRecorder(
             self.uri,
             self.artifacts,
             experiment,
@@ -164,7 +164,7 @@ def test_driver_killed_while_delivering_duplicates_nothing(store: Store) -> None
 import os, signal, sys
 from pathlib import Path
 from tracking import mlflow_server
-from tracking.mlflow_recorder import MlflowRecorder
+from tracking.outbox_recorder import OutboxRecorder
 from tracking.metric_points import PackedRow
 sent = 0
 real = mlflow_server.MlflowServer.log
@@ -176,7 +176,7 @@ def log(self, run_id, request):
         os.kill(os.getpid(), signal.SIGKILL)
 mlflow_server.MlflowServer.log = log
 uri, root = sys.argv[1:]
-recorder = MlflowRecorder(uri, None, "digits", "killed", Path(root), {}, {})
+recorder = OutboxRecorder(uri, None, "digits", "killed", Path(root), {}, {})
 for trial in range(3):
     recorder.start(trial, {"lr": trial}, {})
     steps = range(1, 41)
@@ -280,8 +280,8 @@ def test_nothing_is_written_outside_the_store(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from tracking.mlflow_recorder import MlflowRecorder
-recorder = MlflowRecorder(sys.argv[1], Path(sys.argv[2]), "x", "s", Path(sys.argv[3]), {}, {})
+from tracking.outbox_recorder import OutboxRecorder
+recorder = OutboxRecorder(sys.argv[1], Path(sys.argv[2]), "x", "s", Path(sys.argv[3]), {}, {})
 imported = "mlflow" in sys.modules
 recorder.start(0, {}, {})
 sys.exit(recorder.close(60))

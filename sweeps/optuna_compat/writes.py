@@ -2,7 +2,7 @@
 
 Optuna's own storage asks before each value whether the trial may still be changed, through the
 objects of an ORM; the one driver that writes knows. What must not live here: transactions, and
-what is remembered of a trial (see `storage`).
+what is remembered of a trial (`ledger.storage`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import pytest
 from tracking import delivery_loop
 from tracking.delivery import TrackingServer
 from tracking.delivery_loop import DeliveryLoop
-from tracking.mlflow_recorder import MlflowRecorder, sync
 from tracking.outbox import SWEEP, Outbox
+from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import pending, read_outbox
 
 
@@ -37,8 +37,8 @@ def server(disk_server: ModuleType, tmp_path: Path) -> Iterator[Any]:
 
 def recorder_on(
     outbox: Path, open_server: Callable[[], TrackingServer], **options: Any
-) -> MlflowRecorder:
-    return MlflowRecorder(
+) -> OutboxRecorder:
+    return OutboxRecorder(
         "unused", None, "x", "s1", outbox, {}, {}, open_server=open_server, **options
     )
 
@@ -353,7 +353,7 @@ def test_queued_text_is_valid_for_every_store(tmp_path: Path, server: Any) -> No
 
 def test_sweep_id_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sweep_id is \"a' or 'b\"; it must be"):
-        MlflowRecorder("unused", None, "x", "a' or 'b", tmp_path, {}, {})
+        OutboxRecorder("unused", None, "x", "a' or 'b", tmp_path, {}, {})
 
 
 def test_damaged_outbox_is_reported(

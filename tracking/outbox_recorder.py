@@ -1,8 +1,8 @@
-"""The recorder for MLflow: its methods append to the outbox, which a thread or process delivers.
+"""The recorder of a sweep: its methods append to the outbox, which a thread or process delivers.
 
 No method waits for the tracking server, and no error of the server reaches a caller. What must not
 live here: when records are delivered (see `tracking.delivery_loop`), how a record becomes calls
-(see `tracking.delivery`) and mlflow itself (see `tracking.mlflow_server`).
+(see `tracking.delivery`), and any tracking service (see `tracking.trackers`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from redaction.secrets import redact_value
-from tracking.address import store_identity
 from tracking.batching import Kind
 from tracking.delivery import TrackingServer, logger
 from tracking.delivery_loop import DeliveryThread, Destination
@@ -23,8 +22,8 @@ from tracking.limits import MAX_PARAM_VALUE, MAX_TAG_VALUE, clean_key, clean_tex
 from tracking.metric_points import MetricRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.probe import is_gone
 from tracking.recorder import Status, stored_status
+from tracking.tracker import OpenTracker, TrackedSweep, Tracker
 
 _INHERITED = (
     "mlflow.user",
@@ -37,8 +36,8 @@ _INHERITED = (
 _SWEEP_ID = re.compile(r"[\w.-]{1,200}")
 
 
-class MlflowRecorder:
-    """Records a sweep as one MLflow run, and each trial as one child of it.
+class OutboxRecorder:
+    """Records a sweep as one run, and each trial as one child of it.
 
     Args:
         uri: An MLflow tracking URI, such as `sqlite:///runs/mlflow.db` or a server's address.
@@ -232,11 +231,47 @@ class MlflowRecorder:
         self._outbox.append(_number(trial), kind, payload)
 
 
-def set_target(outbox: Path, uri: str) -> None:
-    """Make an outbox deliver to `uri`; see `Outbox.set_target`."""
+def open_recorder(
+    tracker: Tracker,
+    sweep: TrackedSweep,
+    *,
+    announce: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> OpenTracker:
+    """Open the recorder of a sweep and its delivery.
+
+    Args:
+        tracker: Where it is recorded.
+        sweep: What is recorded.
+        announce: Open the sweep's run and tag the experiment.
+        environment: The environment of the process that delivers; None: records are only queued.
+
+    Raises:
+        OutboxError: The outbox cannot be written.
+    """
+    recorder = OutboxRecorder(
+        tracker.uri,
+        tracker.artifact_root,
+        sweep.experiment,
+        sweep.sweep_id,
+        sweep.outbox,
+        sweep.tags,
+        sweep.params,
+        inherited=sweep.inherited,
+        experiment_tags=sweep.experiment_tags,
+        announce=announce,
+        offline=environment is None,
+        process=environment,
+    )
+    return OpenTracker(recorder, recorder)
+
+
+def set_target(outbox: Path, tracker: Tracker) -> None:
+    """Make an outbox deliver to a tracker; it forgets what another store, or a lost one, has."""
     queue = Outbox(outbox)
     try:
-        queue.set_target(store_identity(uri), gone=is_gone(uri, queue.runs().values()))
+        gone = tracker.has_lost(list(queue.runs().values()))
+        queue.set_target(tracker.identity(), gone=gone)
     finally:
         queue.close()
 
@@ -280,7 +315,7 @@ def sync(
     left = read_outbox(outbox).pending
     if not left:
         return 0
-    recorder = MlflowRecorder(
+    recorder = OutboxRecorder(
         uri, artifact_root, experiment, sweep_id, outbox, {}, {}, announce=False
     )
     while 0 < (now := recorder.flush(patience)) < left:

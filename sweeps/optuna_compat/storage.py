@@ -1,0 +1,78 @@
+"""The parts of Optuna's `RDBStorage` that the ledger's storage changes.
+
+What must not live here: transactions, and what is cached of a trial (`ledger.storage`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+import sqlalchemy
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial
+from sqlalchemy.orm import Session
+
+
+def id_of(trial: FrozenTrial) -> int:
+    """Return the id by which a storage knows a trial; its number is another one."""
+    return trial._trial_id
+
+
+def set_trial_id(trial: FrozenTrial, value: int) -> None:
+    """Set a trial's id. Samplers need one of each trial, also of a trial in no storage."""
+    trial._trial_id = value
+
+
+class EditableParamsStorage(optuna.storages.RDBStorage):
+    """Store each parameter with its own distribution, whatever the study's first trial had.
+
+    Optuna refuses a parameter that has changed its kind or its choices, because samplers fail on
+    it. It has no documented hook for this.
+    """
+
+    @property
+    def database(self) -> sqlalchemy.Engine:
+        """The engine, which Optuna does not document."""
+        return self.engine
+
+    @contextlib.contextmanager
+    def new_session(self) -> Iterator[Session]:
+        """Open a session in which Optuna's own methods work, too; it is one transaction."""
+        with self.scoped_session() as session, session.begin():
+            yield session
+
+    @contextlib.contextmanager
+    def within_connection(self, connection: sqlalchemy.Connection) -> Iterator[None]:
+        """Make Optuna's transactions savepoints of a connection's transaction."""
+        self.scoped_session.remove()
+        self.scoped_session.configure(bind=connection, join_transaction_mode="create_savepoint")
+        try:
+            yield
+        finally:
+            self.scoped_session.remove()
+            self.scoped_session.configure(
+                bind=self.engine, join_transaction_mode="conditional_savepoint"
+            )
+
+    def _set_trial_param_without_commit(
+        self,
+        session: Any,
+        trial_id: int,
+        param_name: str,
+        param_value_internal: float,
+        distribution: BaseDistribution,
+        previous_distribution: BaseDistribution | None = None,
+    ) -> None:
+        """Compare the distribution with itself, and not with an earlier trial's."""
+        del previous_distribution
+        super()._set_trial_param_without_commit(
+            session,
+            trial_id,
+            param_name,
+            param_value_internal,
+            distribution,
+            previous_distribution=distribution,
+        )

@@ -1,0 +1,88 @@
+"""Open the tracker of a sweep. No other module of `sweeps` chooses a tracking service.
+
+What must not live here: what is recorded (`recording`), and the services (`tracking.trackers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sweeps.config.logged_params import flatten
+from sweeps.config.spec import SweepSpec
+from sweeps.paths import SweepPaths, tracking_place
+from sweeps.store_access import reach_tracking
+from tracking.outbox_recorder import open_recorder
+from tracking.tracker import OpenTracker, TrackedSweep, Tracker
+from tracking.trackers import choose_tracker
+
+
+def check_address(spec: SweepSpec) -> None:
+    """Check that the tracking address of a spec names a store, without contacting it.
+
+    Raises:
+        TrackingUnusable: It names none.
+    """
+    if spec.tracking.uri is not None:
+        choose_tracker(spec.tracking.uri).check_address()
+
+
+def find_tracker(paths: SweepPaths, spec: SweepSpec) -> Tracker:
+    """Return the tracker of a sweep, to be connected to.
+
+    Raises:
+        StoreUntrusted: The user has not named the store, or the sweep belongs to another user.
+    """
+    return choose_tracker(*reach_tracking(paths, spec))
+
+
+def tracker_at(uri: str | None, root: Path) -> Tracker:
+    """Return the tracker for an address, whether or not it may be connected to.
+
+    Args:
+        uri: The `tracking.uri` of a spec; None: the embedded store.
+        root: The directory that has the sweeps.
+    """
+    return choose_tracker(*tracking_place(uri, root))
+
+
+def open_tracker(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    sweep_id: str,
+    *,
+    tags: Mapping[str, str],
+    inherited: Mapping[str, str],
+    experiment_tags: Mapping[str, str],
+    announce: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> OpenTracker:
+    """Open the recorder of a sweep and its delivery.
+
+    Args:
+        paths: The sweep's directory.
+        spec: Its `tracking.uri` chooses the tracker.
+        sweep_id: The sweep's identity.
+        tags: Tags of the sweep's own run.
+        inherited: Tags of the driver, for the runs of trials.
+        experiment_tags: Tags of the experiment.
+        announce: Open the sweep's own run and tag the experiment.
+        environment: The environment of the process that delivers; None: records are only queued,
+            and no server is contacted.
+
+    Raises:
+        StoreUntrusted: The user has not named the store; not without `environment`.
+        OutboxError: The outbox cannot be written.
+    """
+    offline = environment is None
+    tracker = tracker_at(spec.tracking.uri, paths.root) if offline else find_tracker(paths, spec)
+    sweep = TrackedSweep(
+        experiment=spec.name,
+        sweep_id=sweep_id,
+        outbox=paths.outbox,
+        tags=tags,
+        params=dict(flatten(spec.model_dump(mode="json"))),
+        inherited=inherited,
+        experiment_tags=experiment_tags,
+    )
+    return open_recorder(tracker, sweep, announce=announce, environment=environment)

@@ -1,0 +1,313 @@
+"""Each private part of Optuna in `sweeps/optuna_compat/` still is what the project relies on.
+
+A new release of Optuna that changes one fails here by the part's name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optuna
+import pytest
+import sqlalchemy
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeps.ledger.sqlite import LedgerFile
+from sweeps.optuna_compat import samplers, storage, tables, writes
+
+SPACE: dict[str, BaseDistribution] = {
+    "lr": FloatDistribution(1e-4, 1e-1, log=True),
+    "width": IntDistribution(8, 64),
+    "kind": CategoricalDistribution(("sgd", "adam")),
+}
+PARAMS = {"lr": 0.01, "width": 16, "kind": "adam"}
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def running(**more: Any) -> FrozenTrial:
+    return create_trial(state=TrialState.RUNNING, params=PARAMS, distributions=SPACE, **more)
+
+
+@pytest.fixture(scope="module")
+def rdb() -> Iterator[storage.EditableParamsStorage]:
+    """One storage for all tests, because creating the tables takes half a second."""
+    pool = {"poolclass": sqlalchemy.pool.StaticPool}
+    opened = storage.EditableParamsStorage("sqlite://", engine_kwargs=pool)
+    yield opened
+    opened.engine.dispose()
+
+
+@pytest.fixture
+def study_id(rdb: storage.EditableParamsStorage) -> Iterator[int]:
+    created = rdb.create_new_study([StudyDirection.MINIMIZE], "sweep")
+    yield created
+    for study in rdb.get_all_studies():
+        rdb.delete_study(study._study_id)
+
+
+# -- Tables ---------------------------------------------------------------------------------------
+
+
+def test_importing_the_tables_does_not_import_optuna() -> None:
+    program = (
+        "import sys, sweeps.optuna_compat.tables as _;"
+        "sys.exit({'optuna', 'sqlalchemy'} & {*sys.modules})"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    # `sys.exit` of a set prints it
+    assert child.stderr.decode().strip() in ("", "set()")
+
+
+def test_schema(rdb: storage.EditableParamsStorage) -> None:
+    assert tables.SCHEMA[0] == models.SCHEMA_VERSION
+    assert rdb.get_head_version() == tables.SCHEMA[1]
+    with rdb.engine.connect() as db:
+        ((number, library),) = db.execute(sqlalchemy.text(tables.VERSION_QUERY))
+        ((revision,),) = db.execute(sqlalchemy.text(tables.REVISION_QUERY))
+    assert (number, revision) == tables.SCHEMA
+    assert library == optuna.__version__
+    names = set(sqlalchemy.inspect(rdb.engine).get_table_names())
+    assert {tables.VERSION_TABLE, tables.REVISION_TABLE, tables.STUDIES_TABLE} <= names
+
+
+@pytest.mark.parametrize("name", [name for name in vars(tables) if name.endswith("_QUERY")])
+def test_query_reads_columns_that_exist(name: str, rdb: storage.EditableParamsStorage) -> None:
+    query = getattr(tables, name).format(
+        number=LedgerFile.sql.number("value", "value_type")
+        if name in ("BEST_VALUES_QUERY", "VALUES_QUERY")
+        else LedgerFile.sql.number(*tables.INTERMEDIATE_VALUE),
+        is_report=LedgerFile.sql.begins("report "),
+        pick="MIN",
+    )
+    given = {"study": 1, "name": "sweep", "key": "a", "number": None}
+    with rdb.engine.connect() as db:
+        used = {key: value for key, value in given.items() if f":{key}" in query}
+        db.execute(sqlalchemy.text(query), used).fetchall()
+
+
+def test_queries_read_what_optuna_writes(
+    rdb: storage.EditableParamsStorage, study_id: int
+) -> None:
+    rdb.set_study_user_attr(study_id, "note", [1])
+    number = rdb.create_new_trial(study_id, running(user_attrs={"a": 1}))
+    rdb.set_trial_intermediate_value(number, 1, 0.5)
+    rdb.set_trial_intermediate_value(number, 2, math.inf)
+    rdb.set_trial_intermediate_value(number, 3, math.nan)
+    rdb.set_trial_state_values(number, TrialState.COMPLETE, [-math.inf])
+    report = LedgerFile.sql.begins("report ")
+    with rdb.engine.connect() as db:
+
+        def ask(query: str, **given: Any) -> list[Any]:
+            return [tuple(row) for row in db.execute(sqlalchemy.text(query), given)]
+
+        assert ask(tables.DIRECTIONS_QUERY, name="sweep") == [(study_id, "MINIMIZE")]
+        assert ask(tables.STUDY_ATTRIBUTES_QUERY, study=study_id) == [("note", "[1]")]
+        ((_, first, state, ended),) = ask(tables.TRIALS_QUERY, study=study_id)
+        assert (first, state, bool(ended)) == (0, "COMPLETE", True)
+        attributes = tables.ATTRIBUTES_QUERY.format(is_report=report)
+        assert ask(attributes, study=study_id) == [(number, "a", "1")]
+        intermediate = LedgerFile.sql.number(*tables.INTERMEDIATE_VALUE)
+        reports = tables.REPORTS_QUERY.format(number=intermediate)
+        found = ask(reports, study=study_id, number=None)
+        assert found == [(0, 1, 0.5), (0, 2, math.inf), (0, 3, None)]
+        values = tables.VALUES_QUERY.format(number=LedgerFile.sql.number(*tables.VALUE))
+        assert ask(values, study=study_id) == [(number, -math.inf)]
+        decode = tables.ParamDecoder()
+        stored = ask(tables.PARAMS_QUERY, study=study_id)
+        assert {name: decode(value, text) for _, name, value, text in stored} == PARAMS
+
+
+@pytest.mark.parametrize("distribution", SPACE.values(), ids=list(SPACE))
+def test_json_of_distribution(distribution: BaseDistribution) -> None:
+    data = json.loads(distribution_to_json(distribution))
+    assert data["name"] == type(distribution).__name__
+    if isinstance(distribution, CategoricalDistribution):
+        assert data["attributes"]["choices"] == list(distribution.choices)
+
+
+def test_delete_empty_study(rdb: storage.EditableParamsStorage, study_id: int) -> None:
+    rdb.set_study_user_attr(study_id, "a", 1)
+    rdb.set_study_system_attr(study_id, "b", 2)
+    with rdb.engine.begin() as db:
+        for statement in tables.DELETE_EMPTY_STUDY:
+            db.execute(sqlalchemy.text(statement), {"name": "sweep"})
+    with rdb.engine.connect() as db:
+        for table in models.BaseModel.metadata.sorted_tables:
+            if table.name != tables.VERSION_TABLE:
+                assert not db.execute(sqlalchemy.select(table)).fetchall(), table.name
+
+
+# -- What is written ------------------------------------------------------------------------------
+
+
+def test_rows_equal_those_that_optuna_writes(
+    rdb: storage.EditableParamsStorage, study_id: int
+) -> None:
+    """The same trial, once by Optuna and once by `writes`, differs in no column but its ids."""
+    notes = {"seed": [1, 2]}
+    template = running(system_attrs=notes, intermediate_values={})
+    by_optuna = rdb.create_new_trial(study_id, template)
+    rdb.set_trial_user_attr(by_optuna, "a", {"b": (1, 2)})
+    rdb.set_trial_user_attr(by_optuna, "a", {"b": (1, 3)})
+    values = (0.25, math.nan, math.inf, -math.inf)
+    for step, value in enumerate(values):
+        rdb.set_trial_intermediate_value(by_optuna, step, value)
+    rdb.set_trial_state_values(by_optuna, TrialState.COMPLETE, [0.25])
+
+    with rdb.new_session() as session:
+        trial = writes.insert_trial(session, study_id, template)
+        ours = storage.id_of(trial)
+        writes.set_user_attribute(session, ours, "a", {"b": (1, 2)})
+        writes.set_user_attribute(session, ours, "a", {"b": (1, 3)})
+        for step, value in enumerate(values):
+            writes.insert_report(session, ours, step, value)
+        writes.end_trial(session, trial, TrialState.COMPLETE, [0.25])
+    with rdb.engine.connect() as db:
+        for table in models.BaseModel.metadata.sorted_tables:
+            if "trial_id" not in table.columns:
+                continue
+            ids = {column.name for column in table.primary_key}
+            kept = [
+                column
+                for column in table.columns
+                if column.name not in ids | {"trial_id", "number", "datetime_complete"}
+            ]
+            rows = [
+                [tuple(row) for row in db.execute(sqlalchemy.select(*kept).where(is_its))]
+                for is_its in (table.c.trial_id == by_optuna, table.c.trial_id == ours)
+            ]
+            assert rows[0] == rows[1], table.name
+
+
+def test_trial_id() -> None:
+    trial = running()
+    storage.set_trial_id(trial, 7)
+    assert storage.id_of(trial) == 7
+    assert trial.number != 7
+
+
+def test_set_trial_param_without_commit(rdb: storage.EditableParamsStorage, study_id: int) -> None:
+    name = "_set_trial_param_without_commit"
+    assert parameters(getattr(storage.EditableParamsStorage, name)) == parameters(
+        getattr(RDBStorage, name)
+    )
+    rdb.create_new_trial(study_id, running())
+    other = rdb.create_new_trial(study_id)
+    changed = CategoricalDistribution(("adam", "lion"))
+    rdb.set_trial_param(other, "kind", 1.0, changed)
+    rdb.set_trial_param(other, "width", 0.5, FloatDistribution(0, 1))
+    assert rdb.get_trial(other).params == {"kind": "lion", "width": 0.5}
+
+
+def test_session_of_optuna_within_a_connection(
+    rdb: storage.EditableParamsStorage, study_id: int
+) -> None:
+    with rdb.database.connect() as connection, connection.begin() as transaction:
+        connection.exec_driver_sql("BEGIN")  # Python's sqlite3 begins none before a savepoint
+        with rdb.within_connection(connection):
+            rdb.set_study_user_attr(study_id, "a", 1)
+        transaction.rollback()
+    assert rdb.get_study_user_attrs(study_id) == {}
+    rdb.set_study_user_attr(study_id, "a", 2)
+    assert rdb.get_study_user_attrs(study_id) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("create_new_trial", ["study_id", "template_trial"]),
+        ("get_trial", ["trial_id"]),
+        ("get_trial_id_from_study_id_trial_number", ["study_id", "trial_number"]),
+        ("set_trial_user_attr", ["trial_id", "key", "value"]),
+        ("set_trial_system_attr", ["trial_id", "key", "value"]),
+        ("set_trial_intermediate_value", ["trial_id", "step", "intermediate_value"]),
+        ("set_trial_param", ["trial_id", "param_name", "param_value_internal", "distribution"]),
+        ("set_trial_state_values", ["trial_id", "state", "values"]),
+    ],
+)
+def test_storage_method_that_the_ledger_overrides(name: str, expected: list[str]) -> None:
+    assert parameters(getattr(RDBStorage, name)) == ["self", *expected]
+
+
+# -- Samplers -------------------------------------------------------------------------------------
+
+
+def test_set_trial_attribute() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.ask()
+    (trial,) = study.get_trials()
+    samplers.set_trial_attribute(study, trial, "a", [1])
+    assert study.get_trials()[0].system_attrs["a"] == [1]
+
+
+def test_kernel_fits() -> None:
+    pytest.importorskip("torch")
+    sampler = optuna.samplers.GPSampler(seed=0, n_startup_trials=2)
+    assert samplers.kernel_fits(sampler) == []
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1) ** 2, n_trials=3)
+    (fit,) = samplers.kernel_fits(sampler)
+    assert len(fit.inverse_squared_lengthscales.tolist()) == 1
+    assert fit.kernel_scale.item() > 0
+    assert fit.noise_var.item() > 0
+    other = optuna.samplers.GPSampler(seed=0, n_startup_trials=2)
+    samplers.set_kernel_fits(other, [fit])
+    assert samplers.kernel_fits(other) == [fit]
+    restored = optuna.create_study(sampler=other)
+    restored.add_trials(study.get_trials())
+    restored.ask().suggest_float("x", 0, 1)  # fits, starting from what was set
+    assert samplers.kernel_fits(other) != [fit]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_indexed_qmc_sampler() -> None:
+    pytest.importorskip("scipy")
+    name = "_find_sample_id"
+    assert parameters(getattr(samplers.IndexedQMCSampler, name)) == parameters(
+        getattr(optuna.samplers.QMCSampler, name)
+    )
+
+    def point(index: int) -> float:
+        sampler = samplers.IndexedQMCSampler(seed=0, scramble=True)
+        sampler.index = index
+        study = optuna.create_study(sampler=sampler)
+        study.add_trial(create_trial(value=0, params=PARAMS, distributions=SPACE))
+        trial = study.ask({"lr": SPACE["lr"]})
+        return float(trial.params["lr"])
+
+    plain = optuna.create_study(sampler=optuna.samplers.QMCSampler(seed=0, scramble=True))
+    plain.add_trial(create_trial(value=0, params=PARAMS, distributions=SPACE))
+    expected = []
+    for _ in range(3):
+        trial = plain.ask({"lr": SPACE["lr"]})
+        expected.append(trial.params["lr"])
+        plain.tell(trial, 0.0)
+    assert [point(index) for index in range(3)] == expected
+
+
+def test_first_generation() -> None:
+    ((key, generation),) = samplers.FIRST_GENERATION.items()
+    sampler = optuna.samplers.NSGAIISampler(seed=0, population_size=2)
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=3)
+    found = [trial.system_attrs[key] for trial in study.get_trials()]
+    assert found == [generation, generation, generation + 1]

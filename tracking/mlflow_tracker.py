@@ -1,0 +1,66 @@
+"""MLflow as a tracker: a server's address, or a database that each process opens itself.
+
+What must not live here: the calls of MLflow's client (`mlflow_server`), and how a store is looked
+at (`probe`, `store_reader`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracking import probe, store_reader
+from tracking.address import is_supported, store_identity
+from tracking.delivery import TrackingServer
+from tracking.stored_runs import StoredRun, StoreReader
+from tracking.tracker import Tracker
+
+
+class MlflowTracker(Tracker):
+    """Records a sweep as one MLflow run, and each trial as one child of it."""
+
+    name = "MLflow"
+
+    @classmethod
+    def handles(cls, uri: str) -> bool:
+        """Return whether MLflow, or a plugin of it, has a store for such an address."""
+        return is_supported(uri)
+
+    def open_server(self, experiment: str, sweep_id: str) -> TrackingServer:
+        """Import MLflow, which takes seconds, and connect."""
+        from tracking.mlflow_server import MlflowServer
+
+        return MlflowServer(self.uri, self.artifact_root, experiment, sweep_id)
+
+    def check_address(self) -> None:
+        """Check that MLflow can parse the address."""
+        probe.check_address(self.uri)
+
+    def probe(self, *, known: bool = False, thorough: bool = False) -> None:
+        """Ask a server, or open a database and compare its tables with this MLflow."""
+        probe.probe(self.uri, known=known, thorough=thorough)
+
+    def identity(self) -> str:
+        """Return the address without what names the same store in another way."""
+        return store_identity(self.uri)
+
+    def has_lost(self, run_ids: list[str]) -> bool:
+        """Look into the file of a store; of a server nothing is said."""
+        return probe.is_gone(self.uri, run_ids)
+
+    def reader(self, experiment: str, experiment_id: str | None) -> StoreReader:
+        """Read a database by SQL, and a server through MLflow's client."""
+        return store_reader.open_reader(self.uri, experiment, experiment_id)
+
+    def read_runs(
+        self,
+        experiment: str,
+        experiment_id: str | None,
+        sweep_id: str,
+        environment: Mapping[str, str],
+    ) -> list[StoredRun]:
+        """Read the runs of a sweep; a child process imports MLflow where it is needed."""
+        return store_reader.read_runs(self.uri, experiment, experiment_id, sweep_id, environment)
+
+    def other_sweeps(self, experiment: str) -> dict[str, int]:
+        """Count the runs of an experiment, deleted ones left out."""
+        return store_reader.other_sweeps(self.uri, experiment)

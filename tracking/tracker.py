@@ -1,0 +1,183 @@
+"""What a sweep asks of a tracking service: a recorder, its delivery, and what the service holds.
+
+`tracking.trackers` chooses a tracker by the address. What must not live here: any service, and
+imports that take long.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol
+
+from tracking.delivery import TrackingServer
+from tracking.recorder import Recorder
+from tracking.stored_runs import StoredRun, StoreReader, StoreUnreadable
+
+__all__ = ["BackgroundDelivery", "OpenTracker", "TrackedSweep", "Tracker", "TrackingUnusable"]
+
+
+class TrackingUnusable(ValueError):
+    """Nothing can be recorded at a tracking URI.
+
+    Args:
+        message: The URI without its credentials, the fault, and the remedy.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"tracking.uri: {message}")
+        self.message = message
+
+
+class BackgroundDelivery(Protocol):
+    """Delivers what a recorder has queued to the tracking server, while the sweep runs."""
+
+    @property
+    def needs_figures(self) -> bool:
+        """Whether the figures must be sent again, because the store or a run in it is new."""
+
+    def figures_sent(self) -> None:
+        """Note that the figures of all trials were queued again."""
+
+    @property
+    def seconds_unresponsive(self) -> float:
+        """For how many seconds the server has answered no request; 0 while it answers.
+
+        Infinite when nothing is delivered.
+        """
+
+    def flush(self, timeout: float) -> int:
+        """Wait for at most `timeout` seconds until all is delivered; returns what is left."""
+
+    def close(self, timeout: float) -> int:
+        """Deliver for at most `timeout` seconds, then stop; returns what is left."""
+
+
+class OpenTracker(NamedTuple):
+    """A tracker that records a sweep."""
+
+    recorder: Recorder
+    delivery: BackgroundDelivery
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedSweep:
+    """The sweep that is recorded."""
+
+    experiment: str
+    """The experiment's name; created when missing, restored when deleted."""
+    sweep_id: str
+    """The sweep's identity, a tag by which its runs are found again."""
+    outbox: Path
+    """The directory of the durable queue."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the sweep's run."""
+    params: Mapping[str, object] = field(default_factory=dict)
+    """Parameters of the sweep's run."""
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the driver. A trial's run takes those about its provenance."""
+    experiment_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the experiment."""
+
+
+class Tracker(ABC):
+    """A tracking service at one address.
+
+    A subclass must say which addresses it handles and open a server. It should override `probe`
+    and `reader`: without them, a wrong address is noticed late, and runs that the service has lost
+    are not found.
+
+    Args:
+        uri: The address.
+        artifact_root: The artifact location of a new experiment; None: the service chooses it.
+    """
+
+    name: ClassVar[str]
+    """The service's name in messages."""
+
+    def __init__(self, uri: str, artifact_root: Path | None) -> None:
+        self.uri = uri
+        self.artifact_root = artifact_root
+
+    @classmethod
+    @abstractmethod
+    def handles(cls, uri: str) -> bool:
+        """Return whether this class records at an address, without contacting it."""
+
+    @abstractmethod
+    def open_server(self, experiment: str, sweep_id: str) -> TrackingServer:
+        """Connect to the service; called in the thread or process that delivers."""
+
+    def check_address(self) -> None:  # noqa: B027 - any address that is handled may be right
+        """Check the form of the address, without contacting it.
+
+        Raises:
+            TrackingUnusable: It names no store.
+        """
+
+    def probe(self, *, known: bool = False, thorough: bool = False) -> None:
+        """Find out within seconds whether the address can be recorded at.
+
+        Args:
+            known: It was recorded at before: a server that does not answer now will answer later.
+            thorough: Look through all of a file, however large it is.
+
+        Raises:
+            TrackingUnusable: It cannot.
+        """
+        del known, thorough
+        self.check_address()
+
+    def identity(self) -> str:
+        """Return by what two addresses of the same store are known to be the same."""
+        return self.uri
+
+    def has_lost(self, run_ids: list[str]) -> bool:
+        """Return whether the store is known to have none of these runs, without waiting."""
+        del run_ids
+        return False
+
+    def reader(self, experiment: str, experiment_id: str | None) -> StoreReader:
+        """Return a reader of what the store holds. Nothing is created there.
+
+        Args:
+            experiment: The name of the experiment that has the sweep's runs.
+            experiment_id: Its id, which stays when it is renamed; None: unknown.
+
+        Raises:
+            StoreUnreadable: The service cannot be read back.
+        """
+        del experiment, experiment_id
+        raise StoreUnreadable(self.uri, f"runs of {self.name} cannot be read back")
+
+    def read_runs(
+        self,
+        experiment: str,
+        experiment_id: str | None,
+        sweep_id: str,
+        environment: Mapping[str, str],
+    ) -> list[StoredRun]:
+        """Return a sweep's runs, without heavy imports in this process.
+
+        Args:
+            experiment: See `reader`.
+            experiment_id: See `reader`.
+            sweep_id: The sweep's identity.
+            environment: The environment of a process that may be started for it.
+
+        Raises:
+            StoreUnreadable: The store does not answer.
+        """
+        del environment
+        return self.reader(experiment, experiment_id).runs(sweep_id)
+
+    def other_sweeps(self, experiment: str) -> dict[str, int]:
+        """Return how many runs an experiment has, by the id of their sweep.
+
+        Raises:
+            StoreUnreadable: The store does not answer.
+        """
+        del experiment
+        return {}
