@@ -8,30 +8,20 @@ live here: opening a ledger, and what it stores (`ledger`).
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import optuna
 import sqlalchemy
-from optuna.distributions import BaseDistribution
-from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.errors import LedgerRefused
 from sweeps.ledger import sqlite as ledger_file
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.optuna_compat.storage import EditableParamsStorage, id_of
-from sweeps.optuna_compat.writes import (
-    end_trial,
-    insert_report,
-    insert_trial,
-    json_roundtrip,
-    set_user_attribute,
-)
+from sweeps.optuna_compat.storage import EditableParamsStorage
 
 _T = TypeVar("_T")
 
@@ -81,19 +71,11 @@ class EditableRDBStorage(EditableParamsStorage):
     Samplers never see the stored trials directly (see `search.suggest`). A test edits a space
     through a real ledger.
 
-    Optuna reads a trial with seven statements, and did so eight times from its start to its end.
-    The driver, the only writer, caches the open trials that it read or created while it wrote, and
-    the last trial that it ended. It writes them with few statements (`optuna_compat.writes`). A
-    process that only reads caches nothing, because others write.
-
     Only one thread may use it at a time.
     """
 
     def __init__(self, url: str, engine_kwargs: dict[str, Any]) -> None:
         super().__init__(url, engine_kwargs)
-        self._open: dict[int, FrozenTrial] = {}
-        self._ended: FrozenTrial | None = None
-        self._ids: dict[tuple[int, int], int] = {}
         self._writes = False
 
     def read(self, work: Callable[[], _T]) -> _T:
@@ -107,99 +89,11 @@ class EditableRDBStorage(EditableParamsStorage):
         self._writes = True
         try:
             return self._transact(work)
-        except BaseException:  # the cache may differ from the database now; raised again
-            self._forget()
-            raise
         finally:
             self._writes = False
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         raise NotImplementedError
-
-    def _forget(self) -> None:
-        self._open.clear()
-        self._ids.clear()
-        self._ended = None
-
-    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Add a trial."""
-        if template_trial is None or not self._writes:
-            return super().create_new_trial(study_id, template_trial)
-        with self.new_session() as session:
-            trial = insert_trial(session, study_id, template_trial)
-        created = id_of(trial)
-        self._open[created] = trial
-        self._ids[study_id, trial.number] = created
-        return created
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Return a trial, which the caller must not change."""
-        known = self._open.get(trial_id)
-        if known is None and self._ended is not None and id_of(self._ended) == trial_id:
-            known = self._ended
-        if known is None:
-            known = super().get_trial(trial_id)
-            if self._writes and not known.state.is_finished():
-                self._open[trial_id] = known
-        return known
-
-    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        """Return a trial's id, which never changes."""
-        key = (study_id, trial_number)
-        if key not in self._ids:
-            self._ids[key] = super().get_trial_id_from_study_id_trial_number(*key)
-        return self._ids[key]
-
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Store a user attribute."""
-        if not (known := self._open.get(trial_id)):
-            super().set_trial_user_attr(trial_id, key, value)
-            return
-        with self.new_session() as session:
-            set_user_attribute(session, trial_id, key, value)
-        changed = self._open[trial_id] = copy.copy(known)
-        changed.user_attrs = {**known.user_attrs, key: json_roundtrip(value)}
-
-    def set_trial_intermediate_value(
-        self, trial_id: int, step: int, intermediate_value: float
-    ) -> None:
-        """Store a report."""
-        known = self._open.get(trial_id)
-        if known is None or step in known.intermediate_values:
-            self._open.pop(trial_id, None)
-            super().set_trial_intermediate_value(trial_id, step, intermediate_value)
-            return
-        with self.new_session() as session:
-            insert_report(session, trial_id, step, intermediate_value)
-        changed = self._open[trial_id] = copy.copy(known)
-        changed.intermediate_values = {**known.intermediate_values, step: intermediate_value}
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Store a system attribute, which Optuna's own code uses."""
-        self._open.pop(trial_id, None)
-        super().set_trial_system_attr(trial_id, key, value)
-
-    def set_trial_param(
-        self,
-        trial_id: int,
-        param_name: str,
-        param_value_internal: float,
-        distribution: BaseDistribution,
-    ) -> None:
-        """Store a parameter."""
-        self._open.pop(trial_id, None)
-        super().set_trial_param(trial_id, param_name, param_value_internal, distribution)
-
-    def set_trial_state_values(
-        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
-    ) -> bool:
-        """Store a state."""
-        known = self._open.pop(trial_id, None)
-        if known is None or not state.is_finished():
-            return super().set_trial_state_values(trial_id, state, values)
-        with self.new_session() as session:
-            self._ended = end_trial(session, known, state, values)
-        return True
 
 
 class _FileStorage(EditableRDBStorage):
@@ -254,7 +148,7 @@ class _DatabaseStorage(EditableRDBStorage):
         results: list[_T] = []
         try:
             result = self._location.retry_transient(
-                lambda: self._try(work, results), before_again=self._begin_anew
+                lambda: self._try(work, results), before_again=self.database.dispose
             )
         except LedgerRefused:  # the database stays without the lost commits
             raise
@@ -264,10 +158,6 @@ class _DatabaseStorage(EditableRDBStorage):
         assert self._location.commit_count is not None
         self._location.commit_count += 1
         return result
-
-    def _begin_anew(self) -> None:
-        self._forget()  # the last attempt changed the cache, and may not have been committed
-        self.database.dispose()
 
     def _try(self, work: Callable[[], _T], results: list[_T]) -> _T:
         """Attempt a transaction once.

@@ -16,11 +16,6 @@ from optuna.trial import FrozenTrial
 from sqlalchemy.orm import Session
 
 
-def id_of(trial: FrozenTrial) -> int:
-    """Return the id by which a storage knows a trial; its number is another one."""
-    return trial._trial_id
-
-
 def set_trial_id(trial: FrozenTrial, value: int) -> None:
     """Set a trial's id. Samplers need one of each trial, also of a trial in no storage."""
     trial._trial_id = value

@@ -29,7 +29,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.ledger.sqlite import LedgerFile
-from sweeps.optuna_compat import samplers, storage, tables, writes
+from sweeps.optuna_compat import samplers, storage, tables
 
 SPACE: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(1e-4, 1e-1, log=True),
@@ -159,49 +159,10 @@ def test_delete_empty_study(rdb: storage.EditableParamsStorage, study_id: int) -
 # -- What is written ------------------------------------------------------------------------------
 
 
-def test_rows_equal_those_that_optuna_writes(
-    rdb: storage.EditableParamsStorage, study_id: int
-) -> None:
-    """The same trial, once by Optuna and once by `writes`, differs in no column but its ids."""
-    notes = {"seed": [1, 2]}
-    template = running(system_attrs=notes, intermediate_values={})
-    by_optuna = rdb.create_new_trial(study_id, template)
-    rdb.set_trial_user_attr(by_optuna, "a", {"b": (1, 2)})
-    rdb.set_trial_user_attr(by_optuna, "a", {"b": (1, 3)})
-    values = (0.25, math.nan, math.inf, -math.inf)
-    for step, value in enumerate(values):
-        rdb.set_trial_intermediate_value(by_optuna, step, value)
-    rdb.set_trial_state_values(by_optuna, TrialState.COMPLETE, [0.25])
-
-    with rdb.new_session() as session:
-        trial = writes.insert_trial(session, study_id, template)
-        ours = storage.id_of(trial)
-        writes.set_user_attribute(session, ours, "a", {"b": (1, 2)})
-        writes.set_user_attribute(session, ours, "a", {"b": (1, 3)})
-        for step, value in enumerate(values):
-            writes.insert_report(session, ours, step, value)
-        writes.end_trial(session, trial, TrialState.COMPLETE, [0.25])
-    with rdb.engine.connect() as db:
-        for table in models.BaseModel.metadata.sorted_tables:
-            if "trial_id" not in table.columns:
-                continue
-            ids = {column.name for column in table.primary_key}
-            kept = [
-                column
-                for column in table.columns
-                if column.name not in ids | {"trial_id", "number", "datetime_complete"}
-            ]
-            rows = [
-                [tuple(row) for row in db.execute(sqlalchemy.select(*kept).where(is_its))]
-                for is_its in (table.c.trial_id == by_optuna, table.c.trial_id == ours)
-            ]
-            assert rows[0] == rows[1], table.name
-
-
 def test_trial_id() -> None:
     trial = running()
     storage.set_trial_id(trial, 7)
-    assert storage.id_of(trial) == 7
+    assert trial._trial_id == 7
     assert trial.number != 7
 
 

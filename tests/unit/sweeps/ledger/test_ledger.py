@@ -15,7 +15,6 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler
-from optuna.storages import RDBStorage
 
 from sweeps.errors import LedgerBusy, LedgerError
 from sweeps.ledger.ledger import SIGNALS, Ledger, TrialRecord
@@ -221,49 +220,6 @@ def test_parameter_may_change_its_type_between_trials(
     assert [trial.params for trial in LedgerReader(place).trials] == asked
     stored = [trial.distributions for trial in ledger.frozen_trials()]
     assert stored == spaces
-
-
-def test_cached_open_trial_equals_the_stored_one(
-    ledger: Ledger, place: LedgerLocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[int] = []
-    read = RDBStorage.get_trial
-
-    def counted(self: RDBStorage, trial_id: int) -> Any:
-        if self is ledger._storage:
-            reads.append(trial_id)
-        return read(self, trial_id)
-
-    monkeypatch.setattr(RDBStorage, "get_trial", counted)
-    lost = PbtPerturbation(2, 0, {"train.optimizer.lr": 0.1})
-    steps: list[Callable[[], object]] = [
-        lambda: _ask(ledger),
-        lambda: _ask(ledger),
-        lambda: ledger.start(0),
-        lambda: ledger.start(1),
-        lambda: ledger.report(0, epoch=1, step=10, value=0.5),
-        lambda: ledger.report(1, epoch=1, step=10, value=float("nan")),
-        lambda: ledger.report(0, epoch=1, step=10, value=0.1),
-        lambda: ledger.set_attr(0, SIGNALS, ("a", "b")),
-        lambda: ledger.mutate(2, {0: lost, 1: lost}),
-        lambda: ledger.take_back_mutation(1),
-        lambda: ledger.start(0),
-    ]
-    for step in steps:
-        step()
-        stored = Ledger.open(place)
-        numbers = range(len(stored.trials()))
-        assert repr([ledger.trial(n) for n in numbers]) == repr([stored.trial(n) for n in numbers])
-    assert not reads
-    stored.start(1)
-    looking = Ledger.open(place)
-    assert looking.trial(1).attempts == 2
-    stored.start(1)
-    assert looking.trial(1).attempts == 3  # who only looks remembers nothing
-    ended = ledger.finish(0, "complete")
-    assert ended == Ledger.open(place).trial(0) == ledger.finish(0, "failed")
-    assert ended.state == "complete"
-    assert [trial.values for trial in Ledger.open(place).frozen_trials()] == [[0.5], None]
 
 
 class Died(BaseException):

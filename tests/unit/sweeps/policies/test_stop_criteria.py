@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.storages import RDBStorage
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, TrialRecord, TrialSummary
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.optuna_compat import writes
 from sweeps.policies.stop_criteria import (
     StopCriterionMet,
     StopMonitor,
@@ -128,7 +129,7 @@ def test_plateau_order_survives_a_clock_set_back(
     for hour, value in ((12, 1.0), (13, 0.9), (14, 0.8), (11, 0.5)):
         now = START + timedelta(hours=hour)
         clock = type("Clock", (datetime,), {"now": staticmethod(lambda now=now: now)})
-        monkeypatch.setattr(writes, "datetime", clock)
+        monkeypatch.setattr(sys.modules[RDBStorage.__module__], "datetime", clock)
         number = ledger.add(Suggestion({}, {}, {})).number
         ledger.report(number, epoch=1, step=1, value=value)
         ledger = Ledger.open(place)  # by the next driver
