@@ -139,7 +139,7 @@ def best(
         typer.Option(
             parser=read_whole(0),
             metavar="K",
-            help="Choose this trial of the Pareto front, with several metrics.",
+            help="Choose this trial, also a pruned one, instead of the best.",
             show_default=False,
         ),
     ] = None,

@@ -45,6 +45,8 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
             style="bold",
             soft_wrap=True,
         )
+        if best.state == "pruned":
+            out.print(f"it was stopped early: {best.reason or 'pruned'}", soft_wrap=True)
     if result.pending:
         err.print(
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",

@@ -20,6 +20,7 @@ from redaction.escapes import printable
 from sweeps.commands.plain_console import redraws
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_duration, format_number, joined
+from sweeps.ledger.reader import has_result
 from sweeps.results.observer import TrialProgress
 
 _STYLES = {
@@ -168,12 +169,12 @@ class ProgressTable:
         return worst if value is None else value if self._spec.modes[0] == "min" else -value
 
     def _best(self) -> tuple[int, float] | None:
-        """The best complete trial of this and of earlier drivers, and its value."""
+        """The best trial of this and of earlier drivers, and its value."""
         found = [] if self._best_before is None else [self._best_before]
         found += [
             (number, row.metrics[self._best_name])
             for number, row in list(self._rows.items())
-            if row.state == "complete" and self._best_name in row.metrics
+            if has_result(row.state) and self._best_name in row.metrics
         ]
         choose = min if self._spec.modes[0] == "min" else max
         return choose(found, key=lambda one: one[1], default=None)

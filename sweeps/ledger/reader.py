@@ -165,9 +165,9 @@ def is_finite(values: Sequence[float]) -> bool:
 def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
     """Return the best trial or the Pareto front, sorted by the first metric.
 
-    With one metric, this is the complete trial with the best value; of equals, the first. With
-    several metrics, it is the Pareto front: the complete trials that no other one dominates.
-    Optuna's `best_trials` gives the same, but would need Optuna.
+    This is the one definition of the best trial; every view, export and MLflow use it. With one
+    metric, it is the complete or pruned trial with the best value; of equals, the first. With
+    several metrics, it is the Pareto front: those that no other one dominates.
 
     Args:
         minimizes: For each metric, whether less is better.
@@ -194,10 +194,22 @@ def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) ->
     return kept
 
 
+def has_result(state: str) -> bool:
+    """Return whether a trial in this state counts among the best.
+
+    Each new best value is saved in a checkpoint, so a pruned trial has one like a complete trial.
+    A running trial is not final, and a failed one may not be sound.
+    """
+    return state in ("complete", "pruned")
+
+
 def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
-    """Return the complete trials, the best by the first metric first."""
-    complete = [t for t in trials if t.state == "complete" and t.value is not None]
-    return sorted(complete, key=lambda t: t.value or 0.0, reverse=not minimize)
+    """Return the complete and pruned trials, by their best value of the first metric, the best
+    first; of equals a complete trial first.
+    """
+    found = [t for t in trials if has_result(t.state) and t.value is not None]
+    sign = 1 if minimize else -1
+    return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))
 
 
 def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from redaction.secrets import redact
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.spec import SweepSpec, trial_yaml
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.reader import TrialSummary, ranking
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.publishing.model_card import FILE_NAME, model_card
+from sweeps.publishing.model_card import FILE_NAME, ON_THE_FRONT, model_card
 from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
@@ -40,11 +40,11 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
     Args:
         view: The sweep.
         directory: The target directory; created when missing.
-        trial: Which trial, if several are the best.
+        trial: Which trial; None: the best.
 
     Raises:
-        NoBest: No trial has completed, or it saved no weights.
-        NoChoice: Several trials are the best, and `trial` names none of them.
+        NoBest: No trial has ended with a value, or the trial saved no weights.
+        NoChoice: Several trials are the best, and `trial` is None.
         FileExistsError: The directory is not empty.
     """
     record = view.select_trial(trial)
@@ -54,7 +54,20 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
         )
     where = attempt_tags(view.ledger.attempts)
     ended = sum(one.finished for one in view.records)
-    return export_trial(view.paths, view.spec, record, directory, where, ended)
+    return export_trial(
+        view.paths, view.spec, record, directory, where, ended, _standing(view, record)
+    )
+
+
+def _standing(view: SweepStatus, record: TrialSummary) -> str:
+    """Return where a trial stands among those of its sweep, for the model card."""
+    if view.several:
+        return ON_THE_FRONT if record in view.ledger.front() else "not on the Pareto front"
+    ranked = ranking(view.records, minimize=view.ledger.minimize)
+    if record not in ranked:
+        return f"a trial that is {view.trial_state(record)}"
+    place = ranked.index(record) + 1
+    return "the best" if place == 1 else f"number {place}"
 
 
 def export_trial(
@@ -64,6 +77,7 @@ def export_trial(
     directory: Path,
     provenance: Mapping[str, str],
     ended: int,
+    standing: str = "the best",
 ) -> list[Path]:
     """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
@@ -74,6 +88,7 @@ def export_trial(
         directory: The target directory; created when missing.
         provenance: Tags that say where the sweep ran, for the card.
         ended: How many trials have ended, for the card.
+        standing: Where the trial stands among them, for the card.
 
     Returns:
         The files written.
@@ -109,7 +124,7 @@ def export_trial(
     card = directory / FILE_NAME
     known = load_trial_config(paths, spec, record)
     held = child.stdout.splitlines()
-    text = model_card(spec, record, known, generation, provenance, ended, held)
+    text = model_card(spec, record, known, generation, provenance, ended, held, standing)
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 

@@ -27,6 +27,9 @@ _ALWAYS_LISTED = (
 """Parameters that are listed even if they were not searched."""
 
 
+ON_THE_FRONT = "on the Pareto front"
+
+
 def model_card(
     spec: SweepSpec,
     record: TrialSummary,
@@ -35,6 +38,7 @@ def model_card(
     provenance: Mapping[str, str],
     ended: int,
     held: Sequence[str] = (),
+    standing: str = "the best",
 ) -> str:
     """Return the card in Markdown.
 
@@ -46,6 +50,7 @@ def model_card(
         provenance: Tags that say where and with what the sweep ran.
         ended: How many trials have ended.
         held: Names of other trained objects of the task, which are not among the weights.
+        standing: Where the trial stands among those that have ended.
     """
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
@@ -64,7 +69,7 @@ def model_card(
     lines = [
         f"# {spec.name}, trial {record.number}",
         "",
-        _rank(spec, ended),
+        _rank(spec, ended, standing),
         "",
         "## Data",
         "",
@@ -129,16 +134,14 @@ def _held(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _rank(spec: SweepSpec, ended: int) -> str:
+def _rank(spec: SweepSpec, ended: int, standing: str) -> str:
     among = f"a sweep of {max(ended, spec.trials)} trials"
     if ended < spec.trials:
         among = f"the {ended} trials that had ended, of {among}"
-    if len(spec.metrics) == 1:
-        return f"The best of {among}, by the {spec.objective_description}."
-    return (
-        f"On the Pareto front of {among}, by the {spec.objective_description}: no other "
-        "trial is as good in all of them and better in one."
-    )
+    sentence = f"{standing} of {among}, by the {spec.objective_description}"
+    if standing == ON_THE_FRONT:
+        sentence += ": no other trial is as good in all of them and better in one"
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _others(spec: SweepSpec, record: TrialSummary) -> Iterator[str]:

@@ -138,7 +138,7 @@ def _pareto(sweep: SweepData) -> go.Figure:
 
 
 def _history(sweep: SweepData) -> go.Figure:
-    if not sweep.view.ledger.front():
+    if "complete" not in sweep.states.values():
         raise NotEnough("no trial is complete yet")
     figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.metric)
     # Steps instead of slopes: the best value changes at a trial, not between two trials.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary
+from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary, has_result
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP
 from tracking.limits import MAX_TAG_VALUE, clip_start
@@ -114,10 +114,10 @@ def front_tags(
     Trials that are dominated by now get `pareto=false`.
     """
     numbers = [record.number for record in front]
-    complete = [record.number for record in records if record.state == "complete"]
+    ended = [record.number for record in records if has_result(record.state)]
     return {
         None: {"pareto_front": ", ".join(map(str, sorted(numbers)))},
-        **{number: {"pareto": str(number in numbers).lower()} for number in complete},
+        **{number: {"pareto": str(number in numbers).lower()} for number in ended},
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.logged_params import flatten
-from sweeps.ledger.reader import TrialSummary, front, ranking
+from sweeps.ledger.reader import TrialSummary, front, has_result, ranking
 from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
@@ -82,18 +82,15 @@ def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
 
 
 def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
-    """Return a sweep's best trials: the Pareto front, other complete trials, then all others.
+    """Return a sweep's best trials: the Pareto front, others that have a result, then all others.
 
-    Trials that are not complete come last because their values are not final.
+    The values of trials that run are not final, and those of failed trials may not be sound.
     """
     best = view.ledger.front()
-    complete = [
-        *best,
-        *(r for r in ranking(view.records, minimize=view.ledger.minimize) if r not in best),
-    ]
-    others = [r for r in view.records if r.state != "complete" and r.value is not None]
+    ranked = ranking(view.records, minimize=view.ledger.minimize)
+    others = [r for r in view.records if r not in ranked and r.value is not None]
     others.sort(key=lambda record: _order(view, record))
-    return [*complete, *others][:top]
+    return [*best, *(r for r in ranked if r not in best), *others][:top]
 
 
 def clip_fraction(directory: Path) -> float | None:
@@ -116,7 +113,7 @@ def _one(values: Sequence[Any]) -> bool:
 
 def _order(view: SweepStatus, record: TrialSummary) -> tuple[bool, float]:
     value = record.value or 0.0
-    return record.state != "complete", value if view.ledger.minimize else -value
+    return not has_result(record.state), value if view.ledger.minimize else -value
 
 
 def _row(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:

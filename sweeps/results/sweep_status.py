@@ -142,7 +142,7 @@ class SweepStatus:
         few = len(self.records) < self.spec.trials and self.stop is None
         if few or not all(trial.finished for trial in self.records):
             return "interrupted"
-        return "finished" if any(t.state == "complete" for t in self.records) else "failed"
+        return "finished" if self.ledger.front() else "failed"
 
     @property
     def concluded(self) -> bool:
@@ -250,40 +250,39 @@ class SweepStatus:
         return self.trial(self.select_trial(number))
 
     def select_trial(self, number: int | None) -> TrialSummary:
-        """Return the best trial, or that of several best trials which `number` names.
+        """Return the trial that `number` names, whatever its state; the best one by default.
 
         Raises:
-            NoBest: No trial has completed.
-            NoChoice: There are several and `number` is None, or it is not one of them.
+            UnknownTrial: There is no trial of that number.
+            NoBest: No trial has a result, or the named trial has no value.
+            NoChoice: There are several best trials and `number` is None.
         """
-        name, best, see = self.paths.name, self.front(), self.paths.command("best")
+        name = self.paths.name
+        if number is not None:
+            record = self.record(number)
+            if record.value is None:
+                see = self.paths.command("show", str(number))
+                raise NoBest(f"trial {number} of sweep '{name}' has no value yet; see: {see}")
+            return record
+        best, see = self.front(), self.paths.command("best")
+        if len(best) == 1:
+            return best[0]
         numbers = ", ".join(str(record.number) for record in best)
-        among = "on the Pareto front" if self.several else "the best"
-        if number is None:
-            if len(best) == 1:
-                return best[0]
-            raise NoChoice(
-                f"{len(best)} trials of sweep '{name}' are {among}: {numbers}; none of them is "
-                f"the best in all metrics; see: {see}, and choose one with --trial K"
-            )
-        for record in best:
-            if record.number == number:
-                return record
         raise NoChoice(
-            f"trial {number} of sweep '{name}' is not {among}; choose one of: {numbers}; "
-            f"see: {see}"
+            f"{len(best)} trials of sweep '{name}' are on the Pareto front: {numbers}; none of "
+            f"them is the best in all metrics; see: {see}, and choose one with --trial K"
         )
 
     def front(self) -> list[TrialSummary]:
         """Return the best trial, or with several metrics the Pareto front.
 
         Raises:
-            NoBest: No trial has completed.
+            NoBest: No trial is complete or pruned.
         """
         front = self.ledger.front()
         if not front:
             raise NoBest(
-                f"no trial of sweep '{self.paths.name}' has completed; "
+                f"no trial of sweep '{self.paths.name}' has ended with a value; "
                 f"see: {self.paths.command('trials')}"
             )
         return front

@@ -78,7 +78,7 @@ TOLD = [
     (["best", "a b"], "trials"),
     (["best", "both"], "best"),
     (["best", "both", "--export", "there"], "best"),
-    (["best", "both", "--trial", "2"], "best"),
+    (["best", "both", "--trial", "3"], "show"),
     (["stop", "a b"], "resume"),
     (["stop", "both", "--trial", "0"], "trials"),
     (["run", "both.yaml", "--name", "a b"], "resume"),
@@ -95,6 +95,7 @@ def test_printed_command_names_sweep_and_root(
     both = MadeSweep(root, "both", metric="[val/loss, val/accuracy]", mode="[min, max]")
     for values in ((0.5, 0.9), (0.4, 0.8), (0.6, 0.1)):
         both.add("complete", values)
+    both.add("failed")
     (tmp_path / "both.yaml").write_text(both.spec.to_yaml())
     name = "a b" if "a b" in line else "both"
     said = CliRunner().invoke(app, [*line, "--root", str(root)]).output

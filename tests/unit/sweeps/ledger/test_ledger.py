@@ -124,13 +124,14 @@ def test_population_decision_is_kept_with_initial_values(
     assert not ledger.trial(second).lineage
 
 
-def test_pruned_trial_keeps_its_values_and_is_never_best(in_file: Ledger) -> None:
+def test_pruned_trial_keeps_its_values_and_can_be_best(in_file: Ledger) -> None:
     number = _ask(in_file)
     in_file.report(number, epoch=1, step=10, value=0.01)
     in_file.finish(number, "pruned")
     record = in_file.trial(number)
     assert (record.state, record.reports) == ("pruned", {1: 0.01})
-    assert in_file.best() is None
+    assert in_file.best() == record
+    assert in_file.frozen_trials()[0].state.name == "PRUNED", "as the sampler is told"
 
 
 def test_failed_keeps_its_reason(in_file: Ledger) -> None:

@@ -33,22 +33,23 @@ def _shown(found: dict[str, object]) -> list[list[str]]:
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def test_complete_trials_lead_best_first(tmp_path: Path) -> None:
+def test_trials_with_a_result_lead_best_first(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", 0.5, 0.4)
-    sweep.add("pruned", 0.1)
+    sweep.add("pruned", 0.3)
     sweep.add("complete", 0.3)
-    sweep.add("failed")
+    sweep.add("failed", 0.1)
     sweep.add("pruned", 0.05)
-    found = compare([sweep.view], top=4)
+    found = compare([sweep.view], top=5)
     assert [(one["number"], one["state"], one["value"]) for one in found["leaders"]] == [
-        (2, "complete", 0.3),
-        (0, "complete", 0.4),
         (4, "pruned", 0.05),
-        (1, "pruned", 0.1),
+        (2, "complete", 0.3),  # of equals a complete one first
+        (1, "pruned", 0.3),
+        (0, "complete", 0.4),
+        (3, "failed", 0.1),
     ]
     assert found["differing"] == ["train.optimizer.lr"]
-    assert [line[0] for line in _shown(found)] == ["trial", "2", "0", "4", "1"]
+    assert [line[0] for line in _shown(found)] == ["trial", "4", "2", "1", "0", "3"]
     assert len(compare([sweep.view], top=1)["leaders"]) == 1
 
 

@@ -25,7 +25,7 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile, unreported
 from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.tags import front_tags
-from sweeps.results.sweep_status import NoBest, NoChoice
+from sweeps.results.sweep_status import NoBest, NoChoice, UnknownTrial
 from sweeps.search.suggest import Suggester
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -74,7 +74,7 @@ def test_reader_equals_ledger_and_front_equals_optunas(sweep: MadeSweep) -> None
             for _ in range(draw.randint(1, 3))
         ]
         finite = any(not math.isnan(speed) for _, speed in reports)
-        endings = ["pruned", "failed", None] + ["complete"] * 6 * finite
+        endings = ["failed", None] + ["complete"] * 6 * finite
         sweep.add(draw.choice(endings), *reports)
     records, view = sweep.ledger.trials(), LedgerReader(sweep.paths.ledger)
     assert list(map(repr, view.records())) == list(map(repr, records))
@@ -132,10 +132,9 @@ def test_best_asks_for_a_choice_on_a_front(sweep: MadeSweep, tmp_path: Path) -> 
     target = tmp_path / "out"
     with pytest.raises(NoChoice, match=r"2 trials .* on the Pareto front: 1, 0; .*--trial K"):
         export_best(sweep.view, target)
-    with pytest.raises(NoChoice, match=r"trial 2 .* not on the Pareto front; .* one of: 1, 0"):
-        export_best(sweep.view, target, 2)
     assert not target.exists()
     assert sweep.view.best(0)["number"] == 0
+    assert sweep.view.best(2)["number"] == 2, "any trial can be chosen"
     assert sweep.ledger.best() is None
 
 
@@ -150,16 +149,20 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
     assert told.splitlines()[1].split()[-1] == "-"
     assert "best:" not in told
     with pytest.raises(NoBest):
-        sweep.view.select_trial(0)
+        sweep.view.select_trial(None)
 
 
-def test_choice_with_one_metric_is_best_or_refused(tmp_path: Path) -> None:
+def test_any_trial_with_a_value_can_be_chosen(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     sweep.add("complete", 0.5)
-    sweep.add("complete", 0.4)
+    sweep.add("pruned", 0.4)
+    sweep.add("failed")
     assert sweep.view.best(1) == sweep.view.best()
-    with pytest.raises(NoChoice, match=r"trial 0 of sweep 'small' is not the best; .* one of: 1;"):
-        sweep.view.best(0)
+    assert sweep.view.best(0)["value"] == 0.5
+    with pytest.raises(NoBest, match=r"trial 2 of sweep 'small' has no value yet; see: .* show"):
+        sweep.view.best(2)
+    with pytest.raises(UnknownTrial, match="its trials are 0 to 2"):
+        sweep.view.best(3)
 
 
 def test_runs_are_tagged_on_and_off_the_front(sweep: MadeSweep) -> None:

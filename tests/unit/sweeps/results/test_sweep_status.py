@@ -73,7 +73,8 @@ def test_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
     ("endings", "state"),
     [
         (["complete", "pruned", "failed"], "finished"),
-        (["failed", "failed", "pruned"], "failed"),
+        (["failed", "failed", "failed"], "failed"),
+        (["failed", "failed", "pruned"], "finished"),
         (["complete", "complete"], "interrupted"),
     ],
 )
@@ -85,17 +86,22 @@ def test_state_of_a_sweep_that_no_driver_holds(
     assert sweep.view.state == state
 
 
-def test_best_is_the_best_complete_trial(sweep: MadeSweep) -> None:
+def test_best_has_the_best_value_of_complete_and_pruned_trials(sweep: MadeSweep) -> None:
     sweep.add("complete", 0.5, 0.4, 0.6)
-    sweep.add("pruned", 0.1)
-    sweep.add("complete", 0.45)
+    sweep.add("failed", 0.05)
+    sweep.add(None, 0.01)
     best = sweep.view.best()
     assert (best["number"], best["value"], best["epoch"], best["step"]) == (0, 0.4, 3, 30)
+    sweep.add("pruned", 0.1)
+    best = sweep.view.best()
+    assert (best["number"], best["state"], best["value"]) == (3, "pruned", 0.1)
+    assert sweep.view.status()["best"]["number"] == 3
+    assert [one.number for one in sweep.ledger.front()] == [3]
 
 
-def test_no_best_before_a_trial_completes(sweep: MadeSweep, tmp_path: Path) -> None:
+def test_no_best_before_a_trial_ends_with_a_value(sweep: MadeSweep, tmp_path: Path) -> None:
     sweep.add("failed")
-    with pytest.raises(NoBest, match=r"no trial of sweep 'small' has completed"):
+    with pytest.raises(NoBest, match=r"no trial of sweep 'small' has ended with a value"):
         sweep.view.best()
     with pytest.raises(NoBest):
         export_best(sweep.view, tmp_path / "out")
