@@ -36,8 +36,9 @@ def run_status(trial: TrialSummary) -> Status:
 
     A pruned trial ended as planned. KILLED is for what a person stopped, FAILED for failures.
     """
-    statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
-    return statuses.get(outcome(trial), "FINISHED")
+    if trial.state == "failed":
+        return "FAILED"
+    return "KILLED" if trial.reason == BY_THE_USER else "FINISHED"
 
 
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:

@@ -129,7 +129,7 @@ class Side(Protocol):
 class _Memory(optuna.storages.InMemoryStorage):
     """Keeps a ledger for as long as the process lives."""
 
-    def look(self, work: Callable[[], _T]) -> _T:
+    def read(self, work: Callable[[], _T]) -> _T:
         return work()
 
     def transact(self, work: Callable[[], _T]) -> _T:

@@ -84,12 +84,16 @@ def test_broken_link_fails(project: Path, link: str) -> None:
 @pytest.mark.parametrize(
     ("file", "docstring"),
     [
-        ("sweeps/exit_codes.py", '"""Another process holds what is needed."""\n'),
-        ("sweeps/config/sections.py", '"""An improvement is one by more than this."""\n'),
+        ("sweeps/exit_codes.py", "Another process holds the sweep's lock or its ledger."),
+        (
+            "sweeps/config/sections.py",
+            "Only a change by more than this counts as an improvement.",
+        ),
     ],
 )
 def test_undocumented_public_name_fails(project: Path, file: str, docstring: str) -> None:
     text = (project / file).read_text(encoding="utf-8")
+    docstring = f'"""{docstring}"""\n'
     assert docstring in text
     (project / file).write_text(text.replace(docstring, ""), encoding="utf-8")
     done = _build(project)

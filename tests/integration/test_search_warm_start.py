@@ -175,7 +175,10 @@ def _said(error: Exception) -> str:
     [
         (["search.warm_start=older"], "'older': there is no such sweep below"),
         (["metric=val/accuracy"], "'old': its metric is val/loss, and this sweep's is val/acc"),
-        (["mode=max"], "'old': its mode is min, and this sweep's is max; results of another"),
+        (
+            ["mode=max"],
+            "'old': its mode is min, and this sweep's is max; a sampler",
+        ),
     ],
 )
 def test_unusable_prior_sweep_is_refused(

@@ -364,6 +364,7 @@ def test_no_process_or_scratch_file_remains(module_cli: CommandLine, finished: o
     assert {path.name for path in sweep.iterdir()} == {
         "sweep.yaml",
         "ledger.db",
+        "report.html",
         "lock",
         "outbox",
         "trials",

@@ -226,11 +226,11 @@ def module(tmp_path, monkeypatch):
         (
             "digit",
             {},
-            r"no built-in task \(did you mean 'digits'\?\).*fashion_mnist, spiral.*:ClassName",
+            r"not a built-in task \(did you mean 'digits'\?\).*fashion_mnist, spiral.*:ClassName",
         ),
-        ("minetask", {}, "no built-in task"),
-        ("minetask:", {}, "no built-in task"),
-        (":Mine", {}, "no built-in task"),
+        ("minetask", {}, "not a built-in task"),
+        ("minetask:", {}, "not a built-in task"),
+        (":Mine", {}, "not a built-in task"),
         (
             "nowhere.mod:Mine",
             {},

@@ -127,7 +127,7 @@ def test_torchvision_model_trains_and_warns_of_batch_norm(
     if accumulation == 2:
         assert len(sentences) == 1
         assert "the model has BatchNorm (bn1)" in sentences[0]
-        assert "micro-batches of 3 samples, not the batch of 6" in sentences[0]
+        assert "micro-batches of 3 samples, not over the batch of 6" in sentences[0]
         return
     assert sentences == []
     losses = [row.metrics["train/loss"] for report in reports for row in report.rows]
