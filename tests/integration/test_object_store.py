@@ -163,7 +163,7 @@ def test_interrupted_upload_keeps_committed_state(store, tmp_path):
     writer.close()  # does not wait for a store that is away
     # Whatever cannot be asked is not damaged: nobody falls back, and nothing is set aside.
     for read in (_reader(tmp_path).best, _reader(tmp_path).newest):
-.*untouched; check that"):
+        with pytest.raises(StorageError, match=f"{RUN} cannot be read: .*untouched; check that"):
             read()
     with pytest.raises(StorageError, match="no checkpoints can be written"):
         _open(tmp_path)
