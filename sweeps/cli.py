@@ -308,7 +308,7 @@ def stop(
 app.command(epilog="Example: sweep trust https://mlflow.example")(trust)
 app.command(name="list", epilog="Example: sweep list --root ~/runs")(inspect.list_command)
 app.command(epilog="Example: sweep status digits --watch")(inspect.status)
-app.command(epilog="Example: sweep trials digits --json")(inspect.trials)
+app.command(epilog="Example: sweep trials digits --sort value --top 5")(inspect.trials)
 app.command(epilog="Example: sweep show digits 3")(inspect.show)
 app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)

@@ -91,13 +91,53 @@ def status(
     show_found(found, as_json, lambda: render.status(found, view.spec, view.paths))
 
 
-def trials(name: Name, root: Root = None, as_json: AsJson = False) -> None:
+def trials(
+    name: Name,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort",
+            metavar="COLUMN",
+            help="Sort by `value` (the best first), a parameter, epoch, step or state.",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top",
+            parser=read_whole(1),
+            metavar="N",
+            help="Show the first N trials.",
+            show_default=False,
+        ),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="Show trials that are waiting, running, complete, pruned or failed.",
+            show_default=False,
+        ),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
     """List the trials of a sweep."""
     from sweeps.commands import render
+    from sweeps.results.trial_selection import select_rows, to_csv
 
+    if as_csv and as_json:
+        fail("--csv and --json exclude each other; leave one out", code=WRONG_INPUT)
     with input_errors():
         view = view_of(name, root)
-        found = view.trials() if as_json else view.rows()
+        rows = view.trials() if as_json else view.rows()
+        found = select_rows(rows, view.spec, sort=sort, top=top, state=state)
+    if as_csv:
+        out.file.write(to_csv(found, view.spec))
+        return
     show_found(found, as_json, lambda: render.trials(found, view.spec))
 
 
