@@ -18,8 +18,15 @@ from rich.text import Text
 
 from redaction.escapes import printable
 from sweeps.commands.plain_console import redraws
+from sweeps.commands.tables import titles
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_best, format_duration, format_number, joined
+from sweeps.formatting import (
+    format_best,
+    format_duration,
+    format_number,
+    format_parameter,
+    joined,
+)
 from sweeps.ledger.reader import has_result
 from sweeps.results.observer import TrialProgress
 
@@ -134,12 +141,18 @@ class ProgressTable:
 
     def render(self) -> Group:
         """Return the table, the best trial so far, and the remaining time."""
+        keys = self._searched()
+        rates = [name for name in ("train/lr", "train/grad_norm") if name not in self._omitted]
+        first = ["trial", "state"]
+        numbers = ["epoch", *self._spec.metrics, "best"]
+        last = [*(name.removeprefix("train/") for name in rates), "time"]
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("trial", "state"):
+        for column in first:
             table.add_column(column)
-        for column in ("epoch", *self._spec.metrics, "best", "lr", "grad_norm", "time"):
+        for column in (*numbers, *titles(keys, [*first, *numbers, *last]), *last):
             table.add_column(column, justify="right")
-        for number in self._shown():
+        best, shown = self._best(), self._shown()
+        for number in shown:
             row = self._rows[number]
             seconds = row.seconds if row.seconds is not None else time.monotonic() - row.started
             table.add_row(
@@ -148,16 +161,42 @@ class ProgressTable:
                 f"{row.epoch}/{self._spec.budget.epochs}",
                 *(
                     format_number(row.metrics.get(name))
-                    for name in (
-                        *self._spec.metrics,
-                        self._best_name,
-                        "train/lr",
-                        "train/grad_norm",
-                    )
+                    for name in (*self._spec.metrics, self._best_name)
                 ),
+                *(format_parameter(row.params, key) for key in keys),
+                *(format_number(row.metrics.get(name)) for name in rates),
                 format_duration(seconds),
+                style="bold" if best is not None and number == best[0] else "",
             )
-        return Group(table, Text(self._summary(), style="bold"))
+        hidden = [
+            f"{count} more {what}{'s' * (count > 1)}"
+            for count, what in (
+                (len(self._rows) - len(shown), "trial"),
+                (len(self._spec.space) - len(keys), "parameter"),
+            )
+            if count
+        ]
+        more = [Text(f"+ {', '.join(hidden)}", style="dim")] * bool(hidden)
+        return Group(table, *more, Text(self._summary(), style="bold"))
+
+    @property
+    def _omitted(self) -> set[str]:
+        """The rate that is applied says little where it is searched."""
+        return {"train/lr"} if "train.optimizer.lr" in self._spec.space else set()
+
+    def _searched(self) -> list[str]:
+        """The searched parameters for whose columns the terminal is wide enough."""
+        # Trial, state, epoch, best and time with four gaps; each other column brings its own gap.
+        width = 5 + 8 + 5 + 6 + 5 + 2 * 4 + (9 + 2) * (2 - len(self._omitted))
+        width += sum(2 + max(len(name), 8) for name in self._spec.metrics)
+        keys: list[str] = []
+        for key in self._spec.space:
+            title = titles([*keys, key], [])[-1]
+            width += 2 + max(len(title), 9)
+            if width > self._console.size.width:
+                break
+            keys.append(key)
+        return keys
 
     @property
     def _best_name(self) -> str:
@@ -184,19 +223,20 @@ class ProgressTable:
         rows = list(self._rows.items())  # a copy: the drawing thread reads while trials are added
         running = [n for n, row in rows if row.state == "running"]
         others = sorted((n for n, row in rows if row.state != "running"), key=self._value)
-        room = max(3, self._console.size.height - 4 - len(running))
+        room = max(3, self._console.size.height - 5 - len(running))
         return running + others[:room]
 
     def _summary(self) -> str:
         if not self._rows:
-            return f"starting workers · {format_duration(time.monotonic() - self._start)}"
+            waited = format_duration(time.monotonic() - self._start)
+            return f"{self._spec.name} · starting workers · {waited}"
         done = [
             n
             for n, row in list(self._rows.items())
             if row.state in ("complete", "pruned", "failed")
         ]
         elapsed = time.monotonic() - self._start
-        parts = [f"{self._finished_before + len(done)}/{self._total} trials"]
+        parts = [self._spec.name, f"{self._finished_before + len(done)}/{self._total} trials"]
         if best := self._best():
             number, value = best
             parts.append(f"best {self._spec.metrics[0]} {format_number(value)} (trial {number})")

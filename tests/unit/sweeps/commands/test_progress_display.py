@@ -62,6 +62,7 @@ def test_terminal_table_shows_running_first_then_leaders(spec: SweepSpec) -> Non
     plain = Console(file=io.StringIO(), width=100)
     plain.print(table.render())
     lines = [line.split() for line in plain.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    # The rate that is applied is shown where it is not the searched one.
     assert lines[0] == ["trial", "state", "epoch", "val/loss", "best", "lr", "grad_norm", "time"]
     assert [line[:2] for line in lines[1:5]] == [
         ["3", "running"],
@@ -70,7 +71,7 @@ def test_terminal_table_shows_running_first_then_leaders(spec: SweepSpec) -> Non
         ["2", "failed"],
     ]
     assert lines[2][2:7] == ["2/2", "0.6", "0.5", "0.01", "1.5"]
-    assert " ".join(lines[5]).startswith("3/4 trials · best val/loss 0.5 (trial 0) · ")
+    assert " ".join(lines[5]).startswith("s · 3/4 trials · best val/loss 0.5 (trial 0) · ")
     assert lines[5][-1] == "left"
 
 
@@ -116,6 +117,51 @@ def test_table_never_outgrows_the_terminal(spec: SweepSpec) -> None:
         table.ended(number, "pruned", None, None)
     console.print(table.render())
     assert len(console.file.getvalue().splitlines()) <= 12  # type: ignore[attr-defined]
+
+
+WIDE = SPEC.replace(
+    "space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}",
+    "space: {train.schedule.warmup: {uniform: [0, 0.3]}, train.clip.max_norm: {uniform: [1, 9]}, "
+    "train.batch_size: {choice: [16, 32]}, task.a_long_name_of_an_argument: {uniform: [0, 1]}}",
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "more"),
+    [
+        (80, ["warmup"], "+ 36 more trials, 3 more parameters"),
+        (120, ["warmup", "max_norm", "batch_size"], "+ 36 more trials, 1 more parameter"),
+        (
+            160,
+            ["warmup", "max_norm", "batch_size", "a_long_name_of_an_argument"],
+            "+ 36 more trials",
+        ),
+    ],
+)
+def test_table_shows_what_fits_and_counts_the_rest(
+    width: int, columns: list[str], more: str
+) -> None:
+    spec = parse_spec(WIDE, "s.yaml")
+    params = {
+        "train.schedule.warmup": 0.1234567,
+        "train.clip.max_norm": 1.2345e-7,
+        "train.batch_size": 16,
+        "task.a_long_name_of_an_argument": 0.5,
+    }
+    console = Console(file=io.StringIO(), width=width, height=9)
+    table = ProgressTable(console, spec)
+    for number in range(40):
+        table.started(number, params, 1)
+        table.reported(_progress(number, 2, 0.123456 + number, 0.123456 + number))
+        table.ended(number, "pruned", None, None)
+    console.print(table.render())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 9
+    expected = ["trial", "state", "epoch", "val/loss", "best", *columns, "lr", "grad_norm", "time"]
+    assert lines[0].split() == expected
+    assert lines[1].split()[:6] == ["0", "pruned", "2/2", "0.1235", "0.1235", "0.1235"]
+    assert "…" not in "".join(lines), "nothing is cropped"
+    assert lines[-2] == more
 
 
 def test_plain_output_prints_each_event_once(spec: SweepSpec) -> None:
