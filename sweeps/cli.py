@@ -38,6 +38,7 @@ from sweeps.commands.console import (
     show_found,
     view_of,
 )
+from sweeps.commands.logs import logs
 from sweeps.commands.trust import trust
 from sweeps.exit_codes import LATE
 
@@ -310,6 +311,7 @@ app.command(name="list", epilog="Example: sweep list --root ~/runs")(inspect.lis
 app.command(epilog="Example: sweep status digits --watch")(inspect.status)
 app.command(epilog="Example: sweep trials digits --sort value --top 5")(inspect.trials)
 app.command(epilog="Example: sweep show digits 3")(inspect.show)
+app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
 app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)

@@ -38,6 +38,7 @@ COMMANDS = [
     ["trials", "NAME"],
     ["trials", "NAME", "--json"],
     ["show", "NAME", "0"],
+    ["logs", "NAME", "0"],
     ["best", "NAME"],
     ["compare", "NAME"],
     ["stop", "NAME", "--trial", "0"],
