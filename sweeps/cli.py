@@ -314,6 +314,7 @@ app.command(epilog="Example: sweep show digits 3")(inspect.show)
 app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
 app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
+app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
 
 

@@ -277,6 +277,33 @@ def compare(
         render.pages(out, found)
 
 
+def diff(
+    name: Name,
+    first: Annotated[
+        int,
+        typer.Argument(
+            parser=read_whole(0), metavar="A", help="A trial's number.", show_default=False
+        ),
+    ],
+    second: Annotated[
+        int,
+        typer.Argument(
+            parser=read_whole(0), metavar="B", help="Another trial's number.", show_default=False
+        ),
+    ],
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show in which parameters two trials differ."""
+    from sweeps.commands import render
+    from sweeps.results.compare import differences
+
+    with input_errors():
+        view = view_of(name, root)
+        found = differences(view, first, second)
+    show_found(found, as_json, lambda: render.differences(found, view.spec))
+
+
 def report(
     name: Name,
     output: Annotated[

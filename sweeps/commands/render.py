@@ -245,6 +245,24 @@ def comparison(found: dict[str, Any]) -> RenderableType:
     return Group(table, Text(f"the same for all: {joined(found['same'])}", style="dim"))
 
 
+def differences(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
+    """Return the table of `sweep diff`."""
+    first, second = (f"trial {number}" for number in found["trials"])
+    grid = TextTable(["", first, second], right={first, second})
+    cells = [format_cells(value, spec.metrics) for value in found["values"]]
+    for index, metric in enumerate(spec.metrics):
+        grid.rows.append((metric, *(one[index] for one in cells)))
+    for name, values in found["differing"].items():
+        shown = (
+            "-" if name in absent else format_value(value)
+            for value, absent in zip(values, found["absent"], strict=True)
+        )
+        grid.rows.append((name, *shown))
+    if found["differing"]:
+        return grid
+    return Group(grid, Text("their parameters are the same", style="dim"))
+
+
 def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
     if one is best:
         return "bold"

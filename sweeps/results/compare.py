@@ -93,6 +93,33 @@ def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
     return [*best, *(r for r in ranked if r not in best), *others][:top]
 
 
+def differences(view: SweepStatus, first: int, second: int) -> dict[str, Any]:
+    """Return the object that `sweep diff --json` prints.
+
+    Args:
+        view: The sweep.
+        first: A trial's number.
+        second: Another trial's number.
+
+    Returns:
+        `trials`: the two numbers. `values`: their results. `differing`: each parameter in which
+        they differ, with both values; null where a trial has none, whose name is then in
+        `absent`, a list for each trial.
+
+    Raises:
+        UnknownTrial: There is no trial of a number.
+    """
+    records = [view.record(number) for number in (first, second)]
+    a, b = (resolved(view, record) for record in records)
+    names = [name for name in {**a, **b} if not _one([a.get(name, _ABSENT), b.get(name, _ABSENT)])]
+    return {
+        "trials": [first, second],
+        "values": [record.result for record in records],
+        "differing": {name: [a.get(name), b.get(name)] for name in names},
+        "absent": [[name for name in names if name not in one] for one in (a, b)],
+    }
+
+
 def clip_fraction(directory: Path) -> float | None:
     """Return the fraction of a trial's steps with clipped gradients; None if it logged none."""
     shares = [row.metrics[CLIPPED] for row in read_rows(directory) if CLIPPED in row.metrics]

@@ -39,6 +39,7 @@ COMMANDS = [
     ["trials", "NAME", "--json"],
     ["show", "NAME", "0"],
     ["logs", "NAME", "0"],
+    ["diff", "NAME", "0", "1"],
     ["best", "NAME"],
     ["compare", "NAME"],
     ["stop", "NAME", "--trial", "0"],

@@ -9,7 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from sweeps.cli import app
 from sweeps.commands import render
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import trial_yaml
@@ -18,7 +20,8 @@ from sweeps.paths import TRIAL_CONFIG
 from sweeps.publishing.model_card import model_card
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.results.compare import Incomparable, compare
+from sweeps.results.compare import Incomparable, compare, differences
+from sweeps.results.sweep_status import UnknownTrial
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import SWEEP, Outbox
@@ -245,3 +248,40 @@ def test_no_trial_to_compare_yet(tmp_path: Path) -> None:
     found = compare([MadeSweep(tmp_path).view], top=5)
     assert found["leaders"] == []
     assert _shown(found) == [["no", "trial", "has", "a", "value", "yet"]]
+
+
+def test_two_trials_differ_where_their_configurations_do(tmp_path: Path) -> None:
+    space = "{train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}, task.a: {choice: [null, 1, two]}}"
+    sweep = MadeSweep(tmp_path, space=space)
+    for value in (0.5, 0.4):
+        sweep.add("complete", value)
+    found = differences(sweep.view, 0, 1)
+    rows = [record.params for record in sweep.view.records]
+    assert found["trials"] == [0, 1]
+    assert found["values"] == [0.5, 0.4]
+    expected = {
+        key: [row[key] for row in rows]
+        for key in rows[0]
+        if repr(rows[0][key]) != repr(rows[1][key])
+    }
+    assert found["differing"] == expected != {}
+    assert found["absent"] == [[], []]
+    assert differences(sweep.view, 1, 1)["differing"] == {}
+    with pytest.raises(UnknownTrial):
+        differences(sweep.view, 0, 2)
+
+
+def test_diff_prints_metric_and_differing_parameters(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for value in (0.5, 0.4):
+        sweep.add("complete", value)
+    root = ["--root", str(tmp_path)]
+    lines = CliRunner().invoke(app, ["diff", "small", "0", "1", *root]).stdout.splitlines()
+    assert lines[0].split() == ["trial", "0", "trial", "1"]
+    assert lines[1].split() == ["val/loss", "0.5", "0.4"]
+    assert {line.split()[0] for line in lines[2:]} == set(sweep.spec.space)
+    same = CliRunner().invoke(app, ["diff", "small", "1", "1", *root]).stdout.splitlines()
+    assert same[-1] == "their parameters are the same"
+    wrong = CliRunner().invoke(app, ["diff", "small", "0", "9", *root])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "has no trial 9; its trials are 0 to 1" in wrong.stderr
