@@ -128,6 +128,11 @@ class LedgerFile:
                 "disk; what it holds is untouched; free space or correct the permissions, then "
                 "resume"
             )
+        if cause is None:  # the database works, and rejects what is written
+            return LedgerRefused(
+                f"the ledger {self.path} cannot be used: {reason}; what it holds is untouched; "
+                "remove what another program added to it, such as a trigger, then resume"
+            )
         return self.damaged(reason)
 
     def damaged(self, reason: str) -> LedgerError:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import optuna
 import sqlalchemy
+from optuna.exceptions import StorageInternalError
+from optuna.trial import TrialState
 
 from sweeps.errors import LedgerRefused
 from sweeps.ledger import sqlite as ledger_file
@@ -94,6 +96,14 @@ class EditableRDBStorage(EditableParamsStorage):
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         raise NotImplementedError
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        """Store a state. Optuna only returns false if the database rejects it."""
+        if not super().set_trial_state_values(trial_id, state, values):
+            raise StorageInternalError(f"the database rejects the state {state.name} of a trial")
+        return True
 
 
 class _FileStorage(EditableRDBStorage):
