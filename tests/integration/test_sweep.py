@@ -162,7 +162,7 @@ def test_mlflow_status_matches_each_trial(
             assert run.data.tags["stopped_by"] == "asha"
             assert trial["reason"] == run.data.tags["reason"]
             assert re.fullmatch(
-                r"asha at epoch 1: val/loss \S+, needed <= \S+, rank \d+ of \d+", trial["reason"]
+                r"asha at epoch \d: val/loss \S+, needed <= \S+, rank \d+ of \d+", trial["reason"]
             )
         assert run.info.status == "FINISHED"
         assert run.data.tags["outcome"] == trial["state"]
@@ -374,7 +374,7 @@ def test_no_process_or_scratch_file_remains(module_cli: CommandLine, finished: o
         for path in sweep.rglob("*")
         if path.is_file() and "checkpoints" not in path.parts
     )
-    assert outside < 5 * 2**20
+    assert outside < 10 * 2**20  # half of it is the report
 
 
 def test_second_run_with_same_name_is_refused(module_cli: CommandLine, finished: object) -> None:
