@@ -67,7 +67,7 @@ def remove_scratch(paths: SweepPaths) -> None:
 
 
 def _drain(paths: SweepPaths, grace: float, notices: ShutdownNotices) -> None:
-    # A full disk takes no stop file. Trials then resume from their last checkpoint.
+    # If a full disk prevents the stop file, trials resume from their last checkpoint.
     with contextlib.suppress(OSError):
         stop_requests.request_stop(paths)
     with contextlib.suppress(OSError):  # standard error may be a file on the full disk
