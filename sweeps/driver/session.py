@@ -233,7 +233,7 @@ def open_sweep(
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:
-    """Queue the runs that the tracking store has lost for delivery, and describe them.
+    """Queue for delivery the runs that the tracking store has lost, and describe them.
 
     Returns:
         A sentence for the user; None if no run is lost.

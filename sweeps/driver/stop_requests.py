@@ -42,7 +42,7 @@ class StopRequests:
     """The stop requests that the driver has received.
 
     Args:
-        paths: The sweep, whose `control/` must not exist; it is created.
+        paths: The sweep; its `control/` must not exist yet, and is created here.
         token: The driver's token; requests to other drivers are ignored.
 
     Raises:

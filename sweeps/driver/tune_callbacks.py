@@ -5,9 +5,9 @@ the callback returns, so a synchronous write would make a GPU wait for the disk.
 the ledger to decide something calls `flush` first.
 
 If the driver dies before a queued report is written, the trial's directory still has the report,
-and a resume copies it to the ledger. Three things are not stored there, so a callback writes them
-before it returns: the trial's configuration, the tags and parameters that only the worker knows,
-and the trial's changed attributes in the ledger. What must not live here: writing
+and a resume copies it to the ledger. Three things are not stored there: the trial's configuration,
+the tags and parameters that only the worker knows, and the trial's changed attributes in the
+ledger. So a callback writes them before it returns. What must not live here: writing
 (`event_writer`, `write_queue`), choosing parameters (`search`), and deciding when to stop
 (`early_stopping`).
 """

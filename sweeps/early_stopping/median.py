@@ -75,7 +75,8 @@ class Medians:
         """Record a report; return why its trial stops, or None if it continues.
 
         A trial stops when its best value so far is worse than the median of the other trials'
-        mean values up to the same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
+        mean values up to the same epoch. See Golovin et al., "Google Vizier" (2017), section
+        3.2.2.
         """
         self._record(number, epoch, value)
         reports = self._reports[number]

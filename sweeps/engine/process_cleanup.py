@@ -91,7 +91,7 @@ def _remove_unfinished() -> Iterator[str]:
     for aside in sorted(_PLACE.glob(f".{_PREFIX}{'[0-9a-f]' * _TOKEN_DIGITS}")):
         if not _is_ours(aside):
             continue
-        with contextlib.suppress(OSError):  # as above
+        with contextlib.suppress(OSError):  # removed meanwhile, or its driver is alive
             # Mode "a" creates the file if the driver died before it did.
             with open(aside / _ALIVE, "a", encoding="utf-8") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +136,7 @@ def find_orphans(token: str) -> list[psutil.Process]:
             if process.pid != os.getpid() and _is_marked(process, token, scratch):
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # ended meanwhile, or another user's
+            continue  # the process has ended, or is another user's
     return found
 
 
@@ -178,5 +178,5 @@ def _is_marked(process: psutil.Process, token: str, scratch: str) -> bool:
 
 
 def _signal(process: psutil.Process, *, force: bool) -> None:
-    with contextlib.suppress(psutil.Error):  # ended meanwhile
+    with contextlib.suppress(psutil.Error):  # the process has ended
         process.kill() if force else process.terminate()

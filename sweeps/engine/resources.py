@@ -278,7 +278,7 @@ def select_visible(
     known = [*found, *instances.items()]
     chosen: list[int] = []
     for entry in visible.split(","):
-        if entry.strip().isdecimal():  # CUDA ignores blanks only beside numbers
+        if entry.strip().isdecimal():  # CUDA ignores blanks only around numbers
             match = [int(entry)] if int(entry) < len(found) else []
         else:
             match = [n for n, (uuid, _) in enumerate(known) if entry and uuid.startswith(entry)]

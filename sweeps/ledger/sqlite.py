@@ -60,8 +60,8 @@ class LedgerFile:
                 "from a backup, or begin anew with: sweep run FILE --name NAME"
             )
         try:
-            # "rw" never creates a file. It rolls back what a dead driver had not committed, which
-            # a read-only connection cannot. `query_only` still forbids statements that write.
+            # Mode "rw" never creates a file. Unlike a read-only connection, it can roll back what
+            # a dead driver did not commit. `query_only` still forbids statements that write.
             address = f"{self.path.absolute().as_uri()}?mode=rw"
             with contextlib.closing(
                 sqlite3.connect(address, uri=True, timeout=WAIT_SECONDS)

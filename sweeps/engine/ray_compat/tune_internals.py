@@ -37,7 +37,7 @@ def patch_tune() -> Iterator[None]:
       next trial gets the warm worker.
     - If a worker is lost while Tune resets it for the next trial, Tune counts a failure of that
       trial, which has not begun. Tune handles this loss twice, and restores the trial only once.
-    - Tune reads a trial's error from the path to which it copies the error later.
+    - Tune reads a trial's error from a file that it may write only later.
     """
     from ray.air._internal import usage
     from ray.tune.execution import experiment_state
