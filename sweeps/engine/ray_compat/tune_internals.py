@@ -166,7 +166,7 @@ def release_trial(trial: Any) -> None:
 
 
 def end_at_next_loss(trial: Any) -> None:
-    """Make Tune retry a trial no longer; callbacks have no public way to end a trial."""
+    """Make Tune stop retrying a trial; callbacks have no public way to end a trial."""
     trial.max_failures = 0
 
 
