@@ -1,10 +1,10 @@
 """Write the events of trials to the ledger, the recorder and the progress display.
 
-The ledger comes first, because it is authoritative. If the driver dies between the ledger and the
-recorder, a resume sends the missing records; no record ever has to be retracted. The lock is
-checked before each write, because another driver may have replaced a suspended one; the recorder
-checks it itself. What must not live here: what an event means (`tune_callbacks`), and which thread
-writes it (`write_queue`).
+The ledger is written first, because it is authoritative. If the driver dies before it writes to
+the recorder, a resume sends the missing records. So no record ever has to be retracted. The lock
+is checked before each write to the ledger, because another driver may have acquired it while this
+driver was suspended. The recorder checks the lock itself. What must not live here: what an event
+means (`tune_callbacks`), and which thread writes it (`write_queue`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WorkerReport:
 
 
 Entry = WorkerReport | Callable[[], None]
-"""A queued write: reports, or a call."""
+"""A queued write: the reports of a worker, or a function to call."""
 
 
 class EventWriter:
@@ -115,7 +115,7 @@ class EventWriter:
 
         Args:
             number: The trial's number.
-            parameters: The part of its configuration that is recorded.
+            parameters: The part of the trial's configuration that is recorded.
         """
         self._recorder.start(number, parameters, {"gradsweep.attempts": "1"})
 
@@ -133,12 +133,12 @@ class EventWriter:
     ) -> None:
         """Count an attempt, reopen the trial's run, and backfill undelivered reports.
 
-        A worker that is lost may have stored reports that it could not deliver.
+        A lost worker may have stored reports that it could not send to the driver.
 
         Args:
             number: The trial's number.
-            params: Its searched parameters.
-            parameters: The part of its configuration that is recorded.
+            params: The trial's searched parameters.
+            parameters: The part of the trial's configuration that is recorded.
         """
         self._fence()
         attempt = self._ledger.start(number)
@@ -191,7 +191,7 @@ class EventWriter:
 
         Args:
             number: The trial's number.
-            last: Its final report, unless that is written already.
+            last: The trial's final report; None if it is written already.
         """
 
         def end(record: TrialRecord) -> tuple[Ending, str | None]:
@@ -207,12 +207,12 @@ class EventWriter:
 
     def stopped(self, number: int, reason: str) -> None:
         """Record that a running trial was stopped."""
-        # It may have stopped between two reports, and no later start would deliver the rest.
+        # The trial may have stopped between two reports. No later start sends the rows since.
         self._log_the_rest(number)
         self._end(number, lambda _: ("pruned", reason))
 
     def stopped_waiting(self, number: int, reason: str) -> None:
-        """Record that a waiting trial was stopped; a trial that has ended keeps its end."""
+        """Record that a waiting trial was stopped; do nothing if the trial has ended already."""
         record = self._ledger.trial(number)
         if record.finished:
             return
@@ -244,7 +244,7 @@ class EventWriter:
             self._fence()
             self._ledger.transaction(store)
         for one in results:
-            if one.notes:  # the ledger's values, which each start and end records again
+            if one.notes:  # send the ledger's values; each start and end sends them again
                 self._recorder.tag(one.number, status_tags(self._ledger.trial(one.number)))
             if one.reports:
                 self._log(one.number, one.rows)
@@ -299,9 +299,9 @@ class EventWriter:
         Args:
             number: The trial's number.
             end_of: Returns the kind of end and its reason.
-            traceback: Of a failed trial.
-            lineage: The PBT changes with which it trained, if fewer than were decided.
-            last: Its final report, unless that is written already.
+            traceback: The exception's traceback, for a failed trial.
+            lineage: The PBT changes that the trial trained with; None: all that PBT decided.
+            last: The trial's final report; None if it is written already.
         """
 
         def store() -> TrialRecord:
@@ -312,7 +312,7 @@ class EventWriter:
                 number, ending, reason=reason, traceback=traceback, lineage=lineage
             )
 
-        # Outside the transaction: the check of a database lock could wait for it.
+        # Check outside the transaction: the check of a database lock could wait for its end.
         self._fence()
         record = self._ledger.transaction(store)
         for file, name in logged_files(self._paths.trial(number)):

@@ -1,4 +1,4 @@
-"""Finalize an attempt at a sweep: record its outcome, publish the best trial, and deliver.
+"""Finalize an attempt at a sweep: record its outcome, publish the best trial, deliver records.
 
 Figures and the report are drawn later, by `sweep sync`, `sweep ui` and `sweep report`. What must
 not live here: how weights are exported (`publishing`).
@@ -36,7 +36,7 @@ _SILENCE_SECONDS = 10.0
 
 
 class _Published(NamedTuple):
-    """The parts of a publication that are missing."""
+    """Which parts of the publication are missing, and why."""
 
     pending_weights: str | None = None
     """Why the best weights are not published yet: the object store is unavailable."""
@@ -49,7 +49,7 @@ def finalize_attempt(
     interruption: Interruption,
     abort_reason: RepeatedFailure | None,
 ) -> SweepOutcome:
-    """Record the attempt's outcome in the sweep's own run, publish the best trial, and deliver.
+    """Record the outcome in the sweep's own run, publish the best trial, and deliver records.
 
     Args:
         sweep: The open sweep.
@@ -66,7 +66,7 @@ def finalize_attempt(
     failed: int | None = None
     cause: str | None = None
     published = _Published()
-    if abort_reason and (left or not best):  # otherwise the stop spared no trial
+    if abort_reason and (left or not best):  # otherwise the stop prevented no trial
         failed, cause = abort_reason.numbers[-1], abort_reason.cause
     elif not best:
         failed, cause = failure_cause(trials)
@@ -105,10 +105,10 @@ def finalize_attempt(
 
 
 def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
-    """Wait for a limited time until the tracking server has everything.
+    """Wait until the tracking server has all records, or the time limit is reached.
 
-    After an interruption the wait also ends before the grace period does. The next resume delivers
-    what remains.
+    After an interruption, the wait ends before the grace period does. The next resume delivers
+    the remaining records.
 
     Returns:
         How many records remain in the outbox.
@@ -120,7 +120,7 @@ def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
             deadline = min(deadline, now + soon)
-        # Infinite: this process delivers to no server.
+        # `seconds_unresponsive` is infinite if this process delivers to no server.
         waited = now - started if delivery.seconds_unresponsive < math.inf else math.inf
         if min(delivery.seconds_unresponsive, waited) > _SILENCE_SECONDS:
             deadline = now  # the server is unavailable
@@ -145,7 +145,7 @@ def _publish_best(sweep: SweepSession, best: TrialRecord, trials: list[TrialReco
         except NoBest as error:
             recorder.tag(None, {"best_checkpoint": f"missing: {error}"})
             return _Published(missing_weights=str(error))
-        except StorageError as error:  # the trials are complete, and so is the sweep
+        except StorageError as error:  # the trials are complete: the sweep does not fail
             recorder.tag(None, {"best_checkpoint": f"waiting: {error}"})
             return _Published(pending_weights=str(error))
         for file in files:

@@ -1,8 +1,8 @@
 """Detect running trials that make no progress, and kill their workers.
 
-The driver watches, not the worker: code that holds the GIL blocks every other thread of its
-process. Only time in which both processes could run counts. A stopped worker and a suspended
-driver therefore cause no hang. Workers on other hosts are not watched. What must not live here:
+The driver watches its workers: code in a worker that holds the GIL would also block a watching
+thread there. Time counts only while both processes can run, so a stopped worker or a suspended
+driver does not count as a hang. Workers on other hosts are not watched. What must not live here:
 whether the trial is retried (`tune_callbacks`).
 """
 
@@ -25,7 +25,7 @@ from trainable.heartbeat import Stamp
 
 _LOOK_SECONDS = 0.5
 _COUNTED_SECONDS = 2.0
-"""The most seconds that count between two checks."""
+"""The most seconds that count between two checks: a longer gap means a suspended driver."""
 _DUMP_SECONDS = 1.0
 """How long a worker may take to write its stacks."""
 _LEAST, _TIMES, _FIRST = 600.0, 20.0, 6 * 3600.0
@@ -34,7 +34,7 @@ _OPENING = 600.0
 
 @dataclass(frozen=True)
 class Hang:
-    """A trial that makes no progress, with the time it may take and has taken."""
+    """A trial that makes no progress, with the seconds since the last progress and the limit."""
 
     number: int
     what: str
@@ -63,8 +63,9 @@ class ProgressWatch:
 
     Args:
         paths: The sweep, whose workers write their heartbeats to `control/`.
-        timeout: Seconds without progress; `off`: no limit. None: 20 times the trial's slowest
-            activity of the same kind, at least 10 minutes; 6 hours for the first of each kind.
+        timeout: Allowed seconds without progress; `off`: no limit. None: 20 times the trial's
+            slowest activity of the same kind, but at least 10 minutes. The first activity of each
+            kind then has 6 hours.
         clock: Monotonic, in seconds.
     """
 
@@ -81,7 +82,7 @@ class ProgressWatch:
         self._stamps: dict[int, _LastStamp] = {}
 
     def look(self, numbers: Iterable[int]) -> list[Hang]:
-        """Return the trials that make no progress; each call repeats them until `end`.
+        """Return the trials that make no progress; later calls return them again until `end`.
 
         Args:
             numbers: The running trials.
@@ -107,7 +108,7 @@ class ProgressWatch:
         return hangs
 
     def end(self, number: int) -> bool:
-        """Have a trial's worker write its stacks, and kill it.
+        """Make a trial's worker write the stacks of its threads, then kill the worker.
 
         Returns:
             Whether the worker was alive.

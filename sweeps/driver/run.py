@@ -38,8 +38,8 @@ from trainable.storage.durable import make_directory
 ObserverFactory = Callable[
     [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]
 ]
-"""Makes the progress display. Its arguments: the number of trials finished before, the number of
-all trials, and the number and value of the best trial so far."""
+"""Makes the progress display. Its arguments: how many trials an earlier driver finished, how many
+trials there are, and the number and value of the best trial so far."""
 
 
 def run_sweep(
@@ -63,28 +63,28 @@ def run_sweep(
 
     Args:
         paths: The sweep's directory.
-        spec: The spec to run; of a resumed sweep, with its changes.
+        spec: The spec to run; for a resume, with the user's changes.
         plan: Resources per trial and how many trials run at once.
-        machine: What a local Ray may use, or the cluster to which this process is connected.
+        machine: The resources for a local Ray, or the cluster to which this process is connected.
         make_view: Makes the progress display.
         new: Whether the sweep must not exist yet; otherwise it must exist.
         origin: The code and data of its trials; None: unknown.
         accept_changes: Resume although code, data or the meaning of values has changed.
         grace: Seconds from the first signal until this process has ended. Trials have most of
-            them to save their state.
-        offline: Contact no tracking server; everything stays in the outbox.
-        say: Receives a few words about each step that takes long.
-        warn: Receives sentences that the user should know and need not act on.
+            this time to save their state.
+        offline: Contact no tracking server; all records stay in the outbox.
+        say: Receives a few words about each slow step.
+        warn: Receives warnings that need no action by the user.
         notices: Receives messages for the user during an early shutdown; None: print none.
-        tell: Receives the outcome before the lock is released; a signal can still come meanwhile.
+        tell: Receives the outcome before the lock is released; signals can arrive during the call.
 
     Raises:
         SweepLockedError: Another driver holds the lock.
         SweepExists: `new`, and the name is taken.
-        LockLost: The lock was removed or replaced under this driver.
+        LockLost: The lock was removed or replaced while this driver ran.
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
-        OriginChanged: Trials before and after the change could not be compared.
-        UnknownDirectoryInTheWay: A new trial would find files that are not its own.
+        OriginChanged: Trials before and after the change would not be comparable.
+        UnknownDirectoryInTheWay: An unknown directory has the name that a new trial needs.
     """
     location = ledger_location(paths, spec)
     notices = notices or ShutdownNotices()
@@ -152,7 +152,7 @@ def _take_over_processes(lock: SweepLock, machine: Machine | Cluster) -> None:
 
 
 def _reconcile(sweep: SweepSession, before: SweepSpec, warn: Callable[[str], None]) -> None:
-    """Repair what an earlier driver left unfinished, and name the changes of a resume."""
+    """Repair what an earlier driver left unfinished, and report how a resume changes the spec."""
     if changed := describe_changes(before, sweep.spec):
         warn(f"changed: {changed}")
     sweep.recorder.artifact(None, sweep.paths.spec, sweep.paths.spec.name)
@@ -163,7 +163,7 @@ def _reconcile(sweep: SweepSession, before: SweepSpec, warn: Callable[[str], Non
 
 @dataclass(frozen=True)
 class _Driver:
-    """An open sweep with all that this process needs to run it."""
+    """An open sweep, and the objects that this process needs to run it."""
 
     sweep: SweepSession
     plan: ResourcePlan
@@ -187,7 +187,7 @@ class _Driver:
         tell(finalize_attempt(sweep, self.interruption, abort_reason))
 
     def _run_trials(self, num_finished: int) -> RepeatedFailure | None:
-        """Start the engine, run trials, and close the stores that killed workers left open."""
+        """Start Ray, run trials, and close the checkpoint stores that killed workers left open."""
         sweep, abort_reason = self.sweep, None
         self.say("starting Ray")
         make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
@@ -210,7 +210,7 @@ class _Driver:
         return abort_reason
 
     def _engine(self) -> AbstractContextManager[None]:
-        """A local Ray for the time of the context, or the cluster, watched for its loss."""
+        """Return a context that runs a local Ray, or that exits when the cluster is lost."""
         if isinstance(self.machine, Cluster):
             return self.machine.watched(
                 self.plan.concurrency,

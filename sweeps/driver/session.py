@@ -1,7 +1,7 @@
-"""Open a sweep: its ledger and recorder, and reconcile what an earlier driver left unfinished.
+"""Open a sweep's ledger and recorder, and reconcile what an earlier driver left unfinished.
 
-The caller holds the sweep's lock. What must not live here: the decision what to repair and the
-repairs (`reconciliation`), and running the sweep (`run`).
+The caller holds the sweep's lock. What must not live here: deciding what to repair, the repairs
+themselves (`reconciliation`), and running the sweep (`run`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from trainable.metrics_file import FILE_NAME
 from trainable.rules import BUILT
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
-"""The sections of a spec that decide what trials train, and how."""
+"""The sections of a spec that affect which trials train, and how."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class SweepSession:
     spec: SweepSpec
     ledger: Ledger
     recorder: Recorder
-    """Records for as long as the driver holds the lock."""
+    """Raises an error instead of recording after the driver has lost the lock."""
     delivery: BackgroundDelivery
     """Delivers what `recorder` records to the tracking server."""
     lost_runs: str | None = None
-    """A sentence about the runs that the tracking store has lost; None without any."""
+    """A sentence about the runs that the tracking store has lost; None if it has lost none."""
 
     def scheduler(self) -> StopperScheduler:
         """Return a new scheduler that has seen no report."""
@@ -73,7 +73,7 @@ class SweepSession:
 
     @property
     def stopped(self) -> StopCriterionMet | None:
-        """The stop criterion that ends the sweep before all trials have run; None without one."""
+        """The stop criterion that ends the sweep before all trials have run; None if none does."""
         return active_stop_criterion(self.spec, self.ledger.trials(), self.ledger.seconds)
 
     @property
@@ -83,7 +83,7 @@ class SweepSession:
 
     @property
     def num_remaining(self) -> int:
-        """How many trials have not ended, those that have not started included."""
+        """How many trials have not ended, including those that have not started."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
         return unfinished + (0 if self.stopped else max(0, self.spec.trials - len(trials)))
@@ -115,14 +115,14 @@ class SweepSession:
         return f"no trials remain; the changes affect only new trials; {remedy}"
 
     def reconcile(self, warn: Callable[[str], None]) -> None:
-        """Repair what an earlier driver left unfinished; a new sweep needs no special case.
+        """Repair what an earlier driver left unfinished; also called for a new sweep.
 
         Args:
             warn: Receives sentences about lost runs and files.
 
         Raises:
             LedgerError: The ledger lost trials.
-            UnknownDirectoryInTheWay: A new trial would find files that are not its own.
+            UnknownDirectoryInTheWay: An unknown directory has the name that a new trial needs.
         """
         paths, spec, ledger = self.paths, self.spec, self.ledger
         if self.lost_runs is not None:
@@ -151,7 +151,7 @@ class SweepSession:
         )
 
     def _lost_files(self) -> Iterator[str]:
-        """Yield a sentence for each trained trial whose files are gone, with the consequence."""
+        """Yield a sentence for each trained trial that lost files: what is lost, what follows."""
         for trial in self.ledger.trials():
             directory = self.paths.trial(trial.number)
             is_gone = not directory.is_dir()
@@ -175,7 +175,7 @@ class SweepSession:
                     )
 
     def close_stores(self) -> None:
-        """Close the stores that killed workers left open; no worker may be alive."""
+        """Close the checkpoint stores that killed workers left open; no worker may be alive."""
         close_stores(
             trial_files(self.paths, self.spec, trial.number) for trial in self.ledger.trials()
         )
@@ -196,17 +196,17 @@ def open_sweep(
 
     Args:
         paths: The sweep's directory.
-        spec: The spec to run; of a resumed sweep, with its changes.
+        spec: The spec to run; for a resume, with the user's changes.
         origin: The code and data of its trials.
         new: Whether to create the sweep.
         accept_changes: Resume although code, data or the meaning of values has changed.
-        offline: Contact no tracking server; everything stays in the outbox.
-        place: The location of its ledger, whose lock the caller holds; None: as the spec says.
+        offline: Contact no tracking server; all records stay in the outbox.
+        place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
-        OriginChanged: Trials before and after could not be compared.
+        OriginChanged: Trials before and after the change would not be comparable.
         StorageError: The object store that has its checkpoints cannot be reached.
     """
     ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
@@ -233,7 +233,7 @@ def open_sweep(
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:
-    """Queue the runs that the tracking store has lost for delivery, and describe them.
+    """Queue for delivery the runs that the tracking store has lost, and describe them.
 
     Returns:
         A sentence for the user; None if no run is lost.
@@ -241,7 +241,7 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
     trials = ledger.trials()
     try:
         found = lost_runs(paths, spec, trials, ledger.sweep_id, untagged_env())
-    except StoreUnreadable as error:  # a sweep runs while the server is unavailable
+    except StoreUnreadable as error:  # the sweep runs even while the server is unavailable
         return str(error)
     lost = {one.trial: one.is_gone for one in found if not one.is_deleted}
     reset_trials(paths.outbox, lost)
@@ -262,20 +262,20 @@ def open_ledger(
 ) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
 
-    The spec file is the commit point: a sweep exists once that file exists, and its ledger is
-    created before.
+    The ledger is created before the spec file. The spec file is the commit point: a sweep exists
+    once that file exists.
 
     Args:
         paths: The sweep's directory.
-        spec: The spec to run; of a resumed sweep, with its changes.
+        spec: The spec to run; for a resume, with the user's changes.
         origin: The code and data of its trials.
         new: Whether to create the sweep.
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
-        place: The location of the ledger, whose lock the caller holds; None: as the spec says.
+        place: The ledger's location, whose lock the caller holds; None: the location in the spec.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
-        OriginChanged: Trials before and after could not be compared.
+        OriginChanged: Trials before and after the change would not be comparable.
     """
     place = place or ledger_location(paths, spec)
     if new:
@@ -305,9 +305,9 @@ def open_ledger(
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:
     """Whether a trial has reported, or resumes from a checkpoint.
 
-    Stores are queried last and one by one, because an object store is slow and charges for each
-    request. Trials without attempts are included: a driver that dies right after a trial's start
-    may not have counted the attempt.
+    Checkpoint stores are queried last and one by one, because an object store is slow and charges
+    for each request. Trials without attempts are included: a driver that died right after a
+    trial's start may not have counted the attempt.
     """
     unfinished = sorted((one for one in trials if not one.finished), key=lambda one: -one.attempts)
     return any(trial.reports for trial in trials) or any(
@@ -318,10 +318,11 @@ def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecor
 def _check_reported_trials(
     paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
 ) -> None:
-    """Refuse a configuration change for a trial that would train reported epochs again.
+    """Refuse a configuration change if a trial would train epochs again that it has reported.
 
     Raises:
-        OriginChanged: A trial has reported epochs that it has not saved; names the first one.
+        OriginChanged: A trial has reported epochs that it has not saved; the error names the
+            first such trial.
     """
     for trial in trials:
         if trial.finished or not trial.reports:
@@ -348,6 +349,6 @@ def _config_diff(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str
     """
     try:
         was, now = (spec.trial_config(trial.number, trial.params) for spec in (before, after))
-    except SpecError:  # its values make no valid configuration now: it fails without training
+    except SpecError:  # the changed spec refuses its values: the trial fails without training
         return ""
     return describe_changes(was.train, now.train, "train.")

@@ -61,13 +61,13 @@ def make_signal_handler(
 
 
 def remove_scratch(paths: SweepPaths) -> None:
-    """Remove the files that serve one driver only."""
+    """Remove the files that only one driver uses."""
     for directory in [paths.control, paths.ray, *paths.directory.glob(f"{SCRATCH}*")]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _drain(paths: SweepPaths, grace: float, notices: ShutdownNotices) -> None:
-    # On a full disk no stop file is written: trials then resume from their last checkpoint.
+    # If a full disk prevents the stop file, trials resume from their last checkpoint.
     with contextlib.suppress(OSError):
         stop_requests.request_stop(paths)
     with contextlib.suppress(OSError):  # standard error may be a file on the full disk
@@ -81,10 +81,10 @@ def _exit_immediately(
     interruption: Interruption,
     notices: ShutdownNotices,
 ) -> None:
-    """Kill the driver's processes and exit without waiting; all files on disk are complete."""
+    """Kill the driver's processes and exit without waiting: files on disk are always complete."""
     try:
         _kill_and_clean_up(paths, lock, token)
-    finally:  # exit on any error, such as a directory that cannot be read any more
+    finally:  # exit even after an error, such as an unreadable directory
         _exit(
             interruption.exit_code or 128 + signal.SIGINT,
             lambda: notices.exited_immediately(paths),
@@ -112,7 +112,7 @@ def exit_on_cluster_loss(
 
 
 def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
-    lock.block_writers()  # Tune would start new workers for those that are killed now
+    lock.block_writers()  # otherwise Tune would start new workers for the killed ones
     kill_children(token)
     if lock.is_ours():  # otherwise the files belong to another driver
         remove_scratch(paths)

@@ -2,8 +2,9 @@
 
 A request is an empty file below the sweep's `control/` whose name begins with the driver's token.
 Only the driver with that token reads it; a later driver ignores it. The driver creates the
-directory, and only its user may enter it. The commands wait until the driver has acted, and report
-the result. What must not live here: how a driver acts on a request (`tune_loop`, `shutdown`).
+directory, and only the driver's user may enter it. A process that requests a stop waits until the
+driver has acted. What must not live here: how a driver acts on a request (`tune_loop`,
+`shutdown`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StopRequests:
     """The stop requests that the driver has received.
 
     Args:
-        paths: The sweep, whose `control/` must not exist; it is created.
+        paths: The sweep; its `control/` must not exist yet, and is created here.
         token: The driver's token; requests to other drivers are ignored.
 
     Raises:
@@ -71,7 +72,7 @@ class StopRequests:
 
 
 def request_stop(paths: SweepPaths, numbers: Iterable[int] | None = None) -> None:
-    """Have workers checkpoint at their next step and stop.
+    """Make workers save a checkpoint at their next step and stop.
 
     Args:
         paths: The sweep's directory.
@@ -142,7 +143,7 @@ def stop_sweep(
 def stop_trial(
     paths: SweepPaths, number: int, *, seconds: float, say: Callable[[str], None]
 ) -> StopResult:
-    """Request that a sweep's driver ends one trial, and wait until the ledger has the end.
+    """Request that a sweep's driver ends one trial, and wait until the ledger records the end.
 
     Args:
         paths: The sweep's directory.

@@ -4,11 +4,12 @@ The callbacks decide in memory, and a thread writes. Tune requests a worker's ne
 the callback returns, so a synchronous write would make a GPU wait for the disk. Code that reads
 the ledger to decide something calls `flush` first.
 
-If the driver dies before a queued report is written, the trial's store still has the report, and a
-resume copies it to the ledger. Three things are in no store and are written before the callback
-returns: a trial's configuration at its start, what the worker records about its environment, and
-notes for the ledger. What must not live here: writing (`event_writer`, `write_queue`), choosing
-parameters (`search`), and deciding when to stop (`early_stopping`).
+If the driver dies before a queued report is written, the trial's directory still has the report,
+and a resume copies it to the ledger. Three things are not stored there: the trial's configuration,
+the tags and parameters that only the worker knows, and the trial's changed attributes in the
+ledger. So a callback writes them before it returns. What must not live here: writing
+(`event_writer`, `write_queue`), choosing parameters (`search`), and deciding when to stop
+(`early_stopping`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ _DROPPED_RESULT_KEYS = (
     "time_total_s",
 )
 """The keys that `on_trial_result` removes from a result after it has copied them. Tune keeps the
-last result of each trial for the whole sweep, and statistics with two queues for each number."""
+last result of each trial for the whole sweep, and two queues of statistics for each number in
+it."""
 
 
 class TrialMemoryReleaser(Callback):
@@ -81,7 +83,7 @@ class TrialMemoryReleaser(Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Replace what Tune holds of the trial."""
+        """Release the data that Tune keeps about the trial."""
         del iteration, trials, info
         release_trial(trial)
 
@@ -142,12 +144,12 @@ class TuneEventHandler(Callback):
         self._crash_counter = CrashCounter(spec.failures.max_retries)
         self._retries_exhausted: dict[int, Failure] = {}
         self._hangs: Counter[int] = Counter()
-        # Trials whose workers this driver killed; None where the user had stopped the trial.
+        # The hang of each trial whose worker this driver killed; None: the user stopped the trial.
         self._killed: dict[int, Hang | None] = {}
         self._deadlines: dict[int, float] = {}  # of trials that the user stops
         self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit)
         self.num_finished = 0
-        """How many trials have ended. Their ends are written only after `flush`."""
+        """How many trials have ended. Some ends may be queued until `flush`."""
 
     @property
     def abort_reason(self) -> RepeatedFailure | None:
@@ -173,8 +175,8 @@ class TuneEventHandler(Callback):
 
         Args:
             number: The trial's number.
-            reason: Why, for people.
-            live: Whether Tune has the trial.
+            reason: The reason, as the user reads it.
+            live: Whether Tune runs the trial.
         """
         self._fence()
         if live:
@@ -189,8 +191,8 @@ class TuneEventHandler(Callback):
     def refuse(self, number: int, error: SpecError) -> None:
         """Fail a trial whose parameter values make no valid configuration.
 
-        The failure does not count towards those that end a sweep: the next suggestion may be
-        valid.
+        The failure does not count towards the repeated failures that end a sweep: the next
+        suggestion may be valid.
         """
         self._end(number, partial(self._event_writer.refused, number, error))
         self.flush()
@@ -215,8 +217,8 @@ class TuneEventHandler(Callback):
     ) -> None:
         """Write the trial's configuration before it trains, count the attempt and open its run.
 
-        Reports that an earlier worker stored and never delivered are read before the new worker
-        trains.
+        Before the new worker trains, this call reads the reports that an earlier worker stored but
+        did not send.
         """
         del iteration, trials, info
         self._fence()
@@ -228,7 +230,7 @@ class TuneEventHandler(Callback):
         self._progress.forget(number)
         config = self._spec.trial_config(number, params)
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
-        # A tag records halved micro-batches: they do not change the requested parameters.
+        # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
         parameters = trial_parameters(config, params)
         if number in self._paused:
             self._paused.discard(number)
@@ -257,7 +259,7 @@ class TuneEventHandler(Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """Queue a report, and remove from Tune's result what no later code reads."""
+        """Queue a report, and remove the keys from Tune's result that no later code reads."""
         del iteration, trials, info
         number = trial.config["number"]
         report = WorkerReport(
@@ -269,7 +271,7 @@ class TuneEventHandler(Callback):
             # An empty list is written, too: it clears earlier signals.
             report.notes[SIGNALS] = self._signals[number] = report.signals
         self._event_writer.record_worker_info(report)
-        # The end follows, and the store has the checkpoint; see `EventWriter.finished`.
+        # The trial's end comes next, and the checkpoint is saved: see `EventWriter.finished`.
         if result.get("ending") == "finished" and report.result.get("saved"):
             self._final_reports[number] = report
         else:
@@ -313,12 +315,12 @@ class TuneEventHandler(Callback):
         """Count a lost worker, for which Tune starts another one.
 
         A trial whose workers are lost repeatedly without a new checkpoint has exhausted its
-        retries: it restarts once so that it sees its stop file. Losses with a whole node are not
-        counted, nor those of workers that had not begun to train.
+        retries: it restarts once so that it sees its stop file. A worker that is lost with its
+        whole node, or before it began to train, does not count as a retry.
         """
         del iteration, trials, info
         self._fence()
-        self._flush_last_report(trial.config["number"])  # the end does not follow yet
+        self._flush_last_report(trial.config["number"])  # the trial does not end now
         if trial.config["number"] in self._killed:
             self._training.discard(trial.config["number"])
             self._restart_after_kill(trial)
@@ -333,7 +335,7 @@ class TuneEventHandler(Callback):
                 self._lost_starts[number] == MAX_LOST_STARTS
                 and number not in self._retries_exhausted
             ):
-                end_at_next_loss(trial)  # no worker starts here; the next loss ends the sweep
+                end_at_next_loss(trial)  # workers fail to start: the next loss ends the sweep
             return
         self._training.discard(number)
         end = self._note_worker_end(trial)
@@ -343,7 +345,7 @@ class TuneEventHandler(Callback):
             end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
 
     def _kill_unresponsive_workers(self) -> None:
-        """Kill workers that make no progress, and those that reach no step after a user's stop."""
+        """Kill workers that make no progress, or that ignore the user's stop request too long."""
         now = time.monotonic()
         for hang in self._progress.look(self._live - self._killed.keys()):
             self._fence()
@@ -379,7 +381,7 @@ class TuneEventHandler(Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Record the end of a trial for whose worker Tune starts no replacement.
+        """Record the end of a trial whose lost worker Tune does not replace.
 
         The trial has exhausted its retries, or no worker began to train it.
         """
@@ -411,7 +413,7 @@ class TuneEventHandler(Callback):
         self._queue.put(partial(self._event_writer.record_interruption, number, tags))
 
     def _failed(self, number: int, failure: Failure) -> None:
-        """Record a failure as the trial's own, or as one of the storage or node."""
+        """Record a failure of the trial; interrupt it if its storage or node is the cause."""
         if failure.may_be_trial_specific(socket.gethostname()) and accepts_checkpoints(
             self._paths, self._spec, number
         ):

@@ -50,7 +50,8 @@ def tune_trials(
         observer: Receives the progress of each trial.
         interruption: Says whether the driver must stop, and how much time the trials have.
         requests: Stop requests from other processes.
-        lock: Checked in every turn and before every write. A driver that lost it writes nothing.
+        lock: Checked in every turn of Tune's loop and before every write. A driver that has lost
+            it writes nothing.
         node_died: Whether an actor was lost with the whole node on which it ran.
 
     Returns:
@@ -122,7 +123,7 @@ class _TrialLoop:
         )
 
     def run(self) -> None:
-        """Hand trials to Ray Tune until the searcher has no more, then record how they stand."""
+        """Run trials in Ray Tune until the searcher has no more, then record unfinished trials."""
         with patch_tune():
             self._tuner().fit()
         self._lock.check()

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 _SECONDS = 1.0
-"""The age of the oldest entry from which on `put` blocks: an unresponsive disk or database delays
-the loop, as it would without a thread."""
+"""`put` blocks while the oldest entry has waited longer. An unresponsive disk or database
+therefore delays the loop, as it would without a thread."""
 _BATCH_SECONDS = 0.1
 """How long the thread waits for further entries to write in the same batch."""
 _MOST = 500
@@ -112,7 +112,7 @@ class WriteQueue(Generic[_T]):
         error: BaseException | None = None
         try:
             self._write([entry for _, entry in self._writing])
-        except BaseException as raised:  # a lost lock, too; the next call raises it
+        except BaseException as raised:  # including a lost lock; the next call raises it again
             error = raised
         with self._changed:
             self._writing = []

@@ -46,16 +46,17 @@ class Asha(GeometricRungs):
     decides_per_report: ClassVar[bool] = True
 
     def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
-        """Return the rungs of a sweep without reports."""
+        """Return a new stopper, which has seen no reports."""
         return HalvingStopper([self.rungs(epochs)], self.reduction, minimize=minimize)
 
 
 class HalvingStopper:
-    """Compare each trial at each rung with those that reached it before.
+    """Compare each trial at each rung with the trials that reached the rung before.
 
-    At a rung, a trial stops if its value is worse than the percentile of the earlier values that
-    separates the best 1/`reduction`, interpolated linearly. The first trial of a rung continues.
-    This is the stopping variant of asynchronous successive halving, as in Ray Tune.
+    A trial stops at a rung if its value is worse than a percentile of the earlier values there.
+    This percentile separates the best 1/`reduction`, and is interpolated linearly. The first trial
+    at a rung continues. This is the stopping variant of asynchronous successive halving, as in Ray
+    Tune.
 
     Args:
         brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
@@ -76,9 +77,9 @@ class HalvingStopper:
         self._reduction, self._bracket_of = reduction, bracket_of
         self._sign = 1 if minimize else -1
         self._losses: dict[tuple[int, int], list[float]] = {}
-        """By bracket and rung, the values there, ascending, with less as better."""
+        """By bracket and rung, the values there, ascending; negated where more is better."""
         self._last_rung: dict[int, int] = {}
-        """By trial, the highest rung at which it was compared."""
+        """By trial number, the highest rung at which the trial was compared."""
 
     def stops(self, number: int, epoch: int, value: float) -> str | None:
         """Record a report; return why its trial stops, or None if it continues."""

@@ -1,8 +1,8 @@
-"""Successive halving as pure functions of what trials reported: rungs, promotions, brackets.
+"""Successive halving as pure functions of the trials' reports: rungs, promotions, brackets.
 
-No state remains between two calls: reports show every earlier decision. A driver that resumes a
-sweep therefore decides as the one before it did. What must not live here: Ray, the ledger,
-samplers, and anything that starts or ends a trial.
+No state remains between two calls, because the reports show every earlier decision. A driver that
+resumes a sweep therefore decides as the earlier driver did. What must not live here: Ray, the
+ledger, samplers, and anything that starts or ends a trial.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LAST_RUNG = 0.8
 def rungs(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
     """Return the epochs at which trials are compared, ascending.
 
-    None lies in the last fifth of the budget, where stopping a trial saves almost nothing.
+    No rung lies in the last fifth of the budget, where stopping a trial saves almost nothing.
 
     Args:
-        grace: The first one.
-        reduction: The factor between two.
+        grace: The first rung.
+        reduction: The factor between two rungs.
         epochs: The budget of a full run.
     """
     found = []
@@ -49,13 +49,14 @@ def promotable(
     Of `num_seen` trials at a rung at most `num_seen // reduction` resume, so a sweep costs what
     successive halving costs. Algorithm 2 of Li et al., "A System for Massively Parallel
     Hyperparameter Tuning" (2020), has no such bound. There, a trial that was promoted too early
-    continues beside trials that turn out to be better later.
+    continues in addition to trials that are later found to be better.
 
     Args:
-        waiting: By trial, the value of those that were not promoted and can resume. Of equal
-            values the lower number is better; a value that is not finite is never promoted.
+        waiting: By number, the values of the trials that were not promoted and can resume. Of
+            equal values, the trial with the lower number is better. A trial whose value is not
+            finite is never promoted.
         num_seen: How many trials have reached the rung, finished ones included.
-        num_promoted: How many of them were promoted.
+        num_promoted: How many of these trials were promoted.
         reduction: One trial in this many is promoted.
         minimize: Whether less is better.
     """
@@ -80,7 +81,7 @@ class SuccessiveHalving(PausingRule):
     def next_promotion(
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
     ) -> int | None:
-        """Return the best trial of the highest rung that may promote one; see the base."""
+        """Return the best trial of the highest rung that may promote one; see the base class."""
         last = {number: max(epochs, default=0) for number, epochs in reports.items()}
         for rung in reversed(self.rungs):
             seen = [number for number in reports if rung in reports[number]]
@@ -103,9 +104,9 @@ class SuccessiveHalving(PausingRule):
     def _best_if_none_finishes(
         self, reports: Reports, unfinished: Set[int], last: Mapping[int, int]
     ) -> int | None:
-        """Return the best trial of the highest rung if otherwise no trial trained to the end.
+        """Return the best trial of the highest rung if otherwise no trial would train to the end.
 
-        With few trials, no rung may have enough of them to promote one.
+        In a sweep with few trials, it may be that no rung has enough trials to promote one.
         """
         waiting = all(self.pauses_at(reports[number]) for number in unfinished)
         if len(reports) < self.num_trials or not waiting:
@@ -125,7 +126,7 @@ class SuccessiveHalving(PausingRule):
         return None
 
     def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
-        """Return all unfinished trials once each one waits and none may be promoted."""
+        """Return all unfinished trials if each of them waits and none may be promoted."""
         over = (
             len(reports) >= self.num_trials
             and all(self.pauses_at(reports[number]) for number in unfinished)
@@ -148,11 +149,11 @@ def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
 
 
 def brackets(graces: Sequence[int], reduction: int) -> Iterator[int]:
-    """Yield the bracket of trial 0, 1 and so on, by index.
+    """Yield the index of the bracket of trial 0, of trial 1, and so on.
 
-    The trial's number alone determines its bracket. The brackets receive trials in the
-    proportions of Li et al., "Hyperband" (2018). With S + 1 brackets, the one that still has s
-    rungs gets the share (S + 1) / (s + 1) * reduction**s.
+    A trial's number alone determines its bracket. The brackets receive trials in the proportions
+    of Li et al., "Hyperband" (2018). Of S + 1 brackets, the bracket with s rungs below the budget
+    gets the share (S + 1) / (s + 1) * reduction**s.
     """
     top = len(graces) - 1
     shares = [
@@ -166,13 +167,13 @@ def brackets(graces: Sequence[int], reduction: int) -> Iterator[int]:
 
 
 def bracket_of(number: int, graces: Sequence[int], reduction: int) -> int:
-    """Return the bracket of a trial, by index; see `brackets`."""
+    """Return the index of a trial's bracket; see `brackets`."""
     known, further = _assigned(tuple(graces), reduction)
     known += islice(further, max(0, number + 1 - len(known)))
     return known[number]
 
 
-@cache  # HyperBand asks for it at each report of each trial
+@cache  # called at each report of each trial with HyperBand
 def _assigned(graces: tuple[int, ...], reduction: int) -> tuple[list[int], Iterator[int]]:
     """Return the known brackets, and an iterator over those of all later trials."""
     return [], brackets(graces, reduction)

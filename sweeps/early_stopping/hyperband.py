@@ -31,10 +31,10 @@ class Hyperband(GeometricRungs):
         return bracket_of(number, graces, self.reduction)
 
     def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
-        """Return the brackets of a sweep without reports.
+        """Return a new stopper with all brackets, which has seen no reports.
 
-        Ray's ASHA has brackets, too, but draws the bracket of a trial from NumPy's global
-        generator, so that a trial would get another one after a resume.
+        Ray's ASHA also has brackets, but draws a trial's bracket from NumPy's global generator. A
+        trial could then have another bracket after a resume.
         """
         graces = bracket_graces(self.grace_epochs, self.reduction, epochs)
         return HalvingStopper(

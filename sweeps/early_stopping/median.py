@@ -38,14 +38,14 @@ class MedianStopping(GeometricRungs):
         return ()
 
     def no_rungs_reason(self) -> str:
-        """Return when the rule decides instead."""
+        """Return at which epochs the rule decides instead of at rungs."""
         return (
             "the median rule has no rungs: it decides at the end of each epoch, from epoch "
             f"{self.grace_epochs} on"
         )
 
     def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
-        """Return the medians of a sweep without reports."""
+        """Return a new stopper, which has seen no reports."""
         del epochs
         return Medians(self.grace_epochs, self.min_trials, minimize=minimize)
 
@@ -65,17 +65,18 @@ class Medians:
         self._grace, self._min_trials, self._minimize = grace, min_trials, minimize
         self._reports: dict[int, dict[int, float]] = {}
         self._totals: dict[int, tuple[Fraction, int] | None] = {}
-        """By trial, the sum of its values from `grace` on and their count; None: one of them is
-        not finite. The sum is exact, so that the mean of equal values equals them.
+        """By trial, the sum and the count of its values from `grace` on; None: a value is not
+        finite. The sum is exact, so that the mean of equal values equals these values.
         """
         self._ranked: dict[int, list[float]] = {}
-        """By epoch, the means of all trials up to it, ascending."""
+        """By epoch, the means of all trials up to that epoch, ascending."""
 
     def stops(self, number: int, epoch: int, value: float) -> str | None:
         """Record a report; return why its trial stops, or None if it continues.
 
         A trial stops when its best value so far is worse than the median of the other trials'
-        mean values up to the same epoch (Golovin et al., "Google Vizier", 2017, section 3.2.2).
+        mean values up to the same epoch. See Golovin et al., "Google Vizier" (2017), section
+        3.2.2.
         """
         self._record(number, epoch, value)
         reports = self._reports[number]
@@ -98,7 +99,7 @@ class Medians:
         )
 
     def _record(self, number: int, epoch: int, value: float) -> None:
-        """Record a report; of an epoch that is reported again, the first value stays."""
+        """Record a report; an epoch that is reported again keeps its first value."""
         reports = self._reports.setdefault(number, {})
         if epoch in reports:
             return
@@ -110,6 +111,6 @@ class Medians:
                 insort(self._ranked.setdefault(epoch, []), mean)
 
     def _mean(self, number: int) -> float | None:
-        """Return the mean of a trial's reports from `grace` on; None: it has none."""
+        """Return the mean of a trial's reports from `grace` on; None if it has no mean."""
         total = self._totals.get(number)
         return None if total is None else float(total[0] / total[1])

@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # this package lies below the specs
 Reports = Mapping[int, Mapping[int, float]]
 """By trial, the metric after each reported epoch."""
 StopDecider = Callable[[Reports, Set[int]], Mapping[int, str]]
-"""Returns which of the unfinished trials stop at their last report, and why, given all reports."""
+"""Receives all reports and the unfinished trials. Returns which of these trials stop at their last
+report, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class PausingRule(ABC):
     """The rungs of a sweep whose trials pause at each one until they are promoted.
 
     A pausing rule keeps no state between two calls. A driver that resumes a sweep therefore
-    decides as the one before it did.
+    decides as the earlier driver did.
 
     Attributes:
         rungs: Epochs at which a trial pauses, ascending.
@@ -37,7 +38,7 @@ class PausingRule(ABC):
     num_trials: int
 
     def pause_at_epoch(self, epoch: int) -> int | None:
-        """Return the rung at which a trial pauses that resumes from an epoch; None: the end."""
+        """Return the next rung after an epoch; None: the trial trains to the end."""
         return next((rung for rung in self.rungs if rung > epoch), None)
 
     def pauses_at(self, reports: Mapping[int, float]) -> bool:
@@ -48,11 +49,11 @@ class PausingRule(ABC):
     def next_promotion(
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
     ) -> int | None:
-        """Return the trial that resumes next; None while all trials have to wait.
+        """Return the trial that resumes next; None while all trials must wait.
 
         Args:
-            reports: Of all trials, finished ones included.
-            unfinished: Trials without an end.
+            reports: The reports of all trials, including finished ones.
+            unfinished: The trials that have not ended.
             live: The unfinished trials that are running.
         """
 
@@ -61,8 +62,8 @@ class PausingRule(ABC):
         """Return the trials that can no longer be promoted, given that no trial is running.
 
         Args:
-            reports: Of all trials.
-            unfinished: Trials without an end.
+            reports: The reports of all trials, including finished ones.
+            unfinished: The trials that have not ended.
         """
 
 

@@ -2,9 +2,10 @@
 
 Every trial is a member and pauses at each rung until all members have reached it. Then the worst
 members continue from the best ones' weights with other hyperparameters: Jaderberg et al.,
-"Population Based Training of Neural Networks" (2017). Here generations wait for each other, so a
-decision depends on reports alone and survives the death of the driver. What must not live here:
-which member copies which and with what (`sweeps.population`), and the ledger.
+"Population Based Training of Neural Networks" (2017). Unlike there, all members wait for each
+other, so a decision depends on reports alone and a resumed driver decides the same. What must not
+live here: which member copies which, with which hyperparameters (`sweeps.population`), and the
+ledger.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Pbt(StoppingRule):
         return tuple(range(self.interval_epochs, epochs, self.interval_epochs))
 
     def pausing(self, *, epochs: int, minimize: bool, num_trials: int) -> PausingRule | None:
-        """Return that all members wait for each other at each rung."""
+        """Return the rule by which all members wait for each other at each rung."""
         return PopulationBasedTraining(
             rungs=self.rungs(epochs), minimize=minimize, num_trials=num_trials
         )
@@ -77,7 +78,7 @@ class PopulationBasedTraining(PausingRule):
     def next_promotion(
         self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
     ) -> int | None:
-        """Return the lowest-numbered member of those that resume now; see the base."""
+        """Return the lowest-numbered member that may resume now; see the base class."""
         if len(reports) < self.num_trials:
             return None
         last = {number: max(reports[number], default=0) for number in unfinished}

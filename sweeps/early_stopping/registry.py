@@ -38,10 +38,10 @@ WITHOUT_SECTION: type[StoppingRule] = NoStopping
 
 
 def rule_class(name: object) -> type[StoppingRule]:
-    """Return the rule of a name, or the default rule where no rule has the name.
+    """Return the rule with a name; the default rule if no rule has the name.
 
-    The schema of the spec rejects such a name. The checks across fields run nevertheless, so
-    that a user sees all problems at once.
+    The schema of the spec rejects an unknown name. The checks across fields still run, so that the
+    user sees all problems at once.
     """
     return RULES.get(name, DEFAULT_RULE) if isinstance(name, str) else DEFAULT_RULE
 

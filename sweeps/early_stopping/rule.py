@@ -1,8 +1,8 @@
-"""The interface of a stopping rule: what a spec, the driver, samplers and the report ask it.
+"""The interface of a stopping rule, as a spec, the driver, samplers and the report use it.
 
-One module of this package defines each rule, and `registry` lists it. What must not live here:
-a particular rule, Ray, and the ledger. This package lies below `sweeps.config`, so that a spec
-can be checked by the rules themselves; a rule therefore receives plain numbers.
+Each rule has its own module in this package, and `registry` lists all rules. What must not live
+here: a particular rule, Ray, and the ledger. This package lies below `sweeps.config`, so that the
+rules can check a spec. Rules therefore receive plain numbers instead of a spec.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from trainable.config import Section
 class TrialStopper(Protocol):
     """Decides after each report of a trial whether the trial stops.
 
-    A driver that resumes a sweep builds a new one and calls `stops` with all past reports. The
-    answers must depend on these calls alone: no clock, no random numbers.
+    A driver that resumes a sweep builds a new stopper and calls `stops` with all past reports. The
+    answers must depend on these calls alone, not on clocks or random numbers.
     """
 
     def stops(self, number: int, epoch: int, value: float) -> str | None:
@@ -26,9 +26,9 @@ class TrialStopper(Protocol):
         The reason follows the report's value in a sentence: "needed <= 0.5, rank 9 of 12".
 
         Args:
-            number: The trial.
-            epoch: The epochs that it has trained.
-            value: The metric after them; it may be NaN or infinite.
+            number: The trial's number.
+            epoch: How many epochs the trial has trained.
+            value: The metric after these epochs; it may be NaN or infinite.
         """
 
 
@@ -42,17 +42,17 @@ class StoppingRule(Section):
     name: ClassVar[str]
     """What `early_stopping.scheduler` calls the rule."""
     description: ClassVar[str]
-    """What the rule does, as the rest of a sentence that begins with its name."""
+    """What the rule does: the rest of a sentence that begins with the rule's name."""
     decides_per_report: ClassVar[bool] = False
     """Whether the rule may stop a running trial after any report. Reports are then not batched."""
     needs_one_metric: ClassVar[bool] = True
     """Whether the rule compares trials by one number, so that a sweep has a single metric."""
     first_epoch_key: ClassVar[str | None] = None
-    """The parameter with the first epoch of a decision, which lies below `budget.epochs`."""
+    """The parameter with the first epoch at which the rule decides, below `budget.epochs`."""
     is_population: ClassVar[bool] = False
     """Whether trials continue from each other's checkpoints."""
     models_gains: ClassVar[bool] = False
-    """Of a population: whether a model of past gains chooses the new hyperparameters."""
+    """For a population: whether a model of past gains chooses the new hyperparameters."""
     rungs_note: ClassVar[str] = ""
     """A sentence for readers of the figure of rungs; may be empty."""
 
@@ -69,22 +69,24 @@ class StoppingRule(Section):
         """Return the index of a trial's first rung in `(*rungs(epochs), epochs)`.
 
         Args:
-            number: The trial.
+            number: The trial's number.
             epochs: The budget of a full run.
         """
         del number, epochs
         return 0
 
     def no_rungs_reason(self) -> str:
-        """Return why a sweep has no figure of rungs; called only where there are none."""
+        """Return why a sweep has no figure of rungs; called only if the rule has no rungs."""
         return f"{self.name} has no rungs"
 
     def comparable_epochs(self, epochs: int) -> tuple[int, ...]:
         """Return the epochs at which a sampler may compare trials of different lengths.
 
+        The last of them is the budget. If there are none, the sampler receives each trial with its
+        own last value.
+
         Args:
-            epochs: The budget of a full run, which is the last of them. Empty: the sampler
-                receives each trial with its own last value.
+            epochs: The budget of a full run.
         """
         del epochs
         return ()
@@ -111,5 +113,5 @@ class StoppingRule(Section):
         return None
 
     def missing_package(self) -> str | None:
-        """Return which package the rule lacks and how to install it; None: it lacks none."""
+        """Return which package is missing and how to install it; None if none is missing."""
         return None

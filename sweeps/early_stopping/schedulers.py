@@ -1,8 +1,9 @@
-"""The scheduler that Ray Tune calls, and how a new one learns what a sweep reported before.
+"""The scheduler that Ray Tune calls, and the replay of a sweep's past reports to a new scheduler.
 
-A trial that pauses at a rung (`asha_promote`, `pbt`) does so by itself, and the searcher promotes
-it. To Tune each stretch of such a trial is a trial of its own, so Tune keeps no state of it. What
-must not live here: which rule a spec names (`registry`), and the ledger.
+With `asha_promote` and `pbt`, a trial pauses at a rung without a decision of the scheduler, and
+the searcher promotes it. For Tune, the training between two pauses is a separate trial, so Tune
+keeps no state of a paused trial. What must not live here: which rule a spec names (`registry`),
+and the ledger.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ TIME = "epoch"
 class StopperScheduler(FIFOScheduler):
     """Ask a `TrialStopper` after each report, and keep its reasons.
 
-    Ray's own schedulers cannot be used. None says why a trial stops. Its median rule rejects past
-    reports of a trial that it would have stopped, and counts its last report twice. Its ASHA
-    compares with NaN, and draws the bracket of a trial anew after a resume.
+    Ray's own schedulers cannot be used. None of them states why a trial stops. Ray's median rule
+    rejects past reports of a trial that it would have stopped, and counts the trial's last report
+    twice. Ray's ASHA compares with NaN, and draws a trial's bracket anew after a resume.
 
     Args:
-        stopper: Decides; None stops no trial.
+        stopper: Decides which trials stop; None: no trial stops.
         rule: The name of the rule, which begins each reason.
         metric: The name of the metric.
     """
@@ -41,7 +42,7 @@ class StopperScheduler(FIFOScheduler):
         super().__init__()  # type: ignore[no-untyped-call]
         self._stopper, self._rule, self._metric = stopper, rule, metric
         self.stop_reasons: dict[int, str] = {}
-        """By trial, why it was stopped."""
+        """By trial number, why the trial was stopped."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         del tune_controller
@@ -66,10 +67,10 @@ class StopperScheduler(FIFOScheduler):
 
 
 def make_verdict_fn(spec: SweepSpec) -> StopDecider:
-    """Return a function that tells which unfinished trials of a sweep have to stop, and why.
+    """Return a function that returns which unfinished trials of a sweep must stop, and why.
 
-    A driver may die between a report and the stop that follows from it. The next driver then
-    decides again. A paused trial stops when it can no longer be promoted.
+    A driver may die after a report, before it stops the trial because of that report. The next
+    driver then decides again. A paused trial stops when it can no longer be promoted.
     """
     pausing = make_pausing_rule(spec)
     if pausing is not None:
@@ -127,17 +128,17 @@ def replay(
     """Pass the past reports of a trial to a new scheduler by the calls that Tune makes.
 
     Args:
-        scheduler: The scheduler, which afterwards has the state that these reports lead to.
+        scheduler: The new scheduler, whose state the reports change.
         trial_id: The id of the trial.
         reports: The metric after each reported epoch.
         number: The number of the trial.
-        finished: Whether the trial has its end.
+        finished: Whether the trial has ended.
 
     Returns:
         Whether the scheduler stops the trial at its last report.
     """
     trial = _PastTrial(trial_id, {"number": number})
-    untyped: Any = scheduler  # no scheduler reads the controller or more of the trial
+    untyped: Any = scheduler  # no scheduler reads the controller or other fields of the trial
     untyped.on_trial_add(None, trial)
     verdict = TrialScheduler.CONTINUE
     for epoch in sorted(reports):
@@ -152,12 +153,13 @@ def stopped_trials(
 ) -> dict[int, str]:
     """Return the unfinished trials that the scheduler stops at their last report, and why.
 
-    The scheduler did not stop a trial at its earlier reports, because training followed them.
+    Only the last report counts: after the earlier ones the trial continued, so the scheduler had
+    not stopped it there.
 
     Args:
-        scheduler: A new one. The call changes its state; do not use it again.
+        scheduler: A new scheduler. The call changes its state; do not use it again.
         reports: By trial, the metric after each reported epoch.
-        unfinished: Trials without an end.
+        unfinished: The numbers of the trials that have not ended.
     """
     for number in sorted(reports.keys() - unfinished):
         replay(scheduler, str(number), reports[number], number=number, finished=True)

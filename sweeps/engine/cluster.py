@@ -1,6 +1,6 @@
 """Connect to a running Ray cluster, and detect its loss.
 
-The driver never starts, stops or cleans up the cluster. When the driver ends, also by SIGKILL, Ray
+The driver never starts, stops or cleans up the cluster. When the driver ends, even by SIGKILL, Ray
 ends the driver's job with all its actors. What must not live here: finding the address
 (`cluster_address`), the check of each node (`node_checks`), and uploading code (`code_upload`).
 """
@@ -43,7 +43,7 @@ _CONNECT_SECONDS = 25.0
 _BYTES_PER_SECOND = 5 * 2**20
 """The lowest expected speed of packing and sending the code package."""
 _PATIENCE_SECONDS = 20.0
-"""How long the head may be unavailable. After 60 s Ray ends this process without a message."""
+"""How long the head may be unavailable. After 60 s Ray would end this process silently."""
 _POLL_SECONDS = 1.0
 _PROBE_SECONDS = 3.0
 
@@ -63,7 +63,7 @@ class Cluster:
     raylet: str
 
     def describe(self) -> str:
-        """Return the cluster in words, for people."""
+        """Return a description of the cluster for messages."""
         count = len(self.nodes)
         return f"on {count} node{'s' if count > 1 else ''} of the Ray cluster at {self.address}"
 
@@ -73,7 +73,8 @@ class Cluster:
 
         Args:
             concurrency: How many trials may wait for an actor at once.
-            lost: Called in any thread with the reason when the cluster is lost; exits the process.
+            lost: Called in any thread with the reason when the cluster is lost; must exit the
+                process.
         """
         configure_tune(concurrency)
         over, once = threading.Event(), threading.Lock()
@@ -88,7 +89,7 @@ class Cluster:
         watch.start()
         try:
             yield
-        except Exception:  # a lost head causes errors of any type, and the loss is their reason
+        except Exception:  # a lost head can cause any error: report the loss instead
             if (cause := self.health_error()) is not None:
                 leave(cause)
             raise
@@ -161,7 +162,7 @@ def connected(
             the root.
         hidden_env: Environment variables that are empty in workers.
         tell: Receives a sentence about files that are not uploaded.
-        tell_last: Receives standard error, and why this process exits right after the call.
+        tell_last: Receives standard error and the reason, right before this process exits.
 
     Raises:
         ClusterRefused: The cluster cannot be reached or refuses the connection, or a node cannot
@@ -260,7 +261,7 @@ def refusal(address: str, error: BaseException) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """Return an error's text in one line; of a traceback in it, only the last line."""
+    """Return an error's text in one line; if it contains a traceback, only the last line."""
     said = str(error)
     return " ".join((said.splitlines()[-1] if "Traceback" in said else said).split())
 

@@ -119,8 +119,8 @@ def heads_of_local_nodes() -> set[str]:
                 continue
             words = process.cmdline()
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue  # ended meanwhile
-        # One argument may contain a whole command.
+            continue  # the process has ended, or is another user's
+        # One argument may itself be a command line with several flags.
         flags = [w for word in words for w in word.split() if w.startswith("--gcs-address=")]
         heads.update(flag.partition("=")[2] for flag in flags)
     return heads

@@ -1,7 +1,7 @@
 """Upload the user's code to a cluster's nodes, as Ray's `working_dir`.
 
-The package is the working directory, if it holds the task's module. Ray excludes `.git`,
-environments and the patterns of `.gitignore` and `.rayignore`; this module also excludes the
+The package is the working directory, if it contains the task's module. Ray excludes `.git`,
+environments and the patterns of `.gitignore` and `.rayignore`. This module also excludes the
 sweeps and files too large to be code. What must not live here: starting Ray (`cluster`).
 """
 
@@ -21,7 +21,7 @@ from sweeps.formatting import format_bytes
 LARGE = 50 * 2**20
 """Files larger than this many bytes count as data and are not uploaded."""
 LIMIT = 500 * 2**20
-"""The most bytes of a package; Ray accepts 512 MiB."""
+"""The maximum size of a package in bytes; Ray accepts 512 MiB."""
 MOST_FILES = 20_000
 _NEVER = (".git", ".venv", "venv", "__pycache__", "node_modules", ".*_cache", "*.pyc")
 _SHOWN = 5
@@ -34,8 +34,8 @@ class CodePackage:
 
     Attributes:
         directory: The directory that is uploaded.
-        excludes: The files in it that are not, as patterns of `.gitignore`.
-        left: The files that are too large, with their sizes in bytes.
+        excludes: The files there that are not uploaded, as patterns of `.gitignore`.
+        left: The files that are too large to upload, with their sizes in bytes.
         size: The size of the uploaded files in bytes.
     """
 
@@ -101,7 +101,7 @@ def package_code(directory: Path, root: Path, modules: Iterable[str]) -> CodePac
 
 
 def _sources(directory: Path, modules: Iterable[str]) -> Iterator[str]:
-    """Yield the source files of modules and of the packages above them, below the directory."""
+    """Yield the source files of modules and of their parent packages, if in the directory."""
     for module in modules:
         for parts in accumulate(module.split("."), lambda above, name: f"{above}/{name}"):
             for file in (f"{parts}.py", f"{parts}/__init__.py"):

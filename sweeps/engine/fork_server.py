@@ -1,17 +1,17 @@
 """Fork Ray's workers from a process that has imported torch already.
 
-A worker of Ray imports torch before its first trial: about three CPU seconds for each worker, and
-again for each replacement of a lost one. Here one process imports torch once, while the driver is
-still loading, and every worker is a fork of it.
+A worker of Ray imports torch before its first trial. This takes about three CPU seconds for each
+worker, including each one that replaces a lost worker. Here one process imports torch once, while
+the driver is still loading, and every worker is a fork of this process.
 
     driver -- starts --> fork server (torch is imported, nothing else has happened)
        `- Ray -- starts --> `worker_launcher` -- requests --> fork server -- forks --> the worker
 
-The server imports neither Ray, whose settings a process reads only once, nor a task. It has one
-Python thread, because a fork copies no other thread, and never uses a GPU. The server ends with
-the driver, however the driver ends. Its workers end with the server, and the child processes of a
-worker end with that worker. The driver receives each worker's exit code. Without a server, as on
-the nodes of a cluster or in a sandbox that forbids it, Ray starts a worker itself. What must not
+The server imports neither Ray, whose settings a process reads only once, nor a task. It never uses
+a GPU, and has one Python thread, because a fork copies only the thread that forks. The server ends
+with the driver, however the driver ends. Its workers end with the server, and the child processes
+of a worker end with that worker. The driver receives each worker's exit code. On the nodes of a
+cluster, and in a sandbox that forbids the server, Ray starts the workers itself. What must not
 live here: what a worker does.
 """
 
@@ -46,9 +46,9 @@ WORKER_START = Path(worker_launcher.__file__)
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _EXIT_SIGNAL = signal.SIGUSR1
-"""The signal for the server that its driver has ended, or does not need it any more."""
+"""The signal that tells the server to exit: its driver has ended, or no longer needs it."""
 _THREADS = "OMP_NUM_THREADS"
-"""Ray sets it for each worker before any import, unless it is set already."""
+"""Ray sets this variable for each worker that it starts, unless the variable is set already."""
 _REQUEST_SECONDS = 5.0
 _EXIT_SECONDS = 5.0
 
@@ -80,7 +80,7 @@ def exit_code(pid: int, patience: float) -> int | None:
 def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
     """Run a fork server while the context is open, if the system supports it.
 
-    An environment variable passes its address to Ray's workers.
+    An environment variable passes the server's address to Ray's workers.
 
     Args:
         threads: Threads of each worker's numerical libraries, which read the number on import.
@@ -117,7 +117,7 @@ def _forget_ends() -> None:
 
 
 def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.Popen[bytes]:
-    # A process' initial environment can be read in /proc for as long as it lives.
+    # Leave secrets out: /proc shows a process' initial environment for as long as it lives.
     kept = {key: value for key, value in os.environ.items() if key not in set(hidden_env)}
     global _ends
     # The socket listens before the server runs: a worker that connects early waits for the import
@@ -136,7 +136,7 @@ def _start(address: str, threads: int, hidden_env: Iterable[str]) -> subprocess.
             [sys.executable, "-P", "-m", __spec__.name, *map(str, numbers), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # torch's warnings on import, which workers would hide, too
+            stderr=subprocess.DEVNULL,  # torch's warnings on import, which Ray's workers hide, too
             env={_THREADS: str(threads), **kept, worker_launcher.VARIABLE: address},
             pass_fds=numbers,
             process_group=0,  # the terminal's signals must reach the driver alone
@@ -178,7 +178,7 @@ class _Server:
                         self._accept(selector)
                     elif key.fileobj == self._ended:
                         self._collect(selector)
-                    elif self._workers.get(key.data) is key.fileobj:  # not collected meanwhile
+                    elif self._workers.get(key.data) is key.fileobj:  # it has not ended
                         selector.unregister(key.fileobj)
                         self._kill(key.data)
 
@@ -216,7 +216,10 @@ class _Server:
         selector.register(connection, selectors.EVENT_READ, pid)
 
     def _kill(self, pid: int) -> None:
-        """Kill a worker whose launcher has ended, because Ray takes the worker for ended."""
+        """Kill a worker with its process group.
+
+        Also used when its launcher has ended, because Ray then considers the worker ended.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # not reaped yet, so the id is not reused
 
@@ -233,8 +236,8 @@ class _Server:
         adopted = False
         with contextlib.suppress(ChildProcessError):  # no child is left
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # Kill its group before it is reaped and its id can be reused. Its children hold
-                # its connections, by which Ray would take the worker for alive.
+                # Kill the worker's group before the worker is reaped and its id can be reused.
+                # Its children hold its connections open, so Ray would consider the worker alive.
                 connection = self._workers.pop(ended.si_pid, None)
                 if connection is not None:
                     self._kill(ended.si_pid)
@@ -258,9 +261,9 @@ class _Server:
             connection.sendall(worker_launcher.ENDED + bytes([code & 0xFF]))
 
     def _end_adopted(self) -> None:
-        """Kill the children of ended workers, whatever their process group.
+        """Kill the orphaned children of ended workers, in any process group.
 
-        The kernel makes them children of this process, and their own children in turn.
+        The kernel makes orphans children of this process, and then the orphans' own children.
         """
         for child in psutil.Process().children():
             if child.pid not in self._workers:
@@ -317,7 +320,7 @@ def _apply(request: Mapping[str, Any]) -> None:
 
 
 def _end_with(parent: int, sent: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent has ended."""
+    """Make the kernel send this process a signal when its parent ends."""
     import ctypes
 
     if ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent) != 0 or os.getppid() != parent:
@@ -332,7 +335,7 @@ def _adopt_orphans() -> None:
 
 
 def _main(listener: int, ends: int, driver: int) -> None:
-    signal.signal(_EXIT_SIGNAL, signal.SIG_DFL)  # the driver's setting is inherited
+    signal.signal(_EXIT_SIGNAL, signal.SIG_DFL)  # replace the driver's setting, which is inherited
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [_EXIT_SIGNAL])
     _end_with(driver, _EXIT_SIGNAL)
     _adopt_orphans()

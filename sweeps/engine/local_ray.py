@@ -38,7 +38,7 @@ _OBJECT_STORE_BYTES = (
 )  # results are small and checkpoints bypass Ray; Ray's default takes 30 % of memory
 
 _alive: dict[str, IO[str]] = {}
-"""By token, the locked file that proves that the driver is alive, while its Ray runs."""
+"""By token, the locked file that proves that the driver is alive; held while its Ray runs."""
 
 
 class NoRay(OSError):
@@ -52,8 +52,8 @@ def configure(token: str) -> None:
         token: The driver's token, which tags its processes.
     """
     set_ray_env()
-    # Ray accepts every client with this token, and stores a token of its own in a file that other
-    # users may read. Set once for each process, because Ray keeps the first token that it reads.
+    # Ray accepts every client with this token. A token that Ray generates itself would be stored
+    # in a file that other users may read. Set once, because Ray keeps the first token it reads.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     tag_child_processes(token)
 
@@ -73,7 +73,7 @@ def running(
         token: As for `start`.
         machine: As for `start`.
         concurrency: As for `start`.
-        interruption: Says how much time the trials have; without any, Ray is killed.
+        interruption: Says how much time the trials have left; if none is left, Ray is killed.
         hidden_env: As for `start`.
 
     Raises:
@@ -85,7 +85,7 @@ def running(
         yield
     finally:
         if ours and interruption.trial_grace_remaining <= 0:
-            kill_children(token)  # a clean shutdown takes seconds that the grace period lacks
+            kill_children(token)  # no time is left for a clean shutdown, which takes seconds
         if ours:
             stop(token)
 
@@ -120,7 +120,7 @@ def start(
         raise
     withheld = {name: "" for name in hidden_env if name in os.environ}
     options: dict[str, Any] = {
-        "address": "local",  # whatever RAY_ADDRESS says
+        "address": "local",  # even if RAY_ADDRESS is set
         "num_cpus": machine.cpus,
         "num_gpus": len(machine.gpus),
         "include_dashboard": False,
@@ -128,7 +128,7 @@ def start(
         "logging_level": logging.ERROR,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "runtime_env": {"env_vars": withheld} if withheld else None,
-        # One level below the driver's directory: Ray makes its own writable for every user.
+        # A subdirectory of the driver's directory, because Ray makes it writable for every user.
         **node_options(scratch_directory(token) / "ray"),
     }
     node = patch_ray_node(fork_server.WORKER_START)

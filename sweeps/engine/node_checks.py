@@ -1,7 +1,7 @@
 """Check every node of a cluster before a sweep is created.
 
 Each node must have the same version of Gradsweep, see the same files, and reach the object store
-of the checkpoints. The check has a time limit, uses no CPU that Ray counts, and leaves no files.
+of the checkpoints. The check has a time limit, requests no CPU from Ray, and leaves no files.
 What must not live here: connecting (`cluster`), and how trials share the nodes (`resources`).
 """
 
@@ -27,7 +27,7 @@ notice a dead node."""
 _SEEN_SECONDS = 10.0
 """How long a network file system may take to show a node's file to the driver."""
 _STALE_SECONDS = 600.0
-"""The age from which on another check's directory is a leftover."""
+"""The age after which the directory of another check counts as abandoned."""
 _PREFIX = ".nodes-"
 _DISTRIBUTION = "gradsweep"
 _DRIVER_FILE = "driver"
@@ -78,7 +78,7 @@ def check_nodes(
 
 
 def fault_of(answer: Mapping[str, Any] | str, ours: str, root: Path) -> str | None:
-    """Return what a node's answer says is wrong, with a remedy; None if nothing is.
+    """Return the fault that a node's answer shows, with a remedy; None if it shows none.
 
     Args:
         answer: The result of the check on the node, or why there is none.
@@ -125,7 +125,7 @@ def store_fault(prefix: str, version: str) -> str | None:
 
 
 def node_name(info: Mapping[str, Any]) -> str:
-    """Return a node's name for people: its given name or its host's, and its address."""
+    """Return a node's name for messages: its given name or its host's, and its address."""
     address = info["NodeManagerAddress"]
     given = info.get("NodeName")
     name = given if given and given != address else info["NodeManagerHostname"]
@@ -154,7 +154,7 @@ def _query(
     ours: str,
     store: str | None,
 ) -> dict[str, Mapping[str, Any] | str]:
-    """Run the check on all nodes at once; the answer of a node that fails is a reason."""
+    """Run the check on all nodes at once; for a node that fails, the answer is the reason."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -259,12 +259,12 @@ def _shared(root: Path) -> str:
 def _shared_directory(root: Path) -> Iterator[Path]:
     """Create a temporary directory in the root, and remove those of killed drivers.
 
-    A root that is created for it is removed, too.
+    If this call creates the root, it also removes the root.
     """
     missing = [each for each in (root, *root.parents) if not each.exists()]
     root.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    # By the clock of the storage, which may differ from this machine's.
+    # Use the clock of the storage, which may differ from this machine's.
     stale = directory.stat().st_mtime - _STALE_SECONDS
     for other in root.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # another process removes it

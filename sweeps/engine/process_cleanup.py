@@ -1,13 +1,13 @@
 """Find and end the processes that a dead driver has left running.
 
-The token of a driver's lock tags all processes that it starts, in two ways: as an environment
-variable, which child processes inherit, and in the name of the directory that its Ray writes to.
-Some Ray processes overwrite their environment with their title, but all write a log file there.
-Process ids are not stored, because the system reuses them. The Ray processes of other programs are
-never touched.
+The token of a driver's lock tags all processes that the driver starts. The token is in an
+environment variable, which child processes inherit. It is also in the name of the scratch
+directory of the driver's Ray. Some Ray processes overwrite their environment with their title, but
+all of them write a log file in that directory. Process ids are not stored, because the system
+reuses them. The Ray processes of other programs are never touched.
 
-A driver holds a lock in that directory while it is alive. Any process that can acquire this lock
-knows that the driver is dead, and cleans up after it, whatever sweep it ran.
+A driver holds a lock in its scratch directory while it is alive. A process that can acquire this
+lock knows that the driver is dead, and cleans up after it, whichever sweep the driver ran.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def claim_scratch(token: str) -> IO[str]:
     """Create a driver's directory.
 
     Returns:
-        The locked file that proves that the driver is alive; keep it open while it is.
+        The locked file that proves that the driver is alive; keep it open until the driver ends.
     """
-    # Created under another name, locked and renamed, so that the final directory always has a
-    # locked file. Before the lock is held, another process may take this driver for dead and
-    # remove the directory; the loop then tries again.
+    # Create the directory under another name, lock its file, and rename it, so that a directory
+    # of the final name always has a locked file. Before the lock is held, another process may
+    # consider this driver dead and remove the directory; the loop then tries again.
     aside = _PLACE / f".{_PREFIX}{token}"
     while True:
         aside.mkdir(mode=0o700, exist_ok=True)  # Ray's own files below are world-writable
@@ -91,8 +91,8 @@ def _remove_unfinished() -> Iterator[str]:
     for aside in sorted(_PLACE.glob(f".{_PREFIX}{'[0-9a-f]' * _TOKEN_DIGITS}")):
         if not _is_ours(aside):
             continue
-        with contextlib.suppress(OSError):  # as above
-            # Created here if the driver died before it created the file.
+        with contextlib.suppress(OSError):  # removed meanwhile, or its driver is alive
+            # Mode "a" creates the file if the driver died before it did.
             with open(aside / _ALIVE, "a", encoding="utf-8") as alive:
                 fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(aside)
@@ -136,7 +136,7 @@ def find_orphans(token: str) -> list[psutil.Process]:
             if process.pid != os.getpid() and _is_marked(process, token, scratch):
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # ended meanwhile, or another user's
+            continue  # the process has ended, or is another user's
     return found
 
 
@@ -158,9 +158,9 @@ def end_orphans(token: str) -> int:
 
 
 def kill_children(token: str) -> None:
-    """Kill this driver's processes immediately, also those that start meanwhile, and their files.
+    """Kill this driver's processes, even those that start meanwhile, and remove their files.
 
-    Does not wait until they have ended.
+    Does not wait until the processes have ended.
     """
     known: set[psutil.Process] = set()
     while new := set(find_orphans(token)) - known:
@@ -178,5 +178,5 @@ def _is_marked(process: psutil.Process, token: str, scratch: str) -> bool:
 
 
 def _signal(process: psutil.Process, *, force: bool) -> None:
-    with contextlib.suppress(psutil.Error):  # ended meanwhile
+    with contextlib.suppress(psutil.Error):  # the process has ended
         process.kill() if force else process.terminate()

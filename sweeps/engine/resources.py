@@ -1,8 +1,8 @@
 """Find the CPUs, memory and GPUs of a machine, and plan how trials share them.
 
-It uses neither torch nor Ray, which take seconds to import, so that a spec that requests too much
-is refused early. What must not live here: placing trials (Ray does), measuring a step's memory
-(`trainable.memory_probe`), and the limit on a trial's GPU memory (the trial sets it).
+This module uses neither torch nor Ray, which take seconds to import. So a spec that requests too
+much is refused early. What must not live here: placing trials (Ray does), measuring a step's
+memory (`trainable.memory_probe`), and the limit on a trial's GPU memory (the trial sets it).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StepMemory:
 
     Attributes:
         peak: The most that torch's allocator reserved.
-        outside: What the process used outside of it.
+        outside: What the process used outside the allocator.
         total: The GPU's memory.
         failed: Why the measurement failed; the other values are then 0.
     """
@@ -135,7 +135,7 @@ class ResourcePlan:
     because: str = ""
 
     def describe(self) -> str:
-        """Return the plan in words, for people."""
+        """Return a description of the plan for messages."""
         gpu = f", {self.gpu:g} GPU" if self.gpu else ""
         at_once = f"{self.concurrency} trial{'s' if self.concurrency != 1 else ''} at a time"
         cpus = f"{self.cpu:g} CPU{'s' if self.cpu > 1 else ''}"
@@ -154,7 +154,7 @@ def plan(
 
     Args:
         resources: The resources that one trial requests.
-        trials: Trials of the sweep; more never run at once.
+        trials: How many trials the sweep has, and so the most that can run at once.
         concurrency: The spec's limit; None: as many as fit.
         machine: One machine, or every node.
         step: The measured GPU memory of a trial, which limits how many share a GPU with
@@ -208,8 +208,8 @@ def share_of_gpu(needed: int, total: int, wanted: int) -> float:
         wanted: How many processes would share it if memory did not matter, at least 1.
 
     Returns:
-        1 / n, rounded down to Ray's unit, so that n shares never exceed the GPU; n is the largest
-        number up to `wanted` that leaves each process the memory it needs, or 1 if none does.
+        1 / n, rounded down to Ray's unit, so that n shares never exceed the GPU. Here n is the
+        largest number up to `wanted` that gives each process enough memory; 1 if none does.
     """
     least = max(1, -(-needed * _SHARES // total))  # rounded up
     sharing = max(1, min(wanted, _SHARES // least))
@@ -266,7 +266,7 @@ def select_visible(
 ) -> tuple[Gpu, ...]:
     """Apply `CUDA_VISIBLE_DEVICES` as CUDA does.
 
-    The first entry that matches no GPU ends the list; a GPU listed twice makes it empty.
+    The first entry that matches no GPU ends the list. If a GPU is listed twice, CUDA shows none.
 
     Args:
         found: Unique id and GPU, in the order of the GPU driver.
@@ -278,7 +278,7 @@ def select_visible(
     known = [*found, *instances.items()]
     chosen: list[int] = []
     for entry in visible.split(","):
-        if entry.strip().isdecimal():  # CUDA ignores blanks only beside numbers
+        if entry.strip().isdecimal():  # CUDA ignores blanks only around numbers
             match = [int(entry)] if int(entry) < len(found) else []
         else:
             match = [n for n, (uuid, _) in enumerate(known) if entry and uuid.startswith(entry)]
@@ -302,7 +302,7 @@ def _fit(node: Machine, cpu: float, gpu: float) -> int:
 def _equal_share(
     nodes: Sequence[Machine], cpu: float, wanted: int, step: StepMemory | None
 ) -> float:
-    """Return the share with which `wanted` trials spread evenly over all GPUs; 0 without one."""
+    """Return a trial's GPU share if `wanted` trials are spread over all GPUs; 0 without GPUs."""
     gpus = [gpu for node in nodes for gpu in node.gpus if node.cpus >= cpu]
     if not gpus:
         return 0

@@ -1,9 +1,9 @@
 """Handle signals: the first SIGINT, SIGTERM or SIGHUP drains; the second exits immediately.
 
-The end of the grace period exits immediately, too; SIGHUP counts only as a first signal. A thread
-receives the signals, because the main thread may be inside a library that cannot be interrupted,
-and some libraries replace Python's handlers. What must not live here: what draining and exiting do
-(`driver.shutdown`).
+The driver also exits immediately when the grace period ends. SIGHUP counts only as a first signal.
+A thread receives the signals, because the main thread may be inside a library that cannot be
+interrupted, and some libraries replace Python's handlers. What must not live here: what draining
+and exiting do (`driver.shutdown`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _LEAST = {
     "RLIMIT_NPROC": ("-u", 1_000, "Ray and torch start hundreds of threads"),
     "RLIMIT_NOFILE": ("-n", 512, "Ray holds hundreds of files and sockets open"),
 }
-"""By limit: the option of `ulimit`, the value that suffices everywhere, and the reason."""
+"""For each limit: the option of `ulimit`, a value that suffices everywhere, and the reason."""
 _SUFFICIENT = {name: least for name, (_, least, _) in _LEAST.items()}
 _REQUIRED = {
     "RLIMIT_AS": 4608 * _MIB,  # measured on two cores: a sweep hung with 4 GiB, and ran with 5
@@ -32,7 +32,7 @@ _REQUIRED = {
 }
 """The values below which a local Ray never starts, but waits until it times out."""
 _OPEN_FILES = 4096
-"""To how many the soft limit on open files is raised."""
+"""The value to which the soft limit on open files is raised."""
 
 
 class LimitTooSmall(ValueError):
@@ -65,7 +65,7 @@ def shortages() -> list[str]:
 def _temporary_directory() -> Iterator[Path]:
     try:
         yield Path(tempfile.gettempdir())
-    except FileNotFoundError:  # no candidate is writable, /tmp among them
+    except FileNotFoundError:  # no directory is writable, not even /tmp
         return
 
 

@@ -1,7 +1,7 @@
 """Load the task in a child process, check it, and return facts about it.
 
 The command line never imports torch: a child process loads the task, builds model and data once,
-and prints JSON. Its memory is free when it ends. What must not live here: checks that need no
+and prints JSON. Its memory is freed when it ends. What must not live here: checks that need no
 torch (`config`, `resources`).
 """
 
@@ -224,10 +224,11 @@ def longest_warmup(spec: SweepSpec) -> TrialConfig:
 def largest_config(spec: SweepSpec) -> TrialConfig:
     """Return the trial of a sweep that needs most memory, as far as the spec shows.
 
-    It has the largest value of each searched number, or the smallest if a larger one is known to
-    need less memory. The spec does not show which name stands for the largest model (the first is
-    used), nor whether a larger number makes a model smaller, as a stride does. Constraints are
-    ignored. If the values are not valid together, `example_params` are used.
+    The trial has the largest value of each searched number, or the smallest value if a larger one
+    is known to need less memory. This may be wrong where a larger number makes a model smaller, as
+    a stride does. Of searched names the first is used, because the spec does not show which name
+    stands for the largest model. Constraints are ignored. If the values are not valid together,
+    `example_params` are used.
     """
 
     def heaviest(key: str, distribution: Distribution) -> Any:
@@ -242,7 +243,7 @@ def largest_config(spec: SweepSpec) -> TrialConfig:
 
 
 def _weight(key: str, value: object) -> float:
-    """Return a rank by memory among the values of a searched key."""
+    """Return a number that ranks the values of a searched key by their memory."""
     if key == "train.precision":
         return ("fp16", "bf16", "auto", "fp32").index(str(value))
     if key == "train.optimizer.name":

@@ -15,7 +15,7 @@ from trainable.ray_adapter import TuneTrial
 
 
 class SweepTrial(TuneTrial):
-    """A trial in whose process `mlflow.log_metric` and its like log into the trial's own run."""
+    """A trial whose calls of `mlflow.log_metric` and the like log into the trial's own run."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Redirect MLflow's fluent API, then set up as `TuneTrial` does."""

@@ -15,7 +15,7 @@ from sweeps.engine import fork_server
 from sweeps.engine.ray_compat.ray_internals import error_logs, lost_worker
 
 _PATIENCE = 1.0
-"""Seconds by which Ray may notice a worker's end before the fork server does."""
+"""How many seconds earlier than the fork server Ray may notice a worker's end."""
 _LAST_BYTES, _LAST_LINES = 16 << 10, 20
 
 
@@ -23,7 +23,7 @@ class WorkerEnd(NamedTuple):
     """How a worker's process ended.
 
     Attributes:
-        how: In words that follow "it ended"; empty if unknown.
+        how: The words that follow "it ended" in a message; empty if unknown.
         last_lines: The end of its standard error, without secrets.
     """
 
@@ -62,7 +62,7 @@ def _last_lines(pid: int) -> str:
                 cut = path.stat().st_size > _LAST_BYTES
                 file.seek(-_LAST_BYTES if cut else 0, os.SEEK_END if cut else os.SEEK_SET)
                 lines = file.read().decode(errors="replace").splitlines()
-        except OSError:  # the output only helps the user
+        except OSError:  # only a help for the user: do without it
             continue
         # Drop the first line if it is incomplete: a part of a secret would not be recognized.
         return visible(redact("\n".join(lines[cut:][-_LAST_LINES:])))

@@ -4,8 +4,8 @@
 
 A raylet runs this program instead of Ray's own `setup_worker.py`. The program lives as long as the
 worker that is forked for it, and ends with the same exit code. If it is killed, the fork server
-kills the worker. Each worker pays for the imports here. What must not live here: code that only
-the server needs.
+kills the worker. The imports here delay the start of each worker. What must not live here: code
+that only the server needs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENDED = b"e"
 
 _SECONDS_TO_FORK = 45.0  # Ray waits for a minute; a server imports for seconds when it begins
 _LENGTH = 8  # bytes of the prefix that holds the length of the request
-_MOST_BYTES = 1 << 24  # an environment is a few thousand
+_MOST_BYTES = 1 << 24  # an environment has a few thousand bytes
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -49,7 +49,7 @@ def socket_name(address: str) -> bytes:
 
 
 def peer(connection: socket.socket) -> int:
-    """Return the user id of the peer, because any user can bind a free name."""
+    """Return the user id of the peer; to be checked, because any user can bind a free name."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     user: int = struct.unpack("3i", credentials)[1]
@@ -61,7 +61,7 @@ def receive(connection: socket.socket, streams: list[int]) -> dict[str, Any]:
 
     Args:
         connection: The launcher's connection.
-        streams: Receives the worker's three streams, also if this raises.
+        streams: Receives the worker's three streams, even if this call raises.
 
     Raises:
         OSError: The launcher has ended.
@@ -127,7 +127,7 @@ def _main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--serialized-runtime-env-context", dest="context", default="{}")
     parser.add_argument("--language")
-    parser.add_argument("--worker-type", default="WORKER")  # other types move objects
+    parser.add_argument("--worker-type", default="WORKER")  # workers of other types move objects
     options, command = parser.parse_known_args(arguments)
     context = json.loads(options.context)
     added = context.pop("env_vars", None) or {}

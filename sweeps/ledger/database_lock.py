@@ -1,11 +1,12 @@
 """Lock a sweep for one driver on all hosts that reach its ledger's database.
 
-The lock has two parts. A session's advisory lock shows that a driver is alive: the server drops it
-with the connection. So a dead driver's lock needs no time-out, and keepalives detect a lost host.
-A fencing token (`turn`) states which driver may write: each driver that acquires the lock takes
-the next token, and each transaction of a ledger first checks it (`ledger.storage`). A driver that
-lost its connection acquires the lock again if no other driver has had it; otherwise it must exit.
-What must not live here: the directory's lock (`sweep_lock`).
+The lock has two parts. The first is a session's advisory lock, which shows that a driver is alive:
+the server releases it when the connection ends. So a dead driver's lock needs no time-out, and
+keepalives detect a lost host. The second is a fencing token (`turn`), which states which driver
+may write. Each driver that acquires the lock takes the next token, and each transaction of a
+ledger first checks the token (`ledger.storage`). A driver that lost its connection acquires the
+lock again if no other driver has held it since; otherwise it must exit. What must not live here:
+the directory's lock (`sweep_lock`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sweeps.ledger.postgres import LedgerDatabase, PostgresConnection
 from sweeps.sweep_lock import LockOwner, sweep_locked
 
 _CHECK_EVERY = 0.25
-"""Seconds for which a check stays valid. The ledger's own transactions check each time."""
+"""Seconds for which a check stays valid. Each transaction of the ledger checks the token anew."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS gradsweep_drivers (
     sweep text PRIMARY KEY,
@@ -136,7 +137,7 @@ class DatabaseLock:
         return one(PostgresConnection(self._connection).execute(sql, values))
 
     def _read_owner(self) -> LockOwner | None:
-        """Return the owner: it writes its row a moment after it acquires the lock."""
+        """Return the owner; waits, because a driver writes its row just after it has the lock."""
         for _ in range(20):
             if (holder := self._location.holder()) is not None:
                 return holder

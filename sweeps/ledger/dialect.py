@@ -1,4 +1,4 @@
-"""State the differences in SQL between the databases of ledgers, and check their tables.
+"""Define the SQL that differs between SQLite and PostgreSQL, and check a ledger's tables.
 
 What must not live here: the queries themselves (`ledger.reader`), and connections.
 """
@@ -43,7 +43,7 @@ class Dialect:
         )
 
     def begins(self, text: str) -> str:
-        """Return SQL for "`key` begins with this text". The text has no pattern characters."""
+        """Return SQL for "`key` begins with `text`". `text` must have no pattern characters."""
         return self.starts.format(text=text)
 
 

@@ -97,9 +97,7 @@ _T = TypeVar("_T")
 def _translated(
     method: Callable[Concatenate[Ledger, _P], _T],
 ) -> Callable[Concatenate[Ledger, _P], _T]:
-    """Decorate a method that reads: it holds the mutex and raises storage errors as
-    `LedgerError`.
-    """
+    """Decorate a method that reads: hold the mutex, and raise storage errors as `LedgerError`."""
 
     @functools.wraps(method)
     def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -112,10 +110,9 @@ def _translated(
 def _in_transaction(
     method: Callable[Concatenate[Ledger, _P], _T],
 ) -> Callable[Concatenate[Ledger, _P], _T]:
-    """Decorate a method that writes: all that it stores is one transaction.
+    """Decorate a method that writes: it runs in one transaction, with one sync of the disk.
 
-    A process that dies within the method leaves nothing of it, and the disk syncs once. Storage
-    errors become `LedgerError`.
+    If the process dies within the method, nothing is stored. Storage errors become `LedgerError`.
     """
 
     @functools.wraps(method)
@@ -212,13 +209,13 @@ class Ledger:
                 return cls(location, study, storage)
             except (SQLAlchemyError, LedgerError):
                 raise
-            except Exception as error:  # a flipped bit may surface in any decoder below
+            except Exception as error:  # a damaged file can raise any error in a decoder
                 if isinstance(error, optuna.exceptions.StorageInternalError):
                     raise
                 raise location.damaged(f"{type(error).__name__}: {error}") from error
 
     def transaction(self, work: Callable[[], _T]) -> _T:
-        """Store all that `work` stores in one transaction, or nothing of it; the disk syncs once.
+        """Run `work` in one transaction, with one sync of the disk.
 
         Args:
             work: Runs again if the database becomes unavailable meanwhile.
@@ -312,7 +309,7 @@ class Ledger:
         return front(self.trials(), self.minimizes)
 
     def best(self) -> TrialRecord | None:
-        """Return the best trial; None when no trial is complete, or several are equally best."""
+        """Return the best trial; None if there is none, or if the Pareto front has several."""
         best = self.front()
         return best[0] if len(best) == 1 else None
 
@@ -372,7 +369,7 @@ class Ledger:
         """Record the metrics after an epoch. A repeated epoch keeps its first report.
 
         Args:
-            number: The trial's.
+            number: The trial's number.
             epoch: Epochs completed.
             step: Optimizer steps taken.
             value: The (first) metric.
@@ -435,8 +432,9 @@ class Ledger:
 
     @_in_transaction
     def take_back_mutation(self, number: int) -> None:
-        """Remove a member's last mutation, whose donor checkpoint is gone: the member resumes
-        unchanged.
+        """Remove a member's last mutation, because the donor's checkpoint is gone.
+
+        The member then resumes unchanged.
         """
         lineage = self.trial(number).lineage[:-1]
         self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
@@ -457,12 +455,11 @@ class Ledger:
         checkpoint. With several metrics, all values come from that one report.
 
         Args:
-            number: The trial's.
-            ending: How it ended.
-            reason: Why, in a sentence.
+            number: The trial's number.
+            ending: How the trial ended.
+            reason: The reason, in one sentence.
             traceback: The exception's traceback.
-            lineage: The mutations that the trial trained with, if it was not all of those that
-                PBT decided; None means all.
+            lineage: The mutations that the trial trained with; None: all that PBT decided.
 
         Returns:
             The finished trial.

@@ -1,9 +1,8 @@
-"""Choose where a sweep's ledger is: a SQLite file of its own, or a PostgreSQL database that it
-shares with other sweeps. The protocol `LedgerLocation` states what both can do.
+"""Choose where a sweep's ledger is: in its own SQLite file, or in a shared PostgreSQL database.
 
-Only this module chooses by the spec, and only it builds the lock in the database. All writes
-go through the location's storage (`ledger.storage`). What must not live here: SQLite
-(`ledger.sqlite`), PostgreSQL (`ledger.postgres`), and Optuna.
+The protocol `LedgerLocation` states what both can do. No other module makes this choice or creates
+the lock in the database. All writes go through the location's storage (`ledger.storage`). What
+must not live here: SQLite (`ledger.sqlite`), PostgreSQL (`ledger.postgres`), and Optuna.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class LedgerLocation(Protocol):
         """
 
     def holder(self) -> LockOwner | None:
-        """Return the owner of the lock in the database; None when it is free or there is none.
+        """Return the owner of the lock in the database; None for a free lock or a file.
 
         Raises:
             LedgerError: The database cannot be read.
@@ -106,7 +105,7 @@ def as_location(location: LedgerLocation | Path) -> LedgerLocation:
 
 
 def ledger_lock(location: LedgerLocation) -> SecondaryLock | None:
-    """Return the lock that holds on every host that can write to the ledger.
+    """Return the lock that excludes drivers on all hosts that can write to the ledger.
 
     None for a file: the lock of the sweep's directory covers it.
     """
@@ -129,7 +128,7 @@ def check_kept(paths: SweepPaths, before: SweepSpec, after: SweepSpec) -> None:
     """Check that a resumed sweep keeps its name, its ledger and its checkpoint storage.
 
     Raises:
-        StorageMoved: It would not.
+        StorageMoved: It would change one of them.
     """
     if before.name != paths.name:
         back = shlex.join(("mv", "-T", str(paths.directory), str(paths.root / before.name)))

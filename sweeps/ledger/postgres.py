@@ -1,9 +1,9 @@
-"""Connect to ledgers in a PostgreSQL database, read them without a change, and explain errors.
+"""Connect to ledgers in a PostgreSQL database, read them without changes, and explain errors.
 
-Each sweep is one Optuna study. Beside Optuna's tables, the table `gradsweep_drivers` has a row for
-each sweep: the fencing token of the driver that may write (`turn`), and how many transactions that
-driver has committed (`written`; see `database_lock` and `ledger.storage`). What must not live
-here: what a ledger holds (`ledger`, `ledger.reader`), Optuna, and SQLAlchemy.
+Each sweep is one Optuna study. The additional table `gradsweep_drivers` has a row for each sweep.
+Its column `turn` is the fencing token of the driver that may write. Its column `written` counts
+the transactions that this driver has committed (see `database_lock` and `ledger.storage`). What
+must not live here: what a ledger holds (`ledger`, `ledger.reader`), Optuna, and SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class LedgerDatabase:
         self.fencing_token: int | None = None
         """The token of the driver that may write; None until this object acquires the lock."""
         self.commit_count: int | None = None
-        """How many transactions this driver has committed; None where the database must say."""
+        """How many transactions this driver has committed; None: read it from the database."""
         self._may_connect = False
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class LedgerDatabase:
         """
         self._check_access()
         try:
-            import psycopg2  # 0.1 s, and not every installation has it
+            import psycopg2  # takes 0.1 s to import, and is an optional dependency
         except ImportError:
             raise LedgerRefused(
                 f"the ledger {self} cannot be used: psycopg2, the client library of PostgreSQL, "
@@ -175,7 +175,7 @@ class LedgerDatabase:
                 yield PostgresConnection(connection)
         except LedgerError:
             raise
-        except Exception as error:  # a decoder may raise anything on rows of another program
+        except Exception as error:  # rows of another program can raise any error
             raise self.damaged(f"{type(error).__name__}: {error}") from error
 
     def num_trials(self) -> int | None:
@@ -219,8 +219,7 @@ class LedgerDatabase:
         self._is_incomplete()
 
     def remove_incomplete(self, spec: Path) -> None:
-        """Remove the empty study of a driver of this directory that died while it created the
-        sweep.
+        """Remove the empty study that a driver of this directory left when it died at creation.
 
         Raises:
             LedgerError: The study has trials, or it belongs to another directory.
@@ -319,7 +318,7 @@ class LedgerDatabase:
         cause = next(self._causes(error), None)
         code = getattr(cause, "pgcode", None) or ""
         lines = str(cause or error).strip().splitlines() or [type(error).__name__]
-        # A host may have several addresses: take the line of the one whose server answered.
+        # A host may have several addresses: take the line about the one that answered.
         reason = next((line for line in lines if "FATAL: " in line), lines[0])
         if code == _BUSY:
             return LedgerBusy(str(self), WAIT_SECONDS)
@@ -339,9 +338,7 @@ class LedgerDatabase:
         )
 
     def _is_transient(self, error: Exception) -> bool:
-        """Whether a retry may succeed: the connection was lost or refused, or two transactions
-        conflicted.
-        """
+        """Whether a retry may succeed: after a lost or refused connection, or a conflict."""
         import psycopg2
 
         for cause in self._causes(error):

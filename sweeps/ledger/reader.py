@@ -38,8 +38,8 @@ LINEAGE = "lineage"
 ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
 ENDED = "ended"
-"""A trial attribute: how many of the sweep's trials had ended, itself included. Clocks may be set
-back, so a time would not order the ends."""
+"""A trial attribute: how many of the sweep's trials had ended, this one included. Times do not
+order the ends reliably, because a clock may be set back."""
 REPORT = "report "
 """Trial attributes of a sweep with several metrics, by epoch: all values. Optuna stores one value
 per report, and TPE fails on such a trial if it is pruned and the study has several directions."""
@@ -56,12 +56,12 @@ _STATES = {
 
 
 class PbtPerturbation(NamedTuple):
-    """A trial of a population resumes from another trial's checkpoint with other parameters."""
+    """A change by PBT: a trial resumes from another trial's checkpoint with other parameters."""
 
     epoch: int
     """Epochs completed by then."""
     donor: int
-    """The number of the trial whose checkpoint it takes."""
+    """The number of the other trial."""
     params: dict[str, Any]
     """The new parameters."""
 
@@ -82,7 +82,7 @@ class TrialSummary:
     ended_at: datetime | None = None
     """When its end was recorded."""
     finish_order: int = 0
-    """Its position among the sweep's ended trials, from 1; 0 if an earlier version recorded it."""
+    """Its position in the order of ends, from 1; 0 if an earlier release recorded the end."""
     attempts: int = 0
     reason: str | None = None
     traceback: str | None = None
@@ -149,7 +149,7 @@ def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
 def best_reports(
     reports: Mapping[int, Sequence[float]], *, minimize: bool
 ) -> tuple[float, ...] | None:
-    """Return the values of the report with the best first value; of equals, the earliest.
+    """Return the values of the report with the best first value; of equal reports, the earliest.
 
     A report with a value that is not finite is never the best.
     """
@@ -165,9 +165,9 @@ def is_finite(values: Sequence[float]) -> bool:
 def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
     """Return the best trial or the Pareto front, sorted by the first metric.
 
-    This is the one definition of the best trial; every view, export and MLflow use it. With one
-    metric, it is the complete or pruned trial with the best value; of equals, the first. With
-    several metrics, it is the Pareto front: those that no other one dominates.
+    Every view, every export and the tags in MLflow use this definition. With one metric, the best
+    trial is the complete or pruned trial with the best value; of equal trials, the first in
+    `ranking`. With several metrics, the Pareto front holds the trials that no other dominates.
 
     Args:
         minimizes: For each metric, whether less is better.
@@ -198,14 +198,15 @@ def has_result(state: str) -> bool:
     """Return whether a trial in this state counts among the best.
 
     Each new best value is saved in a checkpoint, so a pruned trial has one like a complete trial.
-    A running trial is not final, and a failed one may not be sound.
+    A running trial may still change, and the result of a failed one may be wrong.
     """
     return state in ("complete", "pruned")
 
 
 def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
-    """Return the complete and pruned trials, by their best value of the first metric, the best
-    first; of equals a complete trial first.
+    """Return the complete and pruned trials, sorted by the first metric, the best first.
+
+    Of trials with equal values, complete trials come first.
     """
     found = [t for t in trials if has_result(t.state) and t.value is not None]
     sign = 1 if minimize else -1
@@ -248,7 +249,7 @@ def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 class LedgerReader:
-    """A snapshot of a ledger. Reading takes a time that does not grow with the trials' curves.
+    """A snapshot of a ledger. The time to read it does not depend on the length of the curves.
 
     Args:
         location: The ledger's location; a path means the SQLite file there.
@@ -293,7 +294,7 @@ class LedgerReader:
         return front(self.trials, self.minimizes)
 
     def best(self) -> TrialSummary | None:
-        """Return the best trial; None when no trial is complete, or several are equally best."""
+        """Return the best trial; None if there is none, or if the Pareto front has several."""
         best = self.front()
         return best[0] if len(best) == 1 else None
 
@@ -386,7 +387,7 @@ class LedgerReader:
     def _best_values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:
         """Return the values of each trial's best report, by Optuna's trial id.
 
-        A complete trial has them as its values, so its curve is not read.
+        Optuna stores them as the values of a complete trial, so its curve is not read.
         """
         if len(self.minimizes) == 1:
             pick = "MIN" if self.minimize else "MAX"

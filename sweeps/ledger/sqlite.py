@@ -60,14 +60,14 @@ class LedgerFile:
                 "from a backup, or begin anew with: sweep run FILE --name NAME"
             )
         try:
-            # "rw" never creates a file. It rolls back what a dead driver had not committed, which
-            # a read-only connection cannot. `query_only` still forbids statements that write.
+            # Mode "rw" never creates a file. Unlike a read-only connection, it can roll back what
+            # a dead driver did not commit. `query_only` still forbids statements that write.
             address = f"{self.path.absolute().as_uri()}?mode=rw"
             with contextlib.closing(
                 sqlite3.connect(address, uri=True, timeout=WAIT_SECONDS)
             ) as db:
                 db.execute("PRAGMA query_only = ON")
-                if db.execute(_COMPUTES).fetchone():  # a planted view may run without end
+                if db.execute(_COMPUTES).fetchone():  # an attacker's view may never end
                     raise self.damaged("it holds a view or a trigger, and a ledger has neither")
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise self.damaged(verdict)
@@ -77,7 +77,7 @@ class LedgerFile:
             raise
         except sqlite3.Error as error:
             raise self.refusal(error) from error
-        except Exception as error:  # a flipped bit may surface in any decoder of what was read
+        except Exception as error:  # a damaged file can raise any error in a decoder
             raise self.damaged(f"{type(error).__name__}: {error}") from error
 
     def num_trials(self) -> int | None:
@@ -94,7 +94,7 @@ class LedgerFile:
             return int(db.execute(tables.COUNT_TRIALS_QUERY).fetchone()[0])
 
     def check_available(self) -> None:
-        """Do nothing: `SweepPaths` checks the sweep's directory, and the file with it."""
+        """Do nothing: `SweepPaths` checks the sweep's directory, which contains the file."""
 
     def remove_incomplete(self, spec: Path) -> None:
         """Remove the empty ledger of a driver that died while it created the sweep.

@@ -70,10 +70,8 @@ class _DurableConnection(sqlite3.Connection):
 class EditableRDBStorage(EditableParamsStorage):
     """Store each parameter with its own distribution, whatever the study's first trial had.
 
-    Samplers never see the stored trials directly (see `search.suggest`). A test edits a space
-    through a real ledger.
-
-    Only one thread may use it at a time.
+    Samplers never read the stored trials directly (see `search.suggest`). Only one thread may use
+    the storage at a time.
     """
 
     def __init__(self, url: str, engine_kwargs: dict[str, Any]) -> None:
@@ -85,7 +83,7 @@ class EditableRDBStorage(EditableParamsStorage):
         return work()
 
     def transact(self, work: Callable[[], _T]) -> _T:
-        """Store all that `work` stores, or nothing of it; nested, as a part of the outer one."""
+        """Run `work` in one transaction; a nested call is a part of the outer transaction."""
         if self._writes:
             return work()
         self._writes = True
@@ -138,7 +136,7 @@ class _DatabaseStorage(EditableRDBStorage):
 
     A transaction first increments the counter in its driver's row. This UPDATE fences old drivers:
     it fails if another driver has acquired the lock. Its counter also reveals commits whose reply
-    was lost, so each transaction is applied once, however often the connection breaks. If the
+    was lost, so each transaction is applied exactly once, even if the connection breaks. If the
     database has fewer commits than this driver has made, nothing is written.
     """
 
@@ -160,9 +158,9 @@ class _DatabaseStorage(EditableRDBStorage):
             result = self._location.retry_transient(
                 lambda: self._try(work, results), before_again=self.database.dispose
             )
-        except LedgerRefused:  # the database stays without the lost commits
+        except LedgerRefused:  # commits are lost for good: keep the count
             raise
-        except BaseException:  # the last commit may or may not have been made; raised again
+        except BaseException:  # unknown whether the last commit was made
             self._location.commit_count = None
             raise
         assert self._location.commit_count is not None
@@ -181,7 +179,7 @@ class _DatabaseStorage(EditableRDBStorage):
             if self._location.commit_count is None:
                 self._location.commit_count = count - 1
             if count > self._location.commit_count + 1:
-                transaction.rollback()  # only the counter; the last attempt was committed
+                transaction.rollback()  # undo the counter: the last attempt was committed
                 return results[-1]
             if count <= self._location.commit_count:
                 raise self._location.lost_commits_error(self._location.commit_count + 1 - count)

@@ -11,7 +11,7 @@ from typing import Any
 
 LONGEST_REASON = 5_000
 LONGEST_TRACEBACK = 20_000
-"""Characters."""
+"""Both limits are in characters."""
 
 
 def clipped_reason(text: str) -> str:

@@ -1,7 +1,7 @@
 """Collect trials of earlier sweeps from which a new sweep's sampler learns.
 
-The trials are chosen when the sweep is created, and stored in its ledger, so that the earlier
-sweep may be deleted. They do not count as trials of the new sweep; they only influence
+The trials are chosen when the new sweep is created, and stored in its ledger. So the earlier sweep
+may be deleted. The trials do not count as trials of the new sweep; they only influence
 suggestions. What must not live here: how samplers receive them (`sweeps.search.suggest`).
 """
 
@@ -44,7 +44,7 @@ class PriorTrial:
     value: float
     """The best report of a complete trial; the last report of a stopped trial."""
     epoch: int
-    """The epoch of that report."""
+    """The last epoch that it reported."""
     complete: bool
     """Whether it trained to its end; if false, it was stopped early."""
 

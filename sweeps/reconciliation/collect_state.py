@@ -1,7 +1,7 @@
-"""Read the state of a sweep from ledger, store and the outbox of tracking.
+"""Read the state of a sweep from its ledger, its trials' stores, and its tracking outbox.
 
-This module only reads, imports neither torch nor Ray, and works from any process. What must not
-live here: what follows from the state (`reconcile`).
+This module only reads, imports neither torch nor Ray, and works in any process. What must not
+live here: deciding what is wrong (`reconcile`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def read_sweep_state(
         spec: The sweep's spec.
         records: The ledger's trials.
         live: Whether another driver runs the sweep; the caller itself does not count.
-        judge: The scheduler's decisions; without it no trial counts as stopped.
-        stop: Why the sweep ends before all of its trials do; None: it does not.
+        judge: Returns the scheduler's decisions; None: no trial counts as stopped.
+        stop: Why the sweep ends before all of its trials have run; None: it does not.
 
     Raises:
         CurveDamaged: A curve cannot be read.
         OutboxError: The outbox cannot be read.
-        StorageError: The object store that has its checkpoints cannot be reached.
+        StorageError: The object store with the checkpoints cannot be reached.
     """
     delivered = read_outbox(paths.outbox)
     trials = [trial_state(paths, spec, record, delivered) for record in records]
@@ -73,12 +73,12 @@ def trial_state(
     Args:
         paths: The sweep's directory.
         spec: The sweep's spec.
-        record: The trial as the ledger has it.
+        record: The ledger's record of the trial.
         delivered: The state of the outbox.
 
     Raises:
         CurveDamaged: Its curve cannot be read.
-        StorageError: The object store that has its checkpoints cannot be reached.
+        StorageError: The object store with the checkpoints cannot be reached.
     """
     number, tracked_status = record.number, delivered.tracked_statuses.get(record.number)
     directory = paths.trial(number)
@@ -89,11 +89,11 @@ def trial_state(
     rows = read_rows(directory)
     curve = _curve(rows, spec)
     if not record.finished:
-        # A worker stores a row before its checkpoint. If it was killed in between, the next
-        # worker trains and reports the row again.
+        # A worker stores an epoch's row before its checkpoint. If the worker was killed in
+        # between, the next worker trains and reports this epoch again.
         saved = trial_store(paths, spec, number).saved_epoch()
         curve = tuple(r for r in curve if r.epoch <= saved or r.epoch in record.reports)
-    # A resumed trial reports the rows after its last report itself, or trains them again.
+    # When the trial resumes, it sends the rows after its last report itself, or trains them again.
     last = curve[-1].step if curve else 0
     kept = rows if record.finished else [row for row in rows if row.step <= last]
     logged = (
@@ -130,7 +130,8 @@ def _judged(
 
     def reason(number: int) -> str | None:
         last = max(reports[number], default=0)
-        # The last epoch ends a trial by itself. A trial without a checkpoint there trains again.
+        # After the last epoch a trial is complete, not stopped. Without a checkpoint of its last
+        # report, it trains that epoch again.
         ends = (
             number in stopped
             and last < spec.budget.epochs

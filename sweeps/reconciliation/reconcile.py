@@ -1,9 +1,9 @@
 """Compare the states of ledger, store, tracking and lock, and return the necessary corrections.
 
-`reconcile` is a pure function, and alone decides what is wrong. `run`, `resume` and `extend` apply
-all corrections before they do anything else. `sync` applies those that concern tracking, and
-`doctor` shows them. What must not live here: reading the states (`collect_state`) and applying the
-corrections (`repairs`).
+A trial's store is its metrics file and its checkpoints. `reconcile` is a pure function, and the
+only one that decides what is wrong. `run`, `resume` and `extend` first apply all corrections.
+`sync` applies the corrections to tracking, and `doctor` shows them. What must not live here:
+reading the states (`collect_state`) and applying the corrections (`repairs`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class TrialState:
     started: bool = False
     """`config.yaml` exists or the trial has rows, so a driver dispatched the trial."""
     trained: bool = False
-    """The store has the last epoch, and a sound checkpoint of it."""
+    """The store has the last epoch of the budget, and an undamaged checkpoint of it."""
     stop_reason: str | None = None
-    """Why the scheduler stops the trial at its last report; None: it does not."""
+    """Why the scheduler stops the trial at its last report; None: it does not stop it."""
     trained_past_report: bool = False
-    """The store has steps after the last report: the scheduler let the trial continue."""
+    """The store has steps after the last report, so the scheduler did not stop the trial there."""
     tracked_status: str | None = None
     """The last status sent to tracking; None: tracking has no run of the trial."""
     rows: tuple[Row, ...] = ()
@@ -68,9 +68,9 @@ class SweepState:
     strangers: Sequence[str] = field(default=())
     """Directories below `trials/` that belong to no trial of the ledger."""
     num_awaited: int = 0
-    """How many trials the spec asks for."""
+    """How many trials the spec requests."""
     stop: str | None = None
-    """Why the sweep ends before all of its trials do; None: it does not."""
+    """Why the sweep ends before all of its trials have run; None: it does not."""
     live: bool = False
     """A driver holds the lock and runs the unfinished trials."""
 
@@ -90,8 +90,8 @@ class MissingReport:
 class MissingParams:
     """A trial that never started lacks parameters.
 
-    The user edited the space since, or a driver of an older release died while it stored them one
-    by one.
+    The user has changed the space since, or a driver of an older release died while it stored the
+    parameters one by one.
     """
 
     number: int
@@ -135,7 +135,7 @@ class MissingMetrics:
 
 @dataclass(frozen=True)
 class UnrecordedEnd:
-    """A trial has ended, and the ledger has no record of its end."""
+    """A trial has ended, but the ledger has no record of its end."""
 
     number: int
     ending: Ending
@@ -157,7 +157,7 @@ class StaleWriter:
 
 @dataclass(frozen=True)
 class StaleRunStatus:
-    """The run's status in tracking differs from the trial's end in the ledger."""
+    """The status of a trial's run in tracking differs from the trial's end in the ledger."""
 
     number: int
     status: Status
@@ -219,9 +219,9 @@ Correction = (
 def reconcile(state: SweepState) -> list[Correction]:
     """Return the corrections in the order in which they must be applied.
 
-    The ledger knows which trials exist and how they ended. The store knows what they trained. So
-    corrections complete the ledger from the store, and tracking from both. They never remove a
-    record.
+    The ledger is authoritative for which trials exist and how they ended, the store for what they
+    trained. So corrections complete the ledger from the store, and tracking from both. They never
+    remove a record.
     """
     numbers = [trial.record.number for trial in state.trials]
     if missing := tuple(n for n in range(max(numbers, default=-1)) if n not in set(numbers)):
@@ -239,7 +239,7 @@ def tracking_gaps(
 ) -> Iterator[MissingRun | MissingMetrics | StaleRunStatus | OrphanedRun]:
     """Yield the corrections to tracking alone, for a process that does not run the sweep.
 
-    A trial whose end the ledger lacks is interrupted until a resume records its end.
+    If the ledger lacks a trial's end, its run is INTERRUPTED until a resume records the end.
     """
     for trial in state.trials:
         for wrong in _of_finished(trial) if trial.record.finished else _of_open(trial, state):
@@ -252,12 +252,12 @@ def tracking_gaps(
 def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, str | None]:
     """Return how a trial that trained its last epoch ends, and why.
 
-    A trial that never had a finite value fails: the scheduler may have let it continue to later
-    epochs, and the user has shortened the budget since.
+    A trial that never had a finite value fails. It may reach its last epoch if the scheduler let
+    it continue and the user then shortened the budget.
 
     Args:
         reports: The metric after each epoch.
-        metric: Its name.
+        metric: The metric's name.
     """
     if any(map(math.isfinite, reports.values())):
         return "complete", None
@@ -279,7 +279,7 @@ def unreported(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
 def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
     number, is_untracked = trial.record.number, trial.tracked_status is None
     if trial.record.attempts == 0:
-        if trial.started:  # it keeps its parameters, whatever the space is now
+        if trial.started:  # it keeps its parameters, even if the space has changed
             yield UncountedAttempt(number)
         elif not trial.record.params.keys() >= state.parameters:
             yield MissingParams(number)
@@ -305,7 +305,7 @@ def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | 
 
 
 def _of_finished(trial: TrialState) -> Iterator[Correction]:
-    if trial.stale_writer:  # the next worker of an unfinished trial removes its stale writer
+    if trial.stale_writer:  # only here: the next worker of an unfinished trial removes it
         yield StaleWriter(trial.record.number)
     status = run_status(trial.record)
     if trial.tracked_status is None:

@@ -53,7 +53,7 @@ def apply(
     *,
     warn: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Apply corrections; each of them may be applied any number of times.
+    """Apply corrections; applying one repeatedly has the effect of applying it once.
 
     Args:
         corrections: What `reconcile` returned.
@@ -65,7 +65,7 @@ def apply(
 
     Raises:
         LedgerError: The ledger lost trials.
-        UnknownDirectoryInTheWay: A later trial would find files that are not its own.
+        UnknownDirectoryInTheWay: An unknown directory has the name that a later trial needs.
     """
     corrections = list(corrections)
     for wrong in corrections:  # raise before anything is changed
@@ -85,7 +85,7 @@ def apply(
             case UnrecordedEnd(number, ending, reason):
                 lineage = without_unbegun(ledger.trial(number), paths).lineage
                 record = ledger.finish(number, ending, reason=reason, lineage=lineage)
-                # Send also the rows after the last report: no later attempt would send them.
+                # Also send the rows after the last report: no later attempt will send them.
                 directory = paths.trial(number)
                 rows = thin_rows(read_rows(directory), spec.tracking.every, ended=True)
                 own = [row for _, row in read_logged(directory)]
@@ -104,10 +104,10 @@ def send_to_tracker(
     record: TrialRecord,
     recorder: Recorder,
 ) -> None:
-    """Send to tracking what it lacks of a trial that no worker trains."""
+    """Send tracking the data that it lacks about a trial without a worker."""
     match wrong:
         case MissingRun(number, at_ms):
-            # The driver sends a mutation that never trained when the trial resumes.
+            # If PBT changed the trial and it has not trained since, a resume sends the change.
             record = without_unbegun(record, paths)
             parameters = told_parameters(paths, spec, record)
             recorder.start(number, parameters, status_tags(record), at_ms=at_ms)
@@ -117,7 +117,7 @@ def send_to_tracker(
             recorder.log(number, rows)
             for file, name in logged_files(paths.trial(number)):
                 recorder.artifact(number, file, name)
-            # The ledger's time may come from a host in another time zone.
+            # Not later than now: the ledger's time may come from a host in another time zone.
             ends = [*(row.timestamp_ms for row in rows[-1:]), record.ended_ms or 0]
             at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
             recorder.finish(number, status, end_tags(record, spec), at_ms=at_ms)
@@ -128,7 +128,7 @@ def send_to_tracker(
 def backfill(
     corrections: Iterable[MissingReport | MissingMetrics], ledger: Ledger, recorder: Recorder
 ) -> None:
-    """Send to ledger and tracking what the store has of a trial that resumes."""
+    """Send a resuming trial's stored reports and rows to the ledger and to tracking."""
     for wrong in corrections:
         match wrong:
             case MissingReport(number, report):
@@ -138,7 +138,7 @@ def backfill(
 
 
 def close_store(files: RunFiles) -> None:
-    """Remove the writer directory of a killed worker: the trial does not resume."""
+    """Remove the writer directory that a killed worker left."""
     if files.has_writer():
         files.open()
         files.close()
@@ -147,8 +147,8 @@ def close_store(files: RunFiles) -> None:
 def close_stores(trials: Iterable[RunFiles]) -> None:
     """Remove the writer directories of killed workers; none of these workers may be alive.
 
-    If the storage refuses, the worker that resumes the trial removes it. The caller already
-    reports a more serious error.
+    Errors are ignored: the worker that resumes a trial removes the directory, and the caller
+    already reports a more serious error.
     """
     for trial in trials:
         with contextlib.suppress(OSError, WriterReplaced, StorageError):
@@ -171,7 +171,7 @@ def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
 
 
 def told_parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
-    """Return the parameters with which a trial started: the spec may have changed since."""
+    """Return the parameters with which a trial started, even if the spec has changed since."""
     try:
         config = read_config(paths.trial(record.number) / TRIAL_CONFIG)
     except (OSError, ValueError):

@@ -1,8 +1,9 @@
 """Find what a tracking store lacks of a sweep: runs, statuses, parameters, tags, points, files.
 
-A store that was rolled back to an older copy, emptied, or cleaned by hand answers as before. This
-module only reads, and keeps one trial's curve in memory at a time. What must not live here:
-reading a store (`tracking.stored_runs`), and sending what it lacks (`commands.sync`).
+A store that was restored from an older copy, emptied or edited by hand raises no error. So this
+module compares its contents. It only reads, and keeps one trial's curve in memory at a time. What
+must not live here: reading a store (`tracking.stored_runs`), and sending what it lacks
+(`commands.sync`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class MissingData:
 
     @property
     def is_of_the_run(self) -> bool:
-        """Whether more than files is missing."""
+        """Whether anything but files is missing."""
         numbers = self.num_params, self.num_tags, self.num_points
         return self.is_gone or self.is_deleted or self.has_wrong_status or any(numbers)
 
@@ -92,11 +93,11 @@ class Missing:
         return any(vars(self).values())
 
     def sentences(self, num_runs: int, command: str) -> Iterator[str]:
-        """Yield what was done about lost runs, and what compares the rest.
+        """Yield what was done about lost runs, and the command that compares the rest.
 
         Args:
             num_runs: How many runs were compared.
-            command: The command that compares all of a sweep.
+            command: The command that compares everything in a sweep.
         """
         if self.runs:
             yield f"{self.runs} of {num_runs} runs were missing in the tracking store: sent again"
@@ -126,7 +127,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """What the sweep's own run must hold."""
+    """The expected contents of the sweep's own run."""
 
     status: str | None
     """None: unknown."""
@@ -144,7 +145,7 @@ def check_runs(
 ) -> list[MissingData]:
     """Compare which runs exist, and their statuses.
 
-    Of a trial that has not ended, or that has entries in the outbox, only the run's existence is
+    If a trial has not ended, or has entries in the outbox, only the existence of its run is
     compared.
 
     Args:
@@ -186,7 +187,7 @@ def lost_runs(
 ) -> list[MissingData]:
     """Compare as `check_runs` does, in a process that must not import a tracking client.
 
-    A store that never received anything lacks nothing.
+    If the store never received anything, nothing is missing.
 
     Args:
         paths: The sweep's directory.
@@ -219,7 +220,7 @@ def check_all(
     more_tags: Mapping[int | None, Mapping[str, str]],
     drawn: Callable[[int], Iterable[Path]],
 ) -> list[MissingData]:
-    """Compare all that was sent to a store with what it holds. The outbox must be empty.
+    """Compare everything that was sent to a store with its contents. The outbox must be empty.
 
     Args:
         paths: The sweep's directory.
@@ -227,9 +228,9 @@ def check_all(
         records: The ledger's trials.
         store: The tracking store.
         sweep_id: The sweep's identity.
-        sweep_run: What the sweep's own run must hold.
+        sweep_run: The expected contents of the sweep's own run.
         densities: `tracking.every` in each revision of the spec.
-        more_tags: Tags of trials beside those that follow from the ledger.
+        more_tags: Tags of trials in addition to those that follow from the ledger.
         drawn: Returns the figures of a trial.
 
     Raises:
@@ -240,7 +241,7 @@ def check_all(
     found = {one.trial: one for one in check_runs(records, delivered, runs, sweep_run.status)}
     known = {**delivered.run_ids, SWEEP: delivered.sweep_run_id or ""}
     chosen = choose_runs(runs, known)
-    every = math.lcm(*densities)  # rows that were left out once are not sent later
+    every = math.lcm(*densities)  # a row that any revision left out may be missing
     every_run = [None, *records]
     for first in range(0, len(every_run), _BATCH_SIZE):
         part = every_run[first : first + _BATCH_SIZE]

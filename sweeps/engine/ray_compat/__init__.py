@@ -5,7 +5,7 @@ and `tune_internals` the controller and the trials of Ray Tune. Each private nam
 has one line that says why. `tests/contract/test_ray_compat.py` asserts what each of them relies
 on, and `docs/internals/ray-compatibility.md` lists them.
 
-Two files outside name private parts of Ray, because they must not import this package:
+Two files outside this package also use private parts of Ray, because they must not import it:
 `worker_launcher`, which every worker runs before anything else, and `trainable.ray_adapter`. What
 must not live here: a decision about trials or sweeps.
 """

@@ -12,11 +12,11 @@ import os
 _LISTEN_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _AT_IMPORT = {
-    # Without it Ray takes 127.0.0.1 for the machine's own address, and all of its servers listen
-    # on every network.
+    # Without this, Ray replaces 127.0.0.1 with the machine's network address, and all of Ray's
+    # servers listen on every network.
     _LISTEN_ON_LOOPBACK: "0",
-    # Without it Ray's messages, such as of a lost worker, may reach a file or a pipe after the
-    # driver's last line.
+    # Without this, Ray's messages (such as about a lost worker) may reach a file or a pipe after
+    # the driver's last line.
     "RAY_FLUSH_DRIVER_LOGS": "1",
 }
 
@@ -62,9 +62,9 @@ def set_cluster_env(*, loopback: bool) -> None:
         loopback: Whether the head listens on this machine's loopback interface alone.
     """
     set_ray_env()
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # one message says what failed
-    # Ray exits a driver without a message when its node is gone and the process of this number has
-    # ended. With the driver's own number Ray raises an error instead.
+    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # the driver prints its own message
+    # If a driver's node is gone and the process with this id has ended, Ray exits the driver
+    # without a message. With the driver's own id, Ray raises an error instead.
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     if not loopback:  # this Ray listens on the interface that the cluster uses
         os.environ.pop(_LISTEN_ON_LOOPBACK, None)
@@ -86,5 +86,5 @@ def configure_tune(concurrency: int) -> None:
 
 
 def obeys_gitignore() -> bool:
-    """Return whether Ray leaves out of an upload what `.gitignore` names."""
+    """Return whether Ray excludes the files that `.gitignore` names from an upload."""
     return os.environ.get(_UPLOAD_IGNORED_FILES) != "1"

@@ -44,7 +44,7 @@ def node_options(directory: Path) -> dict[str, Any]:
     """
     return {
         "_temp_dir": str(directory),
-        "_node_ip_address": "127.0.0.1",  # see `environment`: the other half of the same setting
+        "_node_ip_address": "127.0.0.1",  # needed with `_LISTEN_ON_LOOPBACK` of `environment`
     }
 
 
@@ -69,9 +69,9 @@ def job_without_sys_path() -> Any:
 def preserve_signal_handlers() -> Iterator[None]:
     """Keep this process' SIGTERM handler and standard output while Ray starts.
 
-    Ray's Python handler raises SystemExit wherever the process is, also where Python can only
-    print and drop the exception. The handler of Ray's C++ library calls the driver's, and aborts
-    the process three seconds later.
+    Ray's Python handler raises SystemExit at any point of the program, even where Python can only
+    print and drop the exception. The handler of Ray's C++ library calls the driver's handler, and
+    aborts the process three seconds later.
 
     SIGHUP is blocked, and Ray's processes inherit the mask: like Ctrl-C, a closed terminal must
     not end workers before trials have saved. Ray's thread that prints the raylet's messages about
@@ -96,7 +96,7 @@ def preserve_signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def patch_ray_node(setup_worker: Path) -> Iterator[None]:
-    """Skip processes of a Ray node that no sweep uses and that Ray has no option for.
+    """Skip processes of a Ray node that no sweep uses and that no option of Ray disables.
 
     These are the API server, for whose start Ray waits, the log monitor, the autoscaler's monitor,
     and the agent's reports for a dashboard.
@@ -109,14 +109,14 @@ def patch_ray_node(setup_worker: Path) -> Iterator[None]:
     complete: Any = parameter.RayParams
     node = functools.partial(
         complete,
-        no_monitor=True,  # nothing scales here
+        no_monitor=True,  # no node is added or removed
         include_log_monitor=False,  # no worker's output is printed
         setup_worker_path=str(setup_worker),  # workers start by way of the fork server
     )
     with (
         replaced(parameter, "RayParams", node),  # `ray.init` has no arguments for these three
         replaced(services, "start_api_server", lambda *_, **__: ("", None)),  # `init` waits for it
-        # with an error, the node's agent reports to no dashboard
+        # because of this error, the node's agent reports to no dashboard
         replaced(utils, "get_dashboard_dependency_error", lambda: ImportError("not asked for")),
     ):
         yield
@@ -160,13 +160,16 @@ def node_of_lost_actor(error: Exception | None) -> str | None:
 def refuses_token(error: BaseException) -> bool:
     """Return whether an error says that a cluster refuses this process' token.
 
-    Ray raises errors of several types for it, and of its own and of gRPC's.
+    Ray raises several types of errors for it: its own and gRPC's.
     """
     return "authenti" in f"{type(error).__name__} {error}".lower()
 
 
 def is_version_mismatch(message: str) -> bool:
-    """Return whether a message says that a cluster has another Ray or Python; it has no type."""
+    """Return whether an error's message says that a cluster has another version of Ray or Python.
+
+    Ray has no exception type for it.
+    """
     return "version mismatch" in message.lower()
 
 
@@ -200,7 +203,8 @@ def visit_uploaded(
 ) -> None:
     """Call a function with each path that Ray would upload from a directory.
 
-    A second reading of `.gitignore` and `.rayignore` could differ from Ray's.
+    This uses Ray's own code, because another parser of `.gitignore` and `.rayignore` could give
+    other results.
 
     Args:
         directory: The job's `working_dir`.

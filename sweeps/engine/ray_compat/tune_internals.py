@@ -18,7 +18,7 @@ _RELEASED = (
     "evaluated_params",
     "experiment_tag",
 )
-"""Attributes of an ended trial that Tune reads no more, and that hold its configuration."""
+"""Attributes that hold the configuration of an ended trial, and that Tune no longer reads."""
 
 
 @contextmanager
@@ -27,16 +27,17 @@ def patch_tune() -> Iterator[None]:
 
     Disabled:
     - Tune writes its state, which holds all trials, each time that one of them saves.
-    - Tune counts which callbacks are used, for statistics that are off, and imports MLflow for it.
+    - Tune counts which callbacks are used, and imports MLflow for that, although statistics are
+      off.
 
     Corrected:
-    - Tune takes an error of the driver in a callback for the loss of that trial's worker.
-    - Tune kills a worker that is starting when a warm one becomes free for its trial. If trials
-      are shorter than a worker's start, few workers ever come up. Here the next trial gets the
-      warm one.
-    - Tune takes the loss of a worker that it resets for the next trial for a failure of that
+    - Tune treats the driver's error in a callback as the loss of the trial's worker.
+    - Tune kills a worker that is starting when a warm one becomes free for its trial. If a trial
+      takes less time than the start of a worker, few workers ever start. With the correction, the
+      next trial gets the warm worker.
+    - If a worker is lost while Tune resets it for the next trial, Tune counts a failure of that
       trial, which has not begun. Tune handles this loss twice, and restores the trial only once.
-    - Tune reads a trial's error from the path to which it copies the error later.
+    - Tune reads a trial's error from a file that it may write only later.
     """
     from ray.air._internal import usage
     from ray.tune.execution import experiment_state
@@ -62,7 +63,7 @@ def patch_tune() -> Iterator[None]:
         replaced(usage, "tag_callbacks", lambda _: False),
         # writes the state of all trials each time that one saves
         replaced(manager, "on_trial_checkpoint", lambda *_: None),
-        # takes errors of callbacks for lost workers, and counts a loss in a reset twice
+        # treats errors of callbacks as lost workers, and counts a loss in a reset twice
         replaced(TuneController, "_process_trial_failure", process_failure),
         # kills a worker that is starting when its trial could have a warm one
         replaced(TuneController, "_maybe_reuse_cached_actor", reuse_worker),
@@ -102,9 +103,9 @@ def _has_worker(controller: Any, trial: Any) -> bool:
 
 
 def _may_take_warm_worker(controller: Any, trial: Any) -> bool:
-    """Return whether a trial may leave the worker that has started for it.
+    """Return whether a trial may take a warm worker.
 
-    It may not while another trial has none.
+    A trial whose own worker has started may not, while another waiting trial has no worker.
     """
     waiting = controller._pending_trials
     return not _has_worker(controller, trial) or all(_has_worker(controller, o) for o in waiting)
@@ -115,7 +116,7 @@ def _choose_trial(_: Any, wrapped: Any) -> Any:
     controller = wrapped._tune_controller
     oldest = without = None
     left = len(controller._pending_trials)
-    for trial in reversed(controller._trials):  # most have ended, and stand first
+    for trial in reversed(controller._trials):  # most trials have ended, and come first
         if not left:
             break
         if trial in controller._pending_trials:
@@ -136,7 +137,7 @@ def _read_error(trial: Any) -> Any:
 
 
 def withhold_env(is_secret: Callable[[str], bool]) -> None:
-    """Have Tune pass no secret variable of the driver to its actors.
+    """Make Tune pass no secret variable of the driver to its actors.
 
     Tune writes the values into Ray's logs and command lines. Workers inherit the variables from
     their parent process anyway.
@@ -152,8 +153,8 @@ def withhold_env(is_secret: Callable[[str], bool]) -> None:
 def release_trial(trial: Any) -> None:
     """Release the memory of a trial that has ended, except for its number.
 
-    Tune keeps the configuration, metrics and results of each trial for the whole sweep, and reads
-    them no more after the trial's end.
+    Tune keeps the configuration, metrics and results of each trial for the whole sweep, but does
+    not read them after the trial's end.
     """
     from ray.tune.experiment import Trial
 
@@ -165,7 +166,7 @@ def release_trial(trial: Any) -> None:
 
 
 def end_at_next_loss(trial: Any) -> None:
-    """Have Tune retry a trial no more; no callback can end a trial by a public way."""
+    """Make Tune stop retrying a trial; callbacks have no public way to end a trial."""
     trial.max_failures = 0
 
 
