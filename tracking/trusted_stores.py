@@ -35,7 +35,7 @@ from tracking.store_origin import (
 VARIABLE = "SWEEP_TRUSTED_STORES"
 """The environment variable with more trusted addresses, separated by spaces."""
 UNENCRYPTED = "unencrypted"
-"""Follows an http:// address in the file if a password may be sent there without encryption."""
+"""The word after an http:// address in the file that allows unencrypted passwords there."""
 
 _MOST_BYTES = 1 << 20
 _PASSWORDLESS = "scram-sha-256,gss,sspi,none"
@@ -58,7 +58,7 @@ class TrustFileRefused(StoreUntrusted):
 
 
 def can_be_trusted(uri: str) -> bool:
-    """Whether all programs parse a URI alike, and what would be stored has no password in it."""
+    """Whether all programs parse a URI alike, and its line in the file would have no password."""
     from redaction.secrets import redact
 
     origin = origin_of(uri)
@@ -234,7 +234,7 @@ def trust_file() -> Path:
 
 
 def _consents() -> dict[str, bool]:
-    """Return the trusted stores: whether a password may be sent there without encryption."""
+    """Return, for each trusted store, whether a password may be sent there unencrypted."""
     found = {origin_of(one): True for one in os.environ.get(VARIABLE, "").split()}
     for line in _lines():
         origin, _, how = line.partition(" ")
