@@ -1,8 +1,8 @@
 """Summarise the model and data that a task built, and compare the summary when the run resumes.
 
-A resumed run builds its model and data again. If they differ from those it started with (by hash
-order, a clock, a replaced file), the run is refused, and the message says what differs. Numbers
-are compared with a tolerance, because another processor may round differently.
+A resumed run builds its model and data again. They may differ from those at its start because of
+hash order, a clock or a replaced file. Then the run is refused, and the message says what differs.
+Numbers are compared with a tolerance, because another processor may round differently.
 What must not live here: digests of the task's source files (`fingerprint.py`).
 """
 
@@ -40,7 +40,7 @@ _ENTRIES = 64
 _VALUES = 1 << 16
 """Values compared of a tensor, evenly spread; more would slow down large models."""
 _BOUND = 2000
-"""The most characters that a sweep keeps of an item or batch; of larger ones it compares less."""
+"""The most characters that a sweep keeps of an item or batch; larger ones are compared in part."""
 _SHOWN = 3
 
 Summary = dict[str, Any]
@@ -62,7 +62,7 @@ def summarise(
         data: The task's samples.
         arguments: The arguments of the task's constructor.
         apart: Fetch items in a child process, as loader processes do. A file that a data set opens
-            for its first item, such as an HDF5 file, must not be open when these are forked.
+            for its first item, such as an HDF5 file, must not be open when they are forked.
     """
     kinds = [[name, type(module).__name__] for name, module in model.named_modules()]
     weights = (*model.named_parameters(), *model.named_buffers())
@@ -94,7 +94,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     other arguments than before.
 
     Raises:
-        ConfigError: The summaries differ; the message says in what.
+        ConfigError: The summaries differ; the message names the differences.
     """
     file = directory / BUILT
     before = _read(file) if resumed else None

@@ -20,7 +20,7 @@ from typing import Any
 from trainable.fingerprint import FOREIGN, OPENED, task_directory
 
 _FILES = 256
-"""The most files that are compared; the items of the data set stand for more."""
+"""The most files that are compared; a change of others may show in the data set's items."""
 _BLOCK, _BLOCKS = 1 << 20, 64
 """Block size in bytes, and the most blocks of a file that are compared, evenly spread."""
 

@@ -37,8 +37,8 @@ class StepOutcome(NamedTuple):
     """The result of one window. On an accelerator the values are tensors, not yet fetched.
 
     Attributes:
-        taken: False when fp16 gradients overflowed: no parameter, no schedule and no step count
-            moved.
+        taken: False when fp16 gradients overflowed: parameters, schedule and step count are
+            unchanged.
         loss: Mean loss of the window.
         grad_norm: Global L2 norm of the mean gradient, before clipping.
         lr: Learning rate applied, before the multipliers of parameter groups.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 4  # two halves with two samples each, which BatchNorm needs
 _CLOSE = 1e-3  # relative; float32 sums in another order differ by far less
-_NEAR = 0.8  # of difflib's ratio: `evalute` for `evaluate`, not `evaluate_batch`
+_NEAR = 0.8  # least difflib ratio: `evalute` resembles `evaluate`; `evaluate_batch` does not
 
 _OTHER_NAMES = {
     "training_step": "loss(self, model, batch)",

@@ -23,8 +23,8 @@ ARGUMENTS = ("sweep",)
 """`sys.argv` for a task: a program without arguments, so that no parser reads those of `sweep`."""
 SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "gradsweep"
 """The variable that the command line sets for its children: with any value, Python does not import
-from the program's directory or the working directory. This value differs from a user's own, which
-programs that a task starts inherit."""
+from the program's directory or the working directory. A value that the user set is another one,
+and programs that a task starts inherit it."""
 COMPILE_PATH_VARIABLE = "TORCH_CUSTOM_PYTHONPATH"
 """The PYTHONPATH of the processes in which torch compiles. Without it torch passes on `sys.path`
 with the working directory, and Python runs a `sitecustomize.py` there."""

@@ -182,7 +182,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     """Return a model's state dict, after a check that torch can load all of it.
 
     Raises:
-        CheckpointError: torch cannot: `get_extra_state()` may return anything.
+        CheckpointError: torch cannot load it: `get_extra_state()` may have returned any object.
     """
     state = model.state_dict()
     extra = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
