@@ -106,7 +106,7 @@ class DeliveryLoop:
     # Called from other threads
 
     def flush_now(self, wanted: bool) -> None:
-        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
+        """Deliver without pauses while a caller waits for an empty outbox; False: pause again."""
         if wanted or self._closing.is_set():
             self._hurried.set()
         else:
@@ -243,7 +243,7 @@ class DeliveryThread:
         self._thread.start()
 
     def flush_now(self, wanted: bool) -> None:
-        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
+        """Deliver without pauses while a caller waits for an empty outbox; False: pause again."""
         self._loop.flush_now(wanted)
 
     def close(self, deadline: float) -> None:

@@ -61,7 +61,7 @@ class DeliveryProcess:
         self._thread.start()
 
     def flush_now(self, wanted: bool) -> None:
-        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
+        """Deliver without pauses while a caller waits for an empty outbox; False: pause again."""
         _write(self._process.stdin, ["flush_now", wanted])
 
     def close(self, deadline: float) -> None:

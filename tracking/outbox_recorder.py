@@ -51,7 +51,7 @@ class OutboxRecorder:
             the driver that first started the trial.
         experiment_tags: Tags of the experiment.
         name: The name of the sweep's run; default the experiment's.
-        announce: Open the sweep's run and tag the experiment; False only delivers the queue.
+        announce: Open the sweep's run and tag the experiment; False: only deliver the queue.
         offline: Queue records and contact no server; `sync` delivers them later.
         process: The environment of a delivery process; None: a thread of this process delivers.
         open_server: Builds the server in that thread; for tests.
@@ -121,7 +121,7 @@ class OutboxRecorder:
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Queue that a trial's run is created or reopened."""
+        """Queue the creation or the reopening of a trial's run."""
         self._start(trial, params, tags, self._inherited, at_ms)
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:

@@ -1,7 +1,7 @@
 """Decide to which stores credentials may be sent, and how.
 
 A sweep's directory names its stores, and another user may have planted the directory. So the
-address in a spec is not enough: before any connection, this user must have trusted the store, on a
+address in a spec is not enough. Before any connection, this user must have trusted the store: on a
 command line, in the environment, or with `sweep trust`. Trusted stores are kept in a file:
 
     $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `store_origin`

@@ -6,8 +6,8 @@ place. The manifest has the length and the sha256 of the state. Readers use the 
 whose manifest and state verify; a counter in the manifest says which is newest, never a time.
 A background thread writes. Training waits only while its state is copied. The thread also copies
 the entries that only the next optimizer step changes (`async_copy_keys`).
-What must not live here: what a state consists of (`train_state.py`), how it is copied and
-serialized (`snapshot.py`), which calls make it durable and block a stale writer (`storage`), Ray.
+What must not live here: Ray, the parts of a state (`train_state.py`), how it is copied and
+serialized (`snapshot.py`), and how it is made durable and a stale writer is blocked (`storage`).
 """
 
 from __future__ import annotations

@@ -237,8 +237,8 @@ class CustomLoop(BaseRun):
 
         The rows of a yield without the metric come with the next report.
 
-        Ends after the last epoch of the budget, or when the loop ends; the last report is then
-        repeated with `finished` set. Ends without a further report once `should_stop` returns
+        Ends after the last epoch of the budget. Ends also when the loop ends; the last report is
+        then repeated with `finished` set. Ends without a further report once `should_stop` returns
         true.
 
         Raises:

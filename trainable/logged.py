@@ -1,7 +1,7 @@
 """Log: the metrics, parameters, tags and files that a task or a custom loop logs itself.
 
 `Task.log` and `Context.log` call it. Metrics become columns of the run's rows in `metrics.jsonl`.
-Parameters and tags are written to a file at once: a process may end between a checkpoint and the
+Parameters and tags are written to a file at once. A process may end between a checkpoint and the
 report with them, and a resumed run does not log them again. Values stay on their device until a
 row is made. What must not live here: the rows' file (`metrics_file.py`), and when rows are made
 (`loop.py`, `custom_loop.py`).

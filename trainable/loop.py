@@ -68,7 +68,7 @@ _MAX_SKIPPED_IN_A_ROW = 40
 # How often per epoch the memory in use is sampled: enough to detect growth within three epochs.
 _MEMORY_SAMPLES_PER_EPOCH = 4
 # The optimizer's state is copied during the next forward and backward pass (Mohan et al.,
-# CheckFreq, FAST 2021); only the next optimizer step changes it, and that step waits. Parameters
+# CheckFreq, FAST 2021). Only the next optimizer step changes it, and that step waits. Parameters
 # are copied before training continues (7 ms for 67 MB): a forward pass may write to them.
 _ASYNC_COPY_KEYS = ("optimizer",)
 
@@ -164,8 +164,8 @@ class Trainer(BaseRun):
         Ends after the last epoch. Ends without a further report once `should_stop` returns true:
         everything is then saved, and a resumed run continues from that step.
 
-        A run that had already finished yields its last report once more, without rows: the
-        process that first yielded it may have died before its caller recorded it.
+        A run that had already finished yields its last report once more, without rows. The process
+        that yielded it first may have died before its caller recorded it.
 
         Raises:
             NonFiniteLoss: The loss became NaN or infinite; that step changed no parameter.

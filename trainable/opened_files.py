@@ -40,8 +40,8 @@ _thread = threading.local()
 def opened_files(task: str) -> Iterator[dict[str, str]]:
     """Record the files in a task's directory that this thread reads inside the context.
 
-    Python's sources, hidden files and installed packages are left out, and so are files that are
-    also written inside the context, such as a log or a new cache.
+    Python's sources, hidden files and installed packages are left out. Files that are also written
+    inside the context, such as a log or a new cache, are left out, too.
 
     Args:
         task: Its name in a spec; its module must be imported before the context ends.

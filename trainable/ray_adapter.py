@@ -134,7 +134,7 @@ class TuneTrial(tune.Trainable):
 
             - `earlier`: the same keys of each report before the last one.
             - `ending`: how the trial ended; in its last result only.
-            - `failure`: of a failed trial `kind`, `reason`, `traceback` and `place`; for a storage
+            - `failure`: `kind`, `reason`, `traceback` and `place` of a failure; for a storage
               error also `errno`, `system` (the operating system's message) and `host`.
             - `saved`: whether a checkpoint holds everything trained.
             - `accumulation`: the value in use, once it differs from the configuration's.
@@ -390,7 +390,7 @@ def _os_error_details(problem: OSError) -> dict[str, Any]:
 
 @functools.cache
 def _exit_with_raylet() -> None:
-    """Exit some seconds after this process' raylet has, unless Ray ends the process first.
+    """Exit some seconds after this process' raylet ended, unless Ray ends the process first.
 
     On a node that lost its network, Ray did not end it: a worker lived for minutes and kept its
     GPU memory.

@@ -135,7 +135,7 @@ class Step:
         return value.item() if at_once else value.detach().reshape(())
 
     def _divisor(self, weight: Scalar) -> Scalar:
-        """Return the window's weight; 1 where all targets are ignored: loss and gradient are 0."""
+        """Return the window's weight, or 1 if all targets are ignored: the sums are then 0."""
         if self._reads_at_once:
             return weight or 1.0
         on_device = (

@@ -270,9 +270,9 @@ class Task:
         """Return the task's own state that a resumed run needs: tensors and plain data.
 
         Called at each save. The default finds every attribute that has changed since the model
-        was built (modules, tensors, arrays, optimizers, schedules, generators, numbers and
-        collections of them), and refuses what it could not restore. An override may extend the
-        default's dict or replace it.
+        was built: modules, tensors, arrays, optimizers, schedules, generators, numbers and
+        collections of them. It refuses a change that it could not restore. An override may extend
+        the default's dict or replace it.
 
         Raises:
             TaskError: An attribute has changed and cannot be restored.

@@ -1,8 +1,9 @@
 """Prepare a process to import a user's task: the same `sys.argv`, `sys.path` and errors in each.
 
-Each process that imports a task calls `prepare_process` (or `prepared`) first: the child of
-`sweep check`, `sweep train`, each Ray worker, and the child that registers a model. What must not
-live here: what a task is (`task.py`), and which names are built in (`task_registry.py`).
+Each process that imports a task calls `prepare_process` (or `prepared`) first. These are the child
+of `sweep check`, `sweep train`, each Ray worker, and the child that registers a model.
+What must not live here: what a task is (`task.py`), and which names are built in
+(`task_registry.py`).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class ObjectFiles:
     An object is complete or does not exist. So the manifest, written last and removed first,
     commits a generation. A writer stores its token in the object `writer`, with the generations
     that it found and the writers that it replaces. It reads that object again before it writes a
-    manifest. If it is replaced between this check and the write, it damages nothing: the names of
+    manifest. If it is replaced between this check and the write, it damages nothing. The names of
     two writers differ, and the new writer treats the late generation as invalid. A writer that is
     still current keeps all its generations, even if another one had begun to open before it.
 
