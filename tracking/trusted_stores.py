@@ -102,8 +102,8 @@ def check_trusted(uri: str) -> None:
 def check_artifacts(tracking: str, artifacts: str) -> None:
     """Check that a run's artifacts may be read or written at the URI that its store names.
 
-    The answer of a server is trusted, because the server is. A store that is a file may be
-    planted, and may name any host.
+    The answer of a server is trusted, because the server itself is trusted. A store that is a file
+    may be planted, and may name any host.
 
     Args:
         tracking: The URI of the tracking store.

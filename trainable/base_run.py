@@ -80,8 +80,9 @@ class BaseRun(ABC):
     @property
     @abstractmethod
     def resolved(self) -> dict[str, str]:
-        """The `device` in use, and for a `Trainer` the `precision`, which may be `auto` in the
-        configuration.
+        """The `device` in use, and for a `Trainer` the `precision`.
+
+        In the configuration, the precision may be `auto`.
         """
 
     @abstractmethod

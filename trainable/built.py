@@ -61,8 +61,8 @@ def summarise(
         model: The model with its initial weights.
         data: The task's samples.
         arguments: The arguments of the task's constructor.
-        apart: Fetch items in a child process, as loader processes do. A file that a data set opens
-            for its first item, such as an HDF5 file, must not be open when they are forked.
+        apart: Fetch items in a child process. A file that a data set opens for its first item,
+            such as an HDF5 file, must not be open when loader processes are forked.
     """
     kinds = [[name, type(module).__name__] for name, module in model.named_modules()]
     weights = (*model.named_parameters(), *model.named_buffers())
@@ -253,7 +253,7 @@ def _numbers(flat: Tensor, shape: list[int]) -> list[Any]:
     values = torch.view_as_real(chosen) if flat.is_complex() else chosen
     values = torch.nan_to_num(values.flatten().to(torch.float64))
     indices = torch.linspace(0, len(values) - 1, min(8, len(values))).long()
-    # The root mean square, and relative to it some values and a sum that depends on their order.
+    # The root mean square, then some values and a sum that depends on their order, divided by it.
     size = float(values.square().mean().sqrt())
     order = torch.cos(torch.arange(len(values), dtype=torch.float64))
     found = [*values[indices].tolist(), float((values * order).sum() / len(values) ** 0.5)]

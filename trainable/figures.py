@@ -317,8 +317,10 @@ def _file_names(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def _has_step_rows(rows: Sequence[Row]) -> bool:
-    """Whether `Trainer` wrote these rows. A custom loop may log metrics of the same names once an
-    epoch, with other clipping and another schedule.
+    """Whether `Trainer` wrote these rows.
+
+    A custom loop may log metrics of the same names once an epoch, with other clipping and another
+    schedule.
     """
     return any("epoch" not in row.metrics or _CLIPPED in row.metrics for row in rows)
 
@@ -332,8 +334,9 @@ def _steps_per_epoch(rows: Sequence[Row]) -> int:
 
 
 def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
-    """Return the learning rate of each step from the configuration alone. Empty for `plateau`,
-    which depends on the metric.
+    """Return the learning rate of each step from the configuration alone.
+
+    The list is empty for `plateau`, which depends on the metric.
     """
     from trainable.schedule import Schedule
 

@@ -58,8 +58,9 @@ def code_digests(task: str) -> dict[str, str]:
 
 
 def task_directory(task: str) -> Path | None:
-    """Return the directory of a user's task: of its outermost package, or of its module. None for
-    a built-in task, for a module without a source file, and for one that is not imported.
+    """Return the directory of a user's task: of its outermost package, or of its module.
+
+    None for a built-in task, for a module without a source file, and for one that is not imported.
 
     Args:
         task: Its name in a spec.

@@ -89,8 +89,9 @@ class Log:
         self._sums[key] = (total + number, count + 1)
 
     def add_row(self, name: str, value: float, step: int, timestamp_ms: int) -> None:
-        """Add a value at a step that the user's code gave. MLflow's default is step 0: a second
-        value at step 0 gets the run's step.
+        """Add a value at a step that the user's code gave.
+
+        MLflow's default is step 0. So a second value at step 0 gets the run's step.
         """
         self._check_process(name)
         if step == 0 and name in self.own_steps:

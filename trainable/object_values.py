@@ -1,7 +1,7 @@
-"""Compare, encode and restore single values: numbers, tensors, arrays, collections of them, random
-generators, and objects with a `state_dict()`.
+"""Compare, encode and restore single values.
 
-What must not live here: where the values are found (`object_state.py`).
+These are numbers, tensors, arrays, collections of them, random generators, and objects with a
+`state_dict()`. What must not live here: where the values are found (`object_state.py`).
 """
 
 from __future__ import annotations

@@ -151,6 +151,7 @@ def parse_state(content: bytes) -> dict[str, Any]:
 
 def _check_size(content: bytes) -> None:
     """Reject an archive that decompresses to more than its own size and could fill the memory.
+
     torch itself writes no compressed entries and stores nothing twice.
     """
     if not content.startswith(b"PK\3\4"):  # torch's own test for an archive

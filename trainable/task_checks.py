@@ -157,8 +157,9 @@ def draws_in_validation(data: Data) -> bool:
 
 
 def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], bool]:
-    """Return a batch of a split's first samples, the same samples as two batches, and whether
-    collating them drew random numbers.
+    """Return a batch of a split's first samples, and the same samples as two batches.
+
+    The third value tells whether collating them drew random numbers.
     """
     samples = data.train if split == "train" else data.val
     count = min(most, sample_count(samples))

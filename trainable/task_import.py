@@ -33,8 +33,9 @@ with the working directory, and Python runs a `sitecustomize.py` there."""
 
 @functools.cache
 def prepare_process() -> None:
-    """Set `sys.argv` and `sys.path` for importing a task. Runs once in a process, because a task
-    may change either during its import.
+    """Set `sys.argv` and `sys.path` for importing a task.
+
+    This runs once in a process, because a task may change either during its import.
 
     The working directory is the last entry of `sys.path`: its files can be imported, but never
     hide a module of Python or of an installed package.
