@@ -27,7 +27,7 @@ MAX_METRICS = 5_000
 """The most metric names of a run: enough for several metrics of each of a thousand classes. Each
 name is a curve on the tracking server, and a report with all of them is a megabyte."""
 _MAX_NAME_LENGTH = 1_000
-"""In characters. The tracking server accepts a quarter of it and gets longer names shortened."""
+"""In characters. The tracking server accepts a quarter of it; longer names are sent shortened."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class LocalFiles:
                 with (aside / MANIFEST).open("xb") as file:
                     file.write(manifest)
                     sync_open_file(file)
-            except BaseException:  # a partial state would keep a full disk full; raised again
+            except BaseException:  # remove the partial state, or a full disk stays full
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
             sync_directory(aside)
