@@ -224,7 +224,7 @@ class Outbox:
                 any_metrics |= bool(states)
                 if QUEUED in states:
                     sent_next.append((IN_FLIGHT, trial, last_id))
-            if sent_next:  # a transaction blocks appends, so open none without need
+            if sent_next:  # a transaction blocks appends: keep it short
                 with self._transaction() as db:
                     db.executemany(
                         "UPDATE records SET state = ? "

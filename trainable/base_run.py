@@ -181,7 +181,7 @@ def metrics_at_best(
 ) -> dict[str, float]:
     """Return `best/<metric>` of each secondary metric: its value at the best report.
 
-    This need not be the best value of the secondary metric. So one checkpoint has all the values.
+    All these values belong to one checkpoint. So each need not be the best value of its metric.
 
     Args:
         secondary_metrics: The metrics' names.
