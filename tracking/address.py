@@ -79,7 +79,7 @@ def sqlite_file(uri: str) -> Path | None:
 def store_identity(uri: str) -> str:
     """The part of a URI that identifies a tracking store.
 
-    Credentials are left out, and so is the path of an SQLite file, which moves with its sweeps.
+    It contains no credentials and no path of an SQLite file: the file may move with its sweeps.
     """
     if sqlite_file(uri) is not None:
         return "sqlite"
@@ -88,6 +88,6 @@ def store_identity(uri: str) -> str:
 
 
 def credentials(*uris: str | None) -> tuple[str, ...]:
-    """The environment variables that hold credentials for some stores; None: the default store."""
+    """The environment variables with credentials for these stores; None is the default store."""
     databases = any(uri is not None and uri.startswith("postgresql") for uri in uris)
     return _OF_SERVERS + (_OF_POSTGRES if databases else ())

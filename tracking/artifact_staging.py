@@ -52,7 +52,7 @@ class Staging:
                 shutil.copyfileobj(source, file)
             for each in (copy, copy.parent, self._directory, self._outbox):
                 sync_path(each)
-        except BaseException:  # an interruption also removes the copy; raised again
+        except BaseException:  # Ctrl-C must remove the copy, too; the error is raised again
             shutil.rmtree(copy.parent, ignore_errors=True)
             raise
         folder = "" if str(target.parent) == "." else str(target.parent)
@@ -62,7 +62,8 @@ class Staging:
         """Return a copy's path.
 
         Args:
-            staged: The path in its record. It is checked: a record or a link may be planted.
+            staged: The path in its record. It is checked, because another user may have planted
+                the record or a link.
 
         Raises:
             ValueError: The path is not that of a copy, goes through a symbolic link, or names no
@@ -99,7 +100,7 @@ class Staging:
             shutil.rmtree(self.find(payload["staged"]).parent, ignore_errors=True)
 
     def keep_only(self, payloads: Iterable[Mapping[str, str]]) -> None:
-        """Remove copies without a record: the process died before the commit, or in a removal.
+        """Remove copies without a record: a process died before its commit or during a removal.
 
         Nothing is removed through a symbolic link, which may lead anywhere.
         """

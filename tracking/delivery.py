@@ -32,8 +32,8 @@ TAG_NAME = "mlflow.runName"
 
 _MAX_REFUSALS = 2
 _TRIALS_PER_SYNC = 16
-"""Trials whose metrics are marked with one fsync. A higher number needs fewer fsyncs, but blocks
-appends for longer, and after a kill more points are compared with the server."""
+"""How many trials' metrics are marked with one fsync. A higher number needs fewer fsyncs. But it
+blocks appends for longer, and more points must be compared with the server after a kill."""
 
 
 class RecordRejected(Exception):
@@ -45,7 +45,7 @@ class RunGone(Exception):
 
 
 class NotStored(Exception):
-    """The server answers but an artifact cannot be stored: only artifacts have to wait."""
+    """The server answers but cannot store an artifact; other records can be delivered."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FoundRun:
     """The trial's number, or `SWEEP`."""
     start_ms: int
     deleted: bool = False
-    """In the server's trash: can be restored."""
+    """The run is in the server's trash and can be restored."""
     empty: bool = False
     """It has neither parameters nor metrics."""
 
@@ -76,10 +76,10 @@ class RunState:
 
 
 class TrackingServer(Protocol):
-    """What delivery needs of a tracking server.
+    """The calls of a tracking server that `Delivery` uses.
 
-    Every method may raise any exception. One other than `RecordRejected` and `RunGone` means that
-    the outcome is unknown.
+    Any method may raise any exception. After one other than `RecordRejected` or `RunGone`, the
+    outcome of the call is unknown.
     """
 
     def open_experiment(self, known: str | None) -> str:
@@ -118,7 +118,7 @@ class TrackingServer(Protocol):
     def log(self, run_id: str, request: Request) -> None:
         """Write new parameters, then points, then tags.
 
-        A failed call may have written any first part of these.
+        If the call fails, the server may hold only the first of these.
         """
         ...
 
@@ -181,7 +181,7 @@ class Delivery:
         self._known_steps.clear()
 
     def search_again(self) -> None:
-        """Search all runs of the sweep again: a create without an answer may have arrived."""
+        """Search all runs again: a create request without an answer may have worked."""
         self.disconnect()
         self.connect()
 
@@ -223,8 +223,8 @@ class Delivery:
         try:
             self._deliver(batch)
         except RecordRejected as error:
-            # One record of the batch may be invalid, or the run was deleted in the meantime:
-            # search the run again and send single records, before one is given up.
+            # One record of the batch may be invalid, or the run may have been deleted. So search
+            # the run again and send records one by one before one of them is refused.
             self._refusals[key] = self._refusals.get(key, 0) + 1
             self.search_again()
             if len(batch.records) == 1 and self._refusals[key] > _MAX_REFUSALS:
@@ -258,8 +258,8 @@ class Delivery:
         except RecordRejected:
             raise
         except Exception as error:
-            # An artifact store may raise any exception. If the server is down, or has lost the
-            # run, this request raises the error for it.
+            # An artifact store may raise any exception. This request to the server raises an
+            # error of its own if the server is down or has lost the run.
             where = self._server.read_run(run_id).artifacts
             name = PurePosixPath(folder, path.name)
             served = where.startswith(("mlflow-artifacts:", "http:", "https:"))
@@ -289,8 +289,8 @@ class Delivery:
             if record.kind == "metrics"
             for point in record.payload
         ]
-        # A run that was found by search may hold points that a lost outbox had delivered. For a
-        # trial whose run was lost, the same point may be queued twice.
+        # A run that was found by search may hold points that a lost outbox had delivered. If a
+        # trial's run was lost, the same point may be queued twice.
         if batch.uncertain or (run_id != known and not is_new):
             points = self._missing(run_id, points)
         if first.kind == "start" and not is_new:
@@ -316,7 +316,7 @@ class Delivery:
             self._server.set_status(run_id, "RUNNING", None)
         params: dict[str, str] = start["params"]
         changed = _changed(params, state)
-        # Points are sent before tags: the next attempt reads from the tags what has changed.
+        # Points are sent before tags: once the tags are written, the next attempt finds no change.
         points = [] if trial == SWEEP else self._missing(run_id, _changed_points(changed, start))
         now = {clean_key(CHANGED_PREFIX + key): value for key, value in changed.items()}
         missing = {key: value for key, value in params.items() if key not in state.params}
@@ -388,7 +388,7 @@ class Delivery:
     def _choose(self, runs: list[FoundRun], known: Mapping[int, str]) -> dict[int, FoundRun]:
         """Return one run per trial: the outbox's own, else one not deleted, else the oldest.
 
-        A create whose answer was lost may have left a second, empty run; it is deleted.
+        A create request whose answer was lost may have left a second, empty run. It is deleted.
         """
         chosen: dict[int, FoundRun] = {}
         runs = sorted(

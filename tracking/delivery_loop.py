@@ -23,7 +23,7 @@ from tracking.trackers import choose_tracker
 _LINGER_SECONDS = 0.5
 _HURRIED_SECONDS = 0.01
 _BLOCKED_SECONDS = 0.1
-"""Pause between two attempts of a flush when only artifacts that cannot be stored are left."""
+"""Pause between two attempts of a flush while all remaining records are blocked artifacts."""
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 30.0
 _LATE_SECONDS = 60.0
@@ -106,7 +106,7 @@ class DeliveryLoop:
     # Called from other threads
 
     def flush_now(self, wanted: bool) -> None:
-        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
+        """Deliver without pauses while a caller waits for an empty outbox; False: pause again."""
         if wanted or self._closing.is_set():
             self._hurried.set()
         else:
@@ -146,7 +146,7 @@ class DeliveryLoop:
                 waiting = outbox.pending
                 if self._closing.is_set() and not waiting:
                     break
-                if not outbox.try_lock():  # another process delivers, or is about to end
+                if not outbox.try_lock():  # another process delivers, or has not exited yet
                     self._pause(_FIRST_DELAY_SECONDS)
                     continue
                 if delivery is None:
@@ -194,7 +194,7 @@ class DeliveryLoop:
             self._report(is_down=False, ready=ready)
             if still != num_unacked_creates:
                 num_unacked_creates, since = still, time.monotonic()
-            # Wait for more records, unless a caller waits: a request costs more than a point.
+            # Unless a caller waits, wait for more records: a request costs more than a point.
             if self._hurried.wait(_LINGER_SECONDS):
                 time.sleep(_HURRIED_SECONDS if uploads else _BLOCKED_SECONDS)
         # Errors do not matter here: the next process searches again.
@@ -243,7 +243,7 @@ class DeliveryThread:
         self._thread.start()
 
     def flush_now(self, wanted: bool) -> None:
-        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
+        """Deliver without pauses while a caller waits for an empty outbox; False: pause again."""
         self._loop.flush_now(wanted)
 
     def close(self, deadline: float) -> None:

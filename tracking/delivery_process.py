@@ -1,7 +1,7 @@
 """Run the delivery loop in a child process of the driver, connected by pipes.
 
-In the driver, each request would hold the interpreter lock that the trials' results need, and
-mlflow would stay in memory. The child exits at the end of its standard input, so it never outlives
+In the driver, each request would hold the interpreter lock while trials' results wait, and mlflow
+would stay in memory. The child exits at the end of its standard input, so it never outlives
 the driver. It may be killed at any time: the outbox knows which records were in flight. What must
 not live here: what the loop does (see `tracking.delivery_loop`).
 
@@ -61,7 +61,7 @@ class DeliveryProcess:
         self._thread.start()
 
     def flush_now(self, wanted: bool) -> None:
-        """Deliver without pauses while a caller waits for an empty outbox; False ends that."""
+        """Deliver without pauses while a caller waits for an empty outbox; False: pause again."""
         _write(self._process.stdin, ["flush_now", wanted])
 
     def close(self, deadline: float) -> None:
@@ -154,7 +154,7 @@ def _read_commands(loop: DeliveryLoop) -> None:
 
 def main() -> None:
     """Deliver for the process at the other end of standard input and output."""
-    for signum in (signal.SIGINT, signal.SIGTERM):  # sent to a whole job: the driver handles them
+    for signum in (signal.SIGINT, signal.SIGTERM):  # the whole job gets them; the driver acts
         signal.signal(signum, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that a library's prints do not go into the pipe
@@ -164,7 +164,7 @@ def main() -> None:
     destination = Destination(*json.loads(sys.stdin.readline()))
 
     def on_progress(progress: DeliveryProgress) -> None:
-        # Without it each full collection scans all objects of mlflow: a fifth of the time.
+        # Else each full garbage collection scans all objects of mlflow: a fifth of the time.
         if progress.ready and not gc.get_freeze_count():
             gc.freeze()
         _write(pipe, ["progress", progress])

@@ -1,8 +1,9 @@
 """Run a subprocess in the scheduling class SCHED_IDLE: it gets only processor time left over.
 
 Niceness is not enough: Ray starts its workers at niceness 15, and a process at 19 still takes a
-third of a processor that both want. On a busy machine an idle process may not run for a second, so
-it should hold locks only briefly. What must not live here: what such a process does.
+third of a processor beside one of them. On a busy machine an idle process may get no processor
+time for a whole second, so it should hold locks only briefly. What must not live here: what such a
+process does.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def clean_key(key: str) -> str:
 def clean_text(text: str) -> str:
     """Return a text that every store accepts.
 
-    NUL characters are escaped, which PostgreSQL rejects, and so are lone surrogates, which stand
-    for bytes that are not UTF-8, as in a file name.
+    NUL characters are escaped, because PostgreSQL rejects them. Lone surrogates are escaped, too:
+    they stand for bytes that are not UTF-8, as in a file name.
     """
     return text.replace("\0", r"\x00").encode(errors="backslashreplace").decode()
 

@@ -116,7 +116,7 @@ class HighWaterMarks:
 
 
 def pack(rows: Iterable[PackedRow]) -> bytes:
-    """Return rows in the binary form of the queue; as JSON they took half the time of an append.
+    """Return rows in the queue's binary form. JSON took half of the time of an append.
 
     First comes a line of JSON: for each series of rows with equal keys, the keys and the number of
     rows. Then come all steps, all times and all values, eight bytes each.

@@ -1,12 +1,13 @@
 """Every private part of MLflow that this project uses: names, tables, and a patch.
 
-Each has a line that says why. `tests/contract/test_mlflow_compat.py` asserts each signature and
-meaning by name, so a release of MLflow that changes one fails there. A unit test makes sure that
-no other module uses such a part.
+Each has a comment with the reason. `tests/contract/test_mlflow_compat.py` asserts each signature
+and meaning by name, so it fails with a release of MLflow that changes one. A unit test makes sure
+that no other module uses such a part.
 
 MLflow takes seconds to import. Importing this module does not import it: its classes are imported
-on first access, and the functions import what they use. So commands that only look at a store can
-use the queries. What must not live here: public parts of MLflow, and what is done with these.
+on first access, and the functions import what they use. So commands that only read a store can
+use the queries without that cost. What must not live here: public parts of MLflow, and what is
+done with these.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 LAZY_NAMES = {
-    # The plain MLflow API in a trial ends in a store of this kind (`trial_store`).
+    # The plain MLflow API in a trial calls a store of this kind (`trial_store`).
     "AbstractStore": "mlflow.store.tracking.abstract_store",
     # The pages of `sweep ui` read artifacts through a class of this kind (`ui_artifacts`).
     "ArtifactRepository": "mlflow.store.artifact.artifact_repo",
@@ -115,7 +116,7 @@ CURVES_QUERY = (
     "SELECT run_uuid, {key}, COUNT(*), SUM(step) FROM metrics "
     "WHERE run_uuid IN :ids GROUP BY run_uuid, {key}"
 )
-"""How many points each metric of some runs has: MLflow's client would send them all."""
+"""How many points each metric of some runs has; MLflow's client would fetch every point."""
 STEPS_QUERY = "SELECT DISTINCT step FROM metrics WHERE run_uuid = :run AND {key} = :metric"
 """The steps at which a metric has values."""
 
@@ -145,7 +146,7 @@ class TablesDiffer(Exception):
 def check_revision(row: Sequence[Any] | None) -> None:
     """Compare the answer to `REVISION_QUERY` with the installed MLflow.
 
-    MLflow refuses a store that has had other migrations than its package has.
+    MLflow refuses a store whose migrations are not those of its package.
 
     Args:
         row: The answer; None: the tables do not exist yet.
@@ -179,7 +180,7 @@ def _migrations() -> tuple[set[str], set[str]]:
 def http_get(uri: str, endpoint: str, *, timeout: float) -> Any:
     """Send one GET request to a tracking server, without a retry.
 
-    MLflow's own function, so that certificates, proxies and tokens are those of all later calls.
+    This calls MLflow's own function, so certificates, proxies and tokens are as in later calls.
 
     Args:
         uri: The server's address.
@@ -209,7 +210,7 @@ def http_get(uri: str, endpoint: str, *, timeout: float) -> Any:
 def register_store(scheme: str, builder: Callable[..., Any]) -> None:
     """Let addresses of a scheme lead to a tracking store.
 
-    The public way is an entry point, which every MLflow process of the environment would load.
+    The public way is an entry point, but every MLflow process of the environment would load it.
 
     Args:
         scheme: The part of the address before `://`.
@@ -229,9 +230,9 @@ REGISTRY_VARIABLE = "_MLFLOW_SERVER_REGISTRY_STORE"
 ARTIFACTS_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
 """The same for the root of the artifacts."""
 SERVED_BY_VARIABLE = "_MLFLOW_SGI_NAME"
-"""By it MLflow's application knows that it runs as an ASGI application."""
+"""If it is set, MLflow's application knows that an ASGI server runs it."""
 LEADS_TO_OTHERS = ("runs", "models")
-"""Schemes of artifacts whose reader looks up another address and reads that."""
+"""Schemes of artifacts whose reader looks up another address and reads from there."""
 
 
 def make_pages(store: str, artifacts: Path, reader: type[ArtifactRepository]) -> Any:

@@ -1,4 +1,4 @@
-"""The `TrackingServer` of MLflow: `MlflowClient` behind the calls of delivery and reading.
+"""MLflow as a `TrackingServer`: the calls of delivery and reading, made with `MlflowClient`.
 
 `connect` imports mlflow, which takes seconds and 150 MB: the caller chooses the thread that waits.
 Only `MlflowClient` is used, because mlflow's fluent API has global state. What must not live here:
@@ -43,16 +43,16 @@ _CREATE_SECONDS = 180.0
 """How long another process may take to create a store; it takes 20 s on a busy machine."""
 _FILE = re.compile(r"sqlite(\+pysqlite)?:///(?!file:|:memory:|.*\?)")
 """URIs of SQLite files that may be created."""
-# BAD_REQUEST is not among them: a proxy may answer so, and the next attempt may succeed.
+# BAD_REQUEST is not among them: a proxy may have sent it, and the next attempt may succeed.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE"})
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # mlflow would print a URL at the end of each run, into the JSON output of a command.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    # mlflow would repeat a request whose answer was lost. Delivery does that, after it has looked
-    # what the first request did. And a thread in mlflow's back-off, by default two minutes, cannot
-    # be stopped.
+    # mlflow would repeat a request whose answer was lost. `Delivery` does that itself, after it
+    # has checked what the first request did. Also, a thread in mlflow's back-off cannot be
+    # stopped, and the back-off takes two minutes by default.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
@@ -82,8 +82,8 @@ def connect(uri: str) -> MlflowClient:
 def _create(store: Path) -> None:
     """Create an SQLite store completely or not at all.
 
-    mlflow creates its tables and then runs its migrations one by one. If it is killed in between,
-    it never opens that file again.
+    mlflow creates its tables and then runs its migrations one by one. If the process is killed in
+    between, mlflow can never open that file.
     """
     import mlflow
 
@@ -107,7 +107,7 @@ def _lock(directory: int, store: Path) -> None:
     """Lock a directory. Any process that may read the directory can do so.
 
     Raises:
-        TimeoutError: Another process held the lock for longer than a store takes to be created.
+        TimeoutError: Another process held the lock for longer than creating a store takes.
     """
     deadline = time.monotonic() + _CREATE_SECONDS
     while True:
@@ -195,7 +195,7 @@ class MlflowServer:
             return str(found.experiment_id)
 
     def _holds_runs(self, experiment_id: str) -> bool:
-        """Whether the experiment has runs of the sweep: an emptied server reuses its ids."""
+        """Whether the experiment has runs of the sweep; a server that was emptied reuses ids."""
         try:
             with _translated():
                 return any(search(self._client, experiment_id, self._sweep_id, page_size=1))
@@ -291,7 +291,7 @@ class MlflowServer:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise `RunGone` and `RecordRejected` for the errors that a repetition cannot change."""
+    """Raise `RunGone` or `RecordRejected` for errors that a retry cannot fix."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,7 +1,7 @@
 """MLflow as a tracker: a server's address, or a database that each process opens itself.
 
-What must not live here: the calls of MLflow's client (`mlflow_server`), and how a store is looked
-at (`probe`, `store_reader`).
+What must not live here: the calls of MLflow's client (`mlflow_server`), and how a store is checked
+and read (`probe`, `store_reader`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class MlflowTracker(Tracker):
         probe.probe(self.uri, known=known, thorough=thorough)
 
     def identity(self) -> str:
-        """Return the address without what names the same store in another way."""
+        """Return the address without the parts that may differ for the same store."""
         return store_identity(self.uri)
 
     def has_lost(self, run_ids: list[str]) -> bool:
-        """Look into the file of a store; of a server nothing is said."""
+        """Look into the file of a store; return False for a server."""
         return probe.is_gone(self.uri, run_ids)
 
     def reader(self, experiment: str, experiment_id: str | None) -> StoreReader:

@@ -59,7 +59,7 @@ class Outbox:
 
     Args:
         directory: Created when it is missing. A damaged file in it is moved aside.
-        delivers: Only delivers; another process may be appending records.
+        delivers: This process only delivers; another process may be appending records.
 
     Raises:
         OutboxError: The directory cannot be written, or a newer version wrote the file.
@@ -158,7 +158,7 @@ class Outbox:
         payload = self._staging.copy(path, name)
         try:
             self.append(trial, "artifact", payload)
-        except BaseException:  # also an interruption leaves no copy behind; raised again
+        except BaseException:  # Ctrl-C must leave no copy behind, too; the error is raised again
             self._staging.remove(payload)
             raise
 
@@ -238,7 +238,7 @@ class Outbox:
     def next_batch(self, trial: int, *, single: bool = False) -> Batch | None:
         """Return the trial's oldest records, without artifacts and with at most 1,000 points.
 
-        Metrics that may have been sent and metrics that were not never share a batch.
+        A batch never mixes metrics that may have been sent with metrics that were not sent.
 
         Args:
             single: Take one record only.
@@ -266,7 +266,7 @@ class Outbox:
         """Return an artifact that is the first waiting record of its trial; None if there is none.
 
         Args:
-            after: Trials take turns: trials with a higher number than this come first.
+            after: Trials with a higher number than this come first, so that trials take turns.
         """
         with self._lock:
             query = (
@@ -285,7 +285,7 @@ class Outbox:
         return Batch(trial, [Record(id_, "artifact", json.loads(payload))], uncertain=False)
 
     def mark_blocked(self, reason: str) -> str | None:
-        """Store why artifacts cannot be delivered, until one is; returns a message about it."""
+        """Store why artifacts are blocked, until one is delivered; return a message about it."""
         with self._lock, self._transaction() as db:
             _set_meta(db, _BLOCKED, reason)
             return describe_blocked(db)
@@ -348,9 +348,9 @@ class Outbox:
         """Store a trial's run id.
 
         Args:
-            recorded: What the server already holds, if the outbox finds an existing run. The marks
-                are raised to it, and queued points are compared before they are sent. None: the
-                run was created.
+            recorded: The highest steps at the server, if the run existed. The trial's marks are
+                raised to them, and queued points are compared before they are sent. None: the
+                run was created now.
         """
         with self._lock, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
@@ -403,7 +403,7 @@ class Outbox:
         Each point is compared with the store before it is sent, so that none is written twice.
 
         Args:
-            trials: By number: whether the store has lost the whole run.
+            trials: For each trial's number, whether the store has lost the whole run.
         """
         for trial, is_gone in trials.items():
             with self._lock, self._transaction() as db:
@@ -466,7 +466,7 @@ class Outbox:
             try:
                 yield self._db
                 self._db.execute("COMMIT")
-            except BaseException:  # an interruption also rolls back; raised again
+            except BaseException:  # Ctrl-C must roll back, too; the error is raised again
                 if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
                     self._db.execute("ROLLBACK")
                 raise

@@ -32,7 +32,7 @@ _INDEXES = """
 CREATE INDEX IF NOT EXISTS told_in_order ON records (trial, id) WHERE kind != 'artifact';
 CREATE INDEX IF NOT EXISTS artifacts_in_order ON records (trial, id) WHERE kind = 'artifact';
 """
-"""Added to files of earlier releases, too: without them, each artifact scans all records."""
+"""Also added to files of earlier releases. Without an index, each artifact scans all records."""
 
 
 class OutboxError(OSError):
@@ -95,7 +95,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         elif (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(verdict)
         db.executescript(_INDEXES)
-    except BaseException:  # an interruption also closes the connection; raised again
+    except BaseException:  # Ctrl-C must close the connection, too; the error is raised again
         db.close()
         raise
     return db

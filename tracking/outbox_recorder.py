@@ -47,13 +47,13 @@ class OutboxRecorder:
         outbox: Directory of the durable queue.
         tags: Tags of the sweep's run.
         params: Parameters of the sweep's run.
-        inherited: Tags of the driver. A trial's run takes those about its provenance from the
-            driver that first started the trial; default `tags`.
+        inherited: Tags of this driver; default `tags`. A trial's run gets the provenance tags of
+            the driver that first started the trial.
         experiment_tags: Tags of the experiment.
         name: The name of the sweep's run; default the experiment's.
-        announce: Open the sweep's run and tag the experiment; False only delivers the queue.
-        offline: Only queue: no server is contacted, `sync` delivers later.
-        process: The environment of a process that delivers; None: a thread of this process does.
+        announce: Open the sweep's run and tag the experiment; False: only deliver the queue.
+        offline: Queue records and contact no server; `sync` delivers them later.
+        process: The environment of a delivery process; None: a thread of this process delivers.
         open_server: Builds the server in that thread; for tests.
 
     Raises:
@@ -121,7 +121,7 @@ class OutboxRecorder:
         *,
         at_ms: int | None = None,
     ) -> None:
-        """Queue that a trial's run is created or reopened."""
+        """Queue the creation or the reopening of a trial's run."""
         self._start(trial, params, tags, self._inherited, at_ms)
 
     def log(self, trial: int, rows: Iterable[MetricRow]) -> None:
@@ -241,8 +241,8 @@ def open_recorder(
     """Open the recorder of a sweep and its delivery.
 
     Args:
-        tracker: Where it is recorded.
-        sweep: What is recorded.
+        tracker: The tracking service.
+        sweep: The sweep to record.
         announce: Open the sweep's run and tag the experiment.
         environment: The environment of the process that delivers; None: records are only queued.
 
@@ -267,7 +267,7 @@ def open_recorder(
 
 
 def set_target(outbox: Path, tracker: Tracker) -> None:
-    """Make an outbox deliver to a tracker; it forgets what another store, or a lost one, has."""
+    """Make an outbox deliver to a tracker; see `Outbox.set_target`."""
     queue = Outbox(outbox)
     try:
         gone = tracker.has_lost(list(queue.runs().values()))
@@ -280,7 +280,8 @@ def reset_trials(outbox: Path, trials: Mapping[int | None, bool]) -> None:
     """Make an outbox record some trials from their beginning; see `Outbox.reset_trials`.
 
     Args:
-        trials: By number, None for the sweep's own run: whether the store has lost the run.
+        trials: For each trial's number, whether the store has lost the whole run; None stands for
+            the sweep's own run.
     """
     if trials:
         queue = Outbox(outbox)

@@ -111,7 +111,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
             f"cannot read the outbox {path}: {error}; you must be able to read and write this "
             "file of the sweep; correct its permissions"
         ) from error
-    # a flipped bit may be found by SQLite, or in a value that it returns
+    # SQLite may detect a flipped bit, or may return a wrong value
     except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
         return replace(
             _EMPTY,

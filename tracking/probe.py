@@ -73,8 +73,8 @@ def probe(uri: str, *, known: bool = False, thorough: bool = False) -> None:
 
     Args:
         uri: An MLflow tracking URI: a server, or a database.
-        known: The sweep has recorded there before, so the store may be down for now. Only the
-            version of a database's tables is checked, and whether a file is damaged.
+        known: The sweep has recorded there before, so the store may be down for now. Then only
+            two checks remain: the version of a database's tables, and damage of a file.
         thorough: Check all pages of a file of any size.
 
     Raises:

@@ -116,7 +116,7 @@ def _git_tags(directory: Path) -> dict[str, str]:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        # Optional locks could make a git command fail that runs at the same time.
+        # With optional locks, another git command that runs at the same time could fail.
         done = subprocess.run(
             ["git", "--no-optional-locks", *arguments],
             cwd=directory,

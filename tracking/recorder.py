@@ -82,7 +82,7 @@ class Recorder(Protocol):
         """Set a run's terminal status; `start` reopens the run.
 
         Args:
-            at_ms: When it ended, as for `start`.
+            at_ms: When the run ended, in milliseconds since the Unix epoch; None: now.
         """
         ...
 

@@ -67,7 +67,7 @@ def register_model(
         digest: A hash of the weights.
         tags: Tags of the version.
         pickled: Save a pickle instead; loading it needs the model's class.
-        without: Modules that must not be needed to load the pickle.
+        without: Modules without which the pickle must load.
 
     Returns:
         The version.
@@ -120,7 +120,7 @@ def _create(client: MlflowClient, name: str) -> None:
 
 
 def _check_loads(path: Path, without: Sequence[str]) -> None:
-    """Load a pickle in a new process, to check that it needs no more than it may."""
+    """Load a pickle in a new process to check that it does not need the modules `without`."""
     child = subprocess.run(
         [sys.executable, "-P", "-c", _LOAD, str(path), *without],
         capture_output=True,

@@ -1,7 +1,7 @@
 """Parse a store's URI: is it a file, on this machine's loopback, or on other hosts?
 
-Several programs parse the same URI (libpq, SQLAlchemy, requests). One that they could parse
-differently counts as another host. What must not live here: which stores are trusted
+Several programs parse the same URI (libpq, SQLAlchemy, requests). A URI that they could parse
+differently counts as one of another host. What must not live here: which stores are trusted
 (`tracking.trusted_stores`).
 """
 
@@ -121,9 +121,10 @@ def _where(uri: str) -> _Where:
     if found is None:
         return _Where((uri,), is_plain=False)
     named, libpq = found["hosts"], is_libpq(uri)
-    # Only libpq splits hosts at a comma and decodes escapes. To other programs they are parts of
+    # Only libpq splits hosts at a comma and decodes escapes. Other programs take the whole text as
     # one host name, which a DNS server may resolve to another machine. SQLAlchemy passes escapes
-    # on to libpq undecoded, where they are a host name, too: only one without a dot is local.
+    # to libpq undecoded, so that libpq takes them as a host name, too. It is local only if it has
+    # no dot.
     if ("," in named and not libpq) or ("%" in named and ("." in named or not libpq)):
         return _Where((uri,), is_plain=False)
     hosts = []

@@ -7,7 +7,7 @@ writing to one.
     python -m tracking.store_reader
 
 reads a line of JSON, `[uri, experiment, experiment_id, sweep_id]`, and writes the sweep's runs as
-a line of JSON: for a process that must not import MLflow.
+a line of JSON. It serves a process that must not import MLflow.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read_runs(
     sweep_id: str,
     environment: Mapping[str, str],
 ) -> list[StoredRun]:
-    """Return a sweep's runs without importing MLflow here: a child process asks a server.
+    """Return a sweep's runs without importing MLflow here; a child process reads from a server.
 
     Raises:
         StoreUnreadable: The store cannot be read.

@@ -1,4 +1,4 @@
-"""The runs that a tracking store holds of a sweep, and the protocol of what reads them.
+"""The runs that a tracking store holds of a sweep, and the protocol of a class that reads them.
 
 What must not live here: how a store is read (`store_reader`), and what it should hold.
 """
@@ -30,7 +30,7 @@ class StoredRun(NamedTuple):
     """The trial's number, or `SWEEP`."""
     status: str
     deleted: bool
-    """Deleted itself, or in a deleted experiment; it can be restored."""
+    """The run or its experiment is deleted; it can be restored."""
     artifacts: str
     """The URI of its artifacts."""
 

@@ -49,10 +49,10 @@ class BackgroundDelivery(Protocol):
         """
 
     def flush(self, timeout: float) -> int:
-        """Wait for at most `timeout` seconds until all is delivered; returns what is left."""
+        """Wait for at most `timeout` seconds until the queue is empty; return its length."""
 
     def close(self, timeout: float) -> int:
-        """Deliver for at most `timeout` seconds, then stop; returns what is left."""
+        """Deliver for at most `timeout` seconds, then stop; return how many records are left."""
 
 
 class OpenTracker(NamedTuple):
@@ -77,7 +77,7 @@ class TrackedSweep:
     params: Mapping[str, object] = field(default_factory=dict)
     """Parameters of the sweep's run."""
     inherited: Mapping[str, str] = field(default_factory=dict)
-    """Tags of the driver. A trial's run takes those about its provenance."""
+    """Tags of the driver. A trial's run gets those about provenance."""
     experiment_tags: Mapping[str, str] = field(default_factory=dict)
     """Tags of the experiment."""
 
@@ -118,20 +118,20 @@ class Tracker(ABC):
         """
 
     def probe(self, *, known: bool = False, thorough: bool = False) -> None:
-        """Find out within seconds whether the address can be recorded at.
+        """Check within seconds that runs can be recorded at the address.
 
         Args:
-            known: It was recorded at before: a server that does not answer now will answer later.
-            thorough: Look through all of a file, however large it is.
+            known: The sweep has recorded there before, so the server may be down for now.
+            thorough: Check all of a file of any size.
 
         Raises:
-            TrackingUnusable: It cannot.
+            TrackingUnusable: Nothing can be recorded there.
         """
         del known, thorough
         self.check_address()
 
     def identity(self) -> str:
-        """Return by what two addresses of the same store are known to be the same."""
+        """Return a text that is the same for all addresses of one store."""
         return self.uri
 
     def has_lost(self, run_ids: list[str]) -> bool:
@@ -165,7 +165,7 @@ class Tracker(ABC):
             experiment: See `reader`.
             experiment_id: See `reader`.
             sweep_id: The sweep's identity.
-            environment: The environment of a process that may be started for it.
+            environment: The environment of a child process that may be started to read them.
 
         Raises:
             StoreUnreadable: The store does not answer.
@@ -174,7 +174,7 @@ class Tracker(ABC):
         return self.reader(experiment, experiment_id).runs(sweep_id)
 
     def other_sweeps(self, experiment: str) -> dict[str, int]:
-        """Return how many runs an experiment has, by the id of their sweep.
+        """Return how many runs an experiment has of each sweep, by sweep id.
 
         Raises:
             StoreUnreadable: The store does not answer.

@@ -1,7 +1,7 @@
-"""Choose the tracker for an address. A new tracker is a class in a module of its own, and a line
-here.
+"""Choose the tracker for an address.
 
-What must not live here: what a tracker does.
+A new tracker needs a class in a module of its own, and a line here. What must not live here: what
+a tracker does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRACKERS: list[type[Tracker]] = [
 def choose_tracker(uri: str, artifact_root: Path | None = None) -> Tracker:
     """Return the tracker for an address.
 
-    An address that none handles goes to the last one, whose `check_address` says why.
+    If none handles the address, the last one is returned: its `check_address` raises the reason.
 
     Args:
         uri: The address.

@@ -21,7 +21,7 @@ _ADDRESS = f"{_SCHEME}://run"
 
 
 def redirect(taker: Any) -> None:
-    """Let the plain MLflow API record with a taker, from the import of MLflow on.
+    """Make the plain MLflow API send its calls to a taker, from the import of MLflow on.
 
     A run that an earlier trial of this process left open is ended. MLflow keeps the store, and
     with it the first taker, until the process ends.

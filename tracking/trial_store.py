@@ -1,8 +1,8 @@
 """The tracking store of the plain MLflow API inside a trial: it forwards calls to the trial.
 
-Calls such as `mlflow.log_metric` in a user's code in a worker come here instead of to a database
-of their own. The worker contacts no server. A call that cannot be forwarded is refused. What must
-not live here: who receives the calls, and when calls are redirected (`trial_redirect`).
+Calls such as `mlflow.log_metric` in a user's code in a worker come here; else they would create a
+database of their own. The worker contacts no server. A call that cannot be forwarded is refused.
+What must not live here: who receives the calls, and when calls are redirected (`trial_redirect`).
 """
 
 from __future__ import annotations

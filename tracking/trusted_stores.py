@@ -1,7 +1,7 @@
 """Decide to which stores credentials may be sent, and how.
 
 A sweep's directory names its stores, and another user may have planted the directory. So the
-address in a spec is not enough: before any connection, this user must have trusted the store, on a
+address in a spec is not enough. Before any connection, this user must have trusted the store: on a
 command line, in the environment, or with `sweep trust`. Trusted stores are kept in a file:
 
     $XDG_CONFIG_HOME/gradsweep/trusted-stores     one address a line; see `store_origin`
@@ -35,7 +35,7 @@ from tracking.store_origin import (
 VARIABLE = "SWEEP_TRUSTED_STORES"
 """The environment variable with more trusted addresses, separated by spaces."""
 UNENCRYPTED = "unencrypted"
-"""Follows an http:// address in the file if a password may be sent there without encryption."""
+"""The word after an http:// address in the file that allows unencrypted passwords there."""
 
 _MOST_BYTES = 1 << 20
 _PASSWORDLESS = "scram-sha-256,gss,sspi,none"
@@ -58,7 +58,7 @@ class TrustFileRefused(StoreUntrusted):
 
 
 def can_be_trusted(uri: str) -> bool:
-    """Whether all programs parse a URI alike, and what would be stored has no password in it."""
+    """Whether all programs parse a URI alike, and its line in the file would have no password."""
     from redaction.secrets import redact
 
     origin = origin_of(uri)
@@ -102,8 +102,8 @@ def check_trusted(uri: str) -> None:
 def check_artifacts(tracking: str, artifacts: str) -> None:
     """Check that a run's artifacts may be read or written at the URI that its store names.
 
-    The answer of a server is trusted, because the server is. A store that is a file may be
-    planted, and may name any host.
+    The answer of a server is trusted, because the server itself is trusted. A store that is a file
+    may be planted, and may name any host.
 
     Args:
         tracking: The URI of the tracking store.
@@ -234,7 +234,7 @@ def trust_file() -> Path:
 
 
 def _consents() -> dict[str, bool]:
-    """Return the trusted stores: whether a password may be sent there without encryption."""
+    """Return, for each trusted store, whether a password may be sent there unencrypted."""
     found = {origin_of(one): True for one in os.environ.get(VARIABLE, "").split()}
     for line in _lines():
         origin, _, how = line.partition(" ")

@@ -189,8 +189,8 @@ def start_server(
     if is_server(uri):
         raise ValueError(f"{redact(uri)} is a tracking server already; open it in a browser")
     login = secrets.token_urlsafe()
-    # The secret, and the database's URI with its password, are passed in the environment: every
-    # user of the machine can read command lines, only the same user a process's environment.
+    # The secret, and the database's URI with its password, are passed in the environment. Every
+    # user of the machine can read command lines; only the same user can read an environment.
     environment = {**os.environ, **SERVER_ENVIRONMENT, ENV_STORE: uri, ENV_LOGIN: login}
     for other in ("MLFLOW_TRACKING_URI", "MLFLOW_DEPLOYMENTS_TARGET"):  # it uses no other server
         environment.pop(other, None)
@@ -321,7 +321,7 @@ def listen(host: str, port: int) -> socket.socket:
         PortTaken: The port is in use or invalid.
     """
     listener = socket.socket()
-    # so that a port is free whose old connections are still closing
+    # so that the port can be used while its old connections are still closing
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

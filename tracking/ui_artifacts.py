@@ -47,7 +47,7 @@ class Artifacts(ArtifactRepository):
     ) -> None:
         super().__init__(artifact_uri, tracking_uri, registry_uri)
         place = urlsplit(artifact_uri)
-        if place.scheme == "mlflow-artifacts":  # of runs that an ordinary MLflow server recorded
+        if place.scheme == "mlflow-artifacts":  # an ordinary MLflow server recorded the run
             folder = self._root.joinpath(*PurePosixPath(place.path).parts[1:])
         else:
             folder = Path(local_file_uri_to_path(artifact_uri))  # type: ignore[no-untyped-call]

@@ -82,8 +82,8 @@ class Guard:
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         method, path = scope["method"], scope["path"]
         if method == "GET" and path == "/" and self._has_login(scope["query_string"]):
-            # Not an HTTP redirect: after a link from another site a browser would not send a
-            # SameSite=Strict cookie with it. And the page's script keeps the part after the #.
+            # This is no HTTP redirect: after a link from another site, a browser would follow one
+            # without a SameSite=Strict cookie. Also, the page's script keeps the part after the #.
             await _answer(send, 200, _LOGGED_IN, ("set-cookie", self._cookie()))
         elif not self._has_cookie(headers):
             await _answer(send, 401, b"Open the link that sweep ui printed when it started.\n")

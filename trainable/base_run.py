@@ -24,10 +24,10 @@ from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
 
 MAX_METRICS = 5_000
-"""Most metric names of a run: several for each of a thousand classes. Each name is a curve on the
-tracking server, and a report with all of them is a megabyte."""
+"""The most metric names of a run: enough for several metrics of each of a thousand classes. Each
+name is a curve on the tracking server, and a report with all of them is a megabyte."""
 _MAX_NAME_LENGTH = 1_000
-"""In characters. The tracking server accepts a quarter of it; longer names are shortened there."""
+"""In characters. The tracking server accepts a quarter of it; longer names are sent shortened."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ class BaseRun(ABC):
     @property
     @abstractmethod
     def resolved(self) -> dict[str, str]:
-        """The `device` in use, and for a `Trainer` the `precision`, which may be `auto` in the
-        configuration.
+        """The `device` in use, and for a `Trainer` the `precision`.
+
+        In the configuration, the precision may be `auto`.
         """
 
     @abstractmethod
@@ -180,7 +181,7 @@ def metrics_at_best(
 ) -> dict[str, float]:
     """Return `best/<metric>` of each secondary metric: its value at the best report.
 
-    That is not its own best value: one checkpoint has all of these values.
+    All these values belong to one checkpoint. So each need not be the best value of its metric.
 
     Args:
         secondary_metrics: The metrics' names.

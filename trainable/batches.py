@@ -36,8 +36,8 @@ _NOT_ENTERED = (
 )
 """Types that the search for tensors does not enter: through them it would reach all objects."""
 _MAX_OBJECTS_SEARCHED = 10_000
-"""The search for a tensor ends here, and the object is not moved. If it does hold a tensor, torch
-raises when that tensor meets one on the device.
+"""After this many objects, the search for a tensor ends, and the object is not moved. If it does
+hold a tensor, torch raises when that tensor meets one on the device.
 """
 
 

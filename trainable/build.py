@@ -65,8 +65,8 @@ def open_trainer(
         searched: The keys whose values the search suggests; a custom loop must read them.
         device: Such as `cpu` or `cuda:0`; None takes the first CUDA device, or else the CPU.
         threads: Threads of torch's CPU operations; None leaves the number unchanged.
-        memory_share: Share of the GPU's memory that this process may use. A process that asks for
-            more runs out of memory itself; its neighbours on that GPU do not.
+        memory_share: Share of the GPU's memory that this process may use. If it asks for more, it
+            alone runs out of memory, and not the other processes on that GPU.
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation, possibly another run's, instead of the newest one of
             `directory`.
@@ -87,7 +87,7 @@ def open_trainer(
     if target.type == "cuda":
         total = torch.cuda.get_device_properties(target).total_memory
         torch.cuda.set_per_process_memory_fraction(tensor_fraction(memory_share, total), target)
-        torch.cuda.reset_peak_memory_stats(target)  # an earlier trial of this process set it
+        torch.cuda.reset_peak_memory_stats(target)  # else an earlier trial's peak would remain
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         return CustomLoop(
@@ -168,7 +168,7 @@ class Parts:
         val: Windows to evaluate on.
         schedule: The learning rate at every step.
         precision: The precision of forward and backward passes.
-        cautions: Warnings, in sentences: what can be trained but is probably a mistake.
+        cautions: A sentence for each part that can be trained but is probably a mistake.
         opened: Files that the task opened and did not declare; see `opened_files.py`.
         summary: Summary of what the task built, for comparison when the run resumes; see
             `built.py`. None where nothing is compared.
@@ -361,7 +361,7 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
 def _in_evaluation_mode(model: nn.Module) -> str | None:
     """Return the name of the outermost trained part in evaluation mode, "" for the whole model.
 
-    Pretrained models are often returned so. A leaf module in evaluation mode is taken as intended.
+    Pretrained models are often returned in this mode. In a leaf module it is taken as intended.
     """
     for name, module in model.named_modules():
         is_single = name and next(module.children(), None) is None

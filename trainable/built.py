@@ -1,8 +1,8 @@
 """Summarise the model and data that a task built, and compare the summary when the run resumes.
 
-A resumed run builds its model and data again. If they differ from those it started with (by hash
-order, a clock, a replaced file), the run is refused, and the message says what differs. Numbers
-are compared with a tolerance, because another processor may round differently.
+A resumed run builds its model and data again. They may differ from those at its start because of
+hash order, a clock or a replaced file. Then the run is refused, and the message says what differs.
+Numbers are compared with a tolerance, because another processor may round differently.
 What must not live here: digests of the task's source files (`fingerprint.py`).
 """
 
@@ -40,7 +40,7 @@ _ENTRIES = 64
 _VALUES = 1 << 16
 """Values compared of a tensor, evenly spread; more would slow down large models."""
 _BOUND = 2000
-"""The most characters that a sweep keeps of an item or batch; of larger ones it compares less."""
+"""The most characters that a sweep keeps of an item or batch; larger ones are compared in part."""
 _SHOWN = 3
 
 Summary = dict[str, Any]
@@ -61,8 +61,8 @@ def summarise(
         model: The model with its initial weights.
         data: The task's samples.
         arguments: The arguments of the task's constructor.
-        apart: Fetch items in a child process, as loader processes do. A file that a data set opens
-            for its first item, such as an HDF5 file, must not be open when these are forked.
+        apart: Fetch items in a child process. A file that a data set opens for its first item,
+            such as an HDF5 file, must not be open when loader processes are forked.
     """
     kinds = [[name, type(module).__name__] for name, module in model.named_modules()]
     weights = (*model.named_parameters(), *model.named_buffers())
@@ -94,7 +94,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     other arguments than before.
 
     Raises:
-        ConfigError: The summaries differ; the message says in what.
+        ConfigError: The summaries differ; the message names the differences.
     """
     file = directory / BUILT
     before = _read(file) if resumed else None
@@ -253,7 +253,7 @@ def _numbers(flat: Tensor, shape: list[int]) -> list[Any]:
     values = torch.view_as_real(chosen) if flat.is_complex() else chosen
     values = torch.nan_to_num(values.flatten().to(torch.float64))
     indices = torch.linspace(0, len(values) - 1, min(8, len(values))).long()
-    # The root mean square, and relative to it some values and a sum that depends on their order.
+    # The root mean square, then some values and a sum that depends on their order, divided by it.
     size = float(values.square().mean().sqrt())
     order = torch.cos(torch.arange(len(values), dtype=torch.float64))
     found = [*values[indices].tolist(), float((values * order).sum() / len(values) ** 0.5)]

@@ -4,10 +4,10 @@ A checkpoint, here called a generation, is a directory `checkpoints/step-0000012
 and `manifest.json`. The writer writes it under a temporary name, syncs it, and renames it into
 place. The manifest has the length and the sha256 of the state. Readers use the newest generation
 whose manifest and state verify; a counter in the manifest says which is newest, never a time.
-A background thread writes. Training waits only while its state is copied; what only the next
-optimizer step changes (`async_copy_keys`) is copied in the background as well.
-What must not live here: what a state consists of (`train_state.py`), how it is copied and
-serialized (`snapshot.py`), which calls make it durable and block a stale writer (`storage`), Ray.
+A background thread writes. Training waits only while its state is copied. The thread also copies
+the entries that only the next optimizer step changes (`async_copy_keys`).
+What must not live here: Ray, the parts of a state (`train_state.py`), how it is copied and
+serialized (`snapshot.py`), and how it is made durable and a stale writer is blocked (`storage`).
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class CheckpointStore:
         self._clock = clock
         self._last_time = clock()
         self._last_step: int | None = None
-        self._kept: list[Generation] = []  # changed by the thread that writes, while there is one
+        self._kept: list[Generation] = []  # while a thread writes, only that thread changes it
         self._writing: Future[None] | None = None
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
         self.set_aside: list[str] = []
-        """A sentence for each generation that `resume` found damaged: why, what replaces it."""
+        """For each generation that `resume` found damaged: why, and what replaces it."""
         if config is not None:
             try:
                 self._files.open()
@@ -99,8 +99,9 @@ class CheckpointStore:
         return sorted((g for g in found if isinstance(g, Generation)), key=lambda g: g.number)
 
     def saved_epoch(self) -> int:
-        """Return the epochs completed in the newest generation. A resumed run repeats, and reports
-        again, the epochs after it.
+        """Return the epochs completed in the newest generation.
+
+        A resumed run trains the later epochs again and reports them again.
         """
         saved = self.generations()
         return saved[-1].epoch if saved else 0
@@ -149,8 +150,8 @@ class CheckpointStore:
     def resume(self) -> dict[str, Any] | None:
         """Return the newest state that verifies; None when the run has never saved one.
 
-        Newer generations are damaged. They are moved to `quarantine/`, where they can be inspected
-        and are never read again.
+        Any newer generations are damaged. They are moved to `quarantine/`, where they can be
+        inspected and are never read again.
 
         Raises:
             AllCheckpointsDamaged: There are or were generations, and not one verifies. They stay
@@ -192,12 +193,12 @@ class CheckpointStore:
     ) -> bool:
         """Save if a checkpoint is due: by the interval, for a new best, or at the end of the run.
 
-        The loop calls this after every step. It returns as soon as the state is copied. A
-        background thread writes it. A save that is due waits for the write before it. With an
+        The loop calls this after every step. It returns as soon as the state is copied; a
+        background thread writes the copy. A save that is due waits for the previous write. With an
         interval in seconds no save is due during a write, so a slow disk does not delay training.
 
         Args:
-            state: Makes the state; called only when it is saved. It may change afterwards.
+            state: Returns the state; called only for a save. The state may change after the call.
             step: Optimizer steps taken.
             epoch: Epochs completed.
             end_of_epoch: An epoch has just been completed.
@@ -218,7 +219,7 @@ class CheckpointStore:
             CheckpointError: The state cannot be saved.
         """
         if self._writing is not None and self._writing.done():
-            self.wait()  # an error is raised at the first step after it
+            self.wait()  # so an error of the write is raised at the next step
         if not (final or new_best or self._is_due(step, epoch, end_of_epoch)):
             return False
         heartbeat.beat("save")

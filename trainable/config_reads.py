@@ -1,9 +1,9 @@
 """Record which keys of its configuration a custom loop reads.
 
 `record_reads(config)` returns a `TrialConfig` that behaves as the given one and records each key
-that is read: attributes, items, iteration, and what reads a whole section (`model_dump`, `vars`,
-`**config.task.arguments`, copies, pickles). Printing does not count as reading.
-What must not live here: what follows from a key that was never read (`custom_loop.py`).
+that is read: by attribute, by item or by iteration. `model_dump`, `vars`, copies, pickles and
+`**config.task.arguments` read a whole section. Printing does not count as reading.
+What must not live here: the error for a key that was never read (`custom_loop.py`).
 """
 
 from __future__ import annotations

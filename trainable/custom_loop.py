@@ -1,4 +1,4 @@
-"""Run a training loop that the user wrote, as a generator function, like a task.
+"""Run a training loop that the user wrote as a generator function.
 
     def run(config, context):
         ...
@@ -6,8 +6,8 @@
             ...
             yield {"val/loss": loss}, {"model": model.state_dict()}
 
-Each yield is one report and one row of the curve, and it may save a checkpoint; it counts as one
-step and one epoch. What must not live here: how the loop trains.
+Each yield is one report and one row of the curve, and counts as one step and one epoch. It may
+save a checkpoint. What must not live here: how the loop trains.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Context:
         directory: The run's directory; files the loop writes there stay with the run.
         seed: The run's seed, for weights and the order of training. Python, NumPy and torch are
             seeded with it before the loop starts.
-        epochs: Number of reports of the whole run; the loop is not called for more.
+        epochs: Number of reports after which the whole run ends.
         device: Where to train.
         restored: The state from which the run resumes, as the loop yielded it, with every tensor
             on the CPU; None when the run starts from the beginning.
@@ -118,7 +118,7 @@ class Context:
         """Yield the epochs still to be trained, counted from 0.
 
         Before each epoch, Python, NumPy and torch are seeded from the run's seed and the epoch.
-        A resumed loop therefore shuffles and drops out as one that was never interrupted.
+        So shuffling and dropout of a resumed loop are those of one that was never interrupted.
         """
         for epoch in range(self.epoch, self.epochs):
             set_seed(derive_seed(self.seed, "epoch", epoch))
@@ -237,8 +237,8 @@ class CustomLoop(BaseRun):
 
         The rows of a yield without the metric come with the next report.
 
-        Ends after the last epoch of the budget, or when the loop ends; the last report is then
-        repeated with `finished` set. Ends without a further report once `should_stop` returns
+        Ends after the last epoch of the budget. Ends also when the loop ends; the last report is
+        then repeated with `finished` set. Ends without a further report once `should_stop` returns
         true.
 
         Raises:
@@ -417,7 +417,7 @@ class CustomLoop(BaseRun):
         return value, is_best
 
     def _check_metric(self) -> None:
-        """Refuse the end of a run that has never reported its metric."""
+        """Raise an error if a run that ends has never reported one of its metrics."""
         for name in self._config.metrics:
             if name not in self._progress.metrics:
                 raise ConfigError(

@@ -1,10 +1,10 @@
 """Windows of micro-batches that can resume in the middle of an epoch.
 
-Randomness is a pure function: sample order of seed and epoch; augmentation of seed, epoch and the
-sample's index; `collate` (masking, mixing) of seed, epoch and the window's number. It depends
-neither on loader processes nor on interruptions, except for what a data set reads from torch's
-`get_worker_info()`. `torch.initial_seed()` is the run's seed without loader processes; with any
-number of them it is a seed of the epoch and the window.
+Randomness is a pure function of the seed, the epoch and one more input: none for the sample order,
+the sample's index for augmentation, and the window's number for `collate` (masking, mixing). It
+depends neither on loader processes nor on interruptions, except for what a data set reads from
+torch's `get_worker_info()`. Without loader processes, `torch.initial_seed()` is the run's seed;
+with any number of them it is a seed of the epoch and the window.
 
 Tensors in memory are indexed directly; everything else goes through torch's DataLoader. What must
 not live here: models, losses, or what a batch means.
@@ -172,8 +172,8 @@ class TensorSource:
 class LoaderSource:
     """Windows of samples that a DataLoader fetches, with or without loader processes.
 
-    The loader's batch is a whole window, a list of micro-batches: each optimizer step pays the
-    loader's overhead once, whatever the accumulation. In exchange the host holds whole windows.
+    The loader's batch is a whole window, a list of micro-batches. So the loader's overhead occurs
+    once per optimizer step, whatever the accumulation. In exchange the host holds whole windows.
     """
 
     def __init__(
@@ -225,8 +225,8 @@ class LoaderSource:
 
     def close(self) -> None:
         """End the loader processes."""
-        # There is no public way. Otherwise they end only with garbage collection, and keep their
-        # memory until then: for ever where the trial was killed.
+        # torch has no public way to end them. Without this call they end only at garbage
+        # collection, or never if the trial is killed, and keep their memory until then.
         for holder in (self._windows, getattr(self._loader, "_iterator", None)):
             shut_down = getattr(holder, "_shutdown_workers", None)
             if shut_down is not None:
@@ -279,8 +279,8 @@ class _SeededWindows(Dataset[Any]):
     """Fetch each sample and collate each window under its own seed.
 
     Augmentation and masking are therefore the same in any process. Seeding costs about ten
-    microseconds a sample. It starts with the first window that draws random numbers, which is then
-    fetched again, seeded; so a window's content does not depend on when seeding started.
+    microseconds a sample. It starts with the first window that draws random numbers. This window
+    is fetched again under its seed, so its content does not depend on when seeding started.
     """
 
     def __init__(

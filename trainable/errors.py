@@ -68,8 +68,9 @@ class NonFiniteLoss(TrainingError):
 
 
 class NonFiniteGradient(TrainingError):
-    """The loss was finite, but its gradient was NaN or infinite (fp32 and bf16; fp16 skips such
-    steps).
+    """The loss was finite, but its gradient was NaN or infinite.
+
+    This is raised with fp32 and bf16; with fp16, such a step is skipped.
 
     Args:
         step: The optimizer step (counted from 1) that was not taken.

@@ -37,4 +37,4 @@ def traceback_of(error: BaseException) -> str:
     if left_out > 0:
         lines[_FIRST_LINES:-_LAST_LINES] = [f"[{left_out} lines are left out here]"]
     text = "\n".join(redact_clipped(line, _LONGEST_LINE) for line in lines)
-    return visible(redact(text))  # once more on the whole: a private key has several lines
+    return visible(redact(text))  # redact the whole text, too: a private key has several lines

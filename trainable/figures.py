@@ -41,10 +41,10 @@ _CLASSES = ("#1f6feb", "#d9730d", "#2da44e", "#8250df", "#bf3989", "#9a6700")
 # Matplotlib's automatic layout would take a third of a figure's time for the axes, a third for the
 # title and a fifth for the labels.
 _AXES_BOX = (0.105, 0.12, 0.85, 0.78)
-# In heights of the axes: above the axis' power of ten, and below its ticks.
+# In heights of the axes: the title above the axis' power of ten, the label below its ticks.
 _TITLE, _X_LABEL = 1.045, -0.085
 _Y_LABEL = 0.03  # in widths of the figure
-_SMOOTH_FROM = 100  # steps: from so many on, a per-step line gets a running median
+_SMOOTH_FROM = 100  # a line with at least this many steps gets a running median
 _CLIPPED = "train/clip_fraction"
 _DPI = 120
 _reusable: list[Figure] = []
@@ -317,8 +317,10 @@ def _file_names(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def _has_step_rows(rows: Sequence[Row]) -> bool:
-    """Whether `Trainer` wrote these rows. A custom loop may log metrics of the same names once an
-    epoch, with other clipping and another schedule.
+    """Whether `Trainer` wrote these rows.
+
+    A custom loop may log metrics of the same names once an epoch, with other clipping and another
+    schedule.
     """
     return any("epoch" not in row.metrics or _CLIPPED in row.metrics for row in rows)
 
@@ -332,8 +334,9 @@ def _steps_per_epoch(rows: Sequence[Row]) -> int:
 
 
 def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
-    """Return the learning rate of each step from the configuration alone. Empty for `plateau`,
-    which depends on the metric.
+    """Return the learning rate of each step from the configuration alone.
+
+    The list is empty for `plateau`, which depends on the metric.
     """
     from trainable.schedule import Schedule
 

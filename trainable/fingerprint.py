@@ -1,7 +1,7 @@
 """Digests of a task's source files and data, and the comparison of two such summaries.
 
 A resumed sweep compares them: trials of different code or data are not comparable.
-What must not live here: what follows from a difference.
+What must not live here: the reaction to a difference.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ARGUMENTS = "arguments"
 COLLATED = "its collated batch"
 """The end of the keys for what a collate function returns."""
 OPENED = "opened file"
-"""The begin of the keys for files that the task opened and did not name (`opened_files.py`). A
-file may be a cache, opened only at the first or only at later starts: such a key is compared only
-if both summaries have it."""
+"""The start of the keys for files that the task opened and did not name (`opened_files.py`). Such
+a key is compared only if both summaries have it: the file may be a cache, which is opened only at
+the first or only at later starts."""
 
 
 def code_digests(task: str) -> dict[str, str]:
@@ -58,8 +58,9 @@ def code_digests(task: str) -> dict[str, str]:
 
 
 def task_directory(task: str) -> Path | None:
-    """Return the directory of a user's task: of its outermost package, or of its module. None for
-    a built-in task, for a module without a source file, and for one that is not imported.
+    """Return the directory of a user's task: of its outermost package, or of its module.
+
+    None for a built-in task, for a module without a source file, and for one that is not imported.
 
     Args:
         task: Its name in a spec.

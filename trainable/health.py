@@ -49,8 +49,8 @@ def loss_not_finite(losses: Sequence[float], what: str = "loss") -> Signal | Non
 def loss_spike(losses: Sequence[float]) -> Signal | None:
     """Warn when the loss jumped: compare medians of the last 5 steps and the 50 before.
 
-    The unit is the median absolute deviation of these 50. A single bad batch does not move a
-    median; a diverging run does.
+    The jump is measured in median absolute deviations of these 50. A single bad batch does not
+    move a median; a diverging run does.
     """
     finite = [value for value in losses if math.isfinite(value)]
     if len(finite) < 55:

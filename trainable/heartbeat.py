@@ -26,7 +26,7 @@ DUMP_STACKS = signal.SIGRTMIN + 7
 
 _FORM = struct.Struct("<QdQ?d16s64s")
 _WRITE_SECONDS = 0.25
-_FIRST_BEATS = 3  # always written: the driver allows other times for a start and a first step
+_FIRST_BEATS = 3  # always written: the driver has other limits for a start and a first step
 
 
 class Stamp(NamedTuple):
@@ -125,8 +125,10 @@ def beat(what: str) -> None:
 
 
 def watch(path: str | os.PathLike[str], log: IO[Any]) -> None:
-    """Start the heartbeat of a run in this process. On `DUMP_STACKS`, write all threads' stacks
-    into `log`, even if a thread holds the GIL.
+    """Start the heartbeat of a run in this process.
+
+    On the signal `DUMP_STACKS`, the process writes the stacks of all threads into `log`, even if a
+    thread holds the GIL.
     """
     global _current
     unwatch()

@@ -111,11 +111,12 @@ def measure(
 def _main() -> None:
     # Output of the user's module or of a library must not mix with the answers.
     with os.fdopen(os.dup(1), "w") as answers:
-        # A forked child must not keep the pipe open: its end tells the parent that this one ended.
+        # A forked child must not keep the pipe open: by the pipe's end, the parent knows that
+        # this process has ended.
         os.register_at_fork(after_in_child=answers.close)
         os.dup2(2, 1)
         with without_collection():
-            import trainable.build  # noqa: F401  torch comes with it
+            import trainable.build  # noqa: F401  it imports torch
         prepare_process()
         first, second, *others = sys.stdin
         answer = _answer(first, second)

@@ -1,7 +1,7 @@
 """Log: the metrics, parameters, tags and files that a task or a custom loop logs itself.
 
-`Task.log` and `Context.log` end here. Metrics become columns of the run's rows in `metrics.jsonl`.
-Parameters and tags are written to a file at once: a process may end between a checkpoint and the
+`Task.log` and `Context.log` call it. Metrics become columns of the run's rows in `metrics.jsonl`.
+Parameters and tags are written to a file at once. A process may end between a checkpoint and the
 report with them, and a resumed run does not log them again. Values stay on their device until a
 row is made. What must not live here: the rows' file (`metrics_file.py`), and when rows are made
 (`loop.py`, `custom_loop.py`).
@@ -89,8 +89,9 @@ class Log:
         self._sums[key] = (total + number, count + 1)
 
     def add_row(self, name: str, value: float, step: int, timestamp_ms: int) -> None:
-        """Add a value at a step that the user's code gave. MLflow's default is step 0: a second
-        value at step 0 gets the run's step.
+        """Add a value at a step that the user's code gave.
+
+        MLflow's default is step 0. So a second value at step 0 gets the run's step.
         """
         self._check_process(name)
         if step == 0 and name in self.own_steps:
@@ -277,8 +278,9 @@ _OPEN: dict[Path, Log] = {}
 
 
 def run_log(directory: Path) -> Log:
-    """Open and return the log of the run in a directory. Calls of MLflow's API that name no run go
-    to the log that was opened last.
+    """Open and return the log of the run in a directory.
+
+    Calls of MLflow's API that name no run go to the log that was opened last.
     """
     if directory not in _OPEN:
         log = _OPEN[directory] = Log()

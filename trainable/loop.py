@@ -1,8 +1,8 @@
 """The training loop: resume, step, evaluate, save, report. Read `Trainer.events()` first.
 
-The loop yields reports and its caller decides; it knows nothing of schedulers, trackers or
-processes. What must not live here: how a step is taken (`step.py`), what is saved
-(`train_state.py`) and when (`checkpoint.py`).
+The loop yields reports, and its caller decides whether to continue. The loop knows nothing of
+schedulers, trackers or processes. What must not live here: how a step is taken (`step.py`), what
+is saved (`train_state.py`) and when (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ from trainable.task_code import task_code
 from trainable.task_registry import nearest
 from trainable.train_state import TrainState
 
-# Values stay on the device for at most this many steps and then come in one transfer. This also
-# bounds how late a non-finite loss raises; no parameter is changed in between.
+# Values stay on the device for at most this many steps and are then fetched in one transfer. So a
+# non-finite loss raises at most this many steps late; no parameter is changed in between.
 _FETCH_EVERY = 512
-# So many halvings of the first scale (2**10) leave nothing that overflows fp16: the gradient
-# itself is not finite.
+# After this many halvings of the first scale (2**10), the scale cannot be the cause of an
+# overflow: the gradient itself is not finite.
 _MAX_SKIPPED_IN_A_ROW = 40
-# Samples of the memory in use per epoch: enough to detect growth within three epochs.
+# How often per epoch the memory in use is sampled: enough to detect growth within three epochs.
 _MEMORY_SAMPLES_PER_EPOCH = 4
 # The optimizer's state is copied during the next forward and backward pass (Mohan et al.,
-# CheckFreq, FAST 2021); only the next optimizer step changes it, and that step waits. Parameters
+# CheckFreq, FAST 2021). Only the next optimizer step changes it, and that step waits. Parameters
 # are copied before training continues (7 ms for 67 MB): a forward pass may write to them.
 _ASYNC_COPY_KEYS = ("optimizer",)
 
@@ -148,7 +148,8 @@ class Trainer(BaseRun):
         self._logged: list[Row] = []
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
-        # Those of the last step taken: fp16 may skip all windows from a save to the epoch's end.
+        # The metrics of the last step taken. They are needed at the epoch's end if fp16 has
+        # skipped all windows since a save.
         self._last_metrics = earlier[-1].metrics if earlier else {}
         reported = state.progress.reported_step
         self._unreported: list[Row] = [row for row in earlier if row.step > reported]
@@ -163,14 +164,14 @@ class Trainer(BaseRun):
         Ends after the last epoch. Ends without a further report once `should_stop` returns true:
         everything is then saved, and a resumed run continues from that step.
 
-        A run that had already finished yields its last report once more, without rows: the
-        process that first yielded it may have died before its caller recorded it.
+        A run that had already finished yields its last report once more, without rows. The process
+        that yielded it first may have died before its caller recorded it.
 
         Raises:
             NonFiniteLoss: The loss became NaN or infinite; that step changed no parameter.
             NonFiniteGradient: The loss is finite and its gradient is not.
             OutOfMemory: The device's memory did not suffice.
-            NonFiniteMetric: A secondary metric is NaN or infinite, or the first one always was.
+            NonFiniteMetric: A secondary metric is not finite, or the first one never was.
             ConfigError: A metric is not reported.
             CheckpointError: A checkpoint could not be written.
         """
@@ -315,7 +316,7 @@ class Trainer(BaseRun):
         """Fetch the pending steps' values from the device and make rows of them.
 
         Raises:
-            NonFiniteLoss: A step's loss is not finite; the steps before it have their rows.
+            NonFiniteLoss: A step's loss is not finite; rows are made of the steps before it.
             NonFiniteGradient: The same for its gradient norm.
         """
         pending, self._pending = self._pending, []
@@ -352,7 +353,7 @@ class Trainer(BaseRun):
 
     @contextlib.contextmanager
     def _rows_written_on_error(self) -> Iterator[None]:
-        """Write the rows of earlier steps before an error leaves: they show what led to it."""
+        """On an error, write the rows of earlier steps first: they show what led to it."""
         try:
             yield
         except Exception:
@@ -439,7 +440,7 @@ class Trainer(BaseRun):
         return reported[self._metric]
 
     def _update_best(self, value: float, end_of_epoch: dict[str, float]) -> bool:
-        """Update the best value and add it to the report; return whether it is this one."""
+        """Update the best value and add it to the report; return whether `value` is the best."""
         progress = self.state.progress
         is_best = is_better(value, progress.best, self._mode)
         if is_best:

@@ -92,6 +92,7 @@ def format_manifest(generation: Generation) -> bytes:
 
 def _layouts() -> tuple[str, str]:
     """Return templates of the digested part and of the whole file, with `%(key)s` for each value.
+
     Without them, `json.dumps` would take most of the time of verifying a thousand manifests.
     """
     slot = {key: f"%({key})s" for key in (*_VALUES, "seal")}

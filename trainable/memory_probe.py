@@ -24,7 +24,7 @@ from trainable.step import Step, translate_torch_errors
 def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | str]:
     """Train two steps, evaluate one batch, and return the CUDA memory that this took.
 
-    The model is not compiled, which would take minutes and save no memory. No loader processes are
+    The model is not compiled: that would take minutes and save no memory. No loader processes are
     started, since they take no GPU memory. The process may use the whole device meanwhile.
 
     Returns:
@@ -92,8 +92,9 @@ def _outside(device: torch.device) -> int:
 
 
 def _used_by_this_process(device: torch.device) -> int | None:
-    """Return the device memory of this process by NVML. None without NVML, and in a container with
-    its own process numbers.
+    """Return the device memory of this process as NVML reports it.
+
+    None without NVML, and in a container with its own process numbers.
     """
     try:
         import pynvml

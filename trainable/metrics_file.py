@@ -140,7 +140,7 @@ class History:
 
     Args:
         directory: The run's directory.
-        files: The run's files, opened for writing; fences a replaced writer.
+        files: The run's files, opened for writing; they block a replaced writer.
         step: The last step to keep; -1 keeps none. Step 0 has a row if fp16 skipped the whole
             first epoch.
         interrupted: Record this resumption for `read_resumptions`.

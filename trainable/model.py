@@ -1,7 +1,7 @@
 """Apply compilation, memory layout and activation checkpointing to a model.
 
-Nothing here changes a parameter, a name in the state dict, or a result beyond rounding; a run may
-resume with other settings. What must not live here: how models are built or trained.
+Nothing here changes a parameter, a name in the state dict, or a result beyond rounding. So a run
+may resume with other settings. What must not live here: how models are built or trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
 
     Args:
         model: The model, on its device.
-        config: Of it, `compile`, `channels_last` and `activation_checkpointing` apply.
+        config: Only `compile`, `channels_last` and `activation_checkpointing` are used.
 
     Raises:
         ConfigError: A setting applies to no part of the model.
@@ -39,7 +39,7 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
         # Compile the forward method, not the module: compiled code would keep the hooks that the
         # module has now, and evaluation adds one. Compile for each batch size: dynamic code is
         # made at the second size and rounds differently, and a resumed run meets that size at
-        # another step. Reset: code compiled for earlier runs of this process would count as well.
+        # another step. Reset: code compiled for earlier runs would count towards torch's limit.
         torch.compiler.reset()
         model.forward = torch.compile(model.forward, dynamic=False)
     return model

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 _OWN_PACKAGES = ("sweeps", "trainable", "tracking", "redaction")
-_MOST_FILES = 1_000  # of the user's files are read at most
+_MOST_FILES = 1_000  # the most files of the user that are read
 
 
 def hidden_by(name: str, directory: str) -> tuple[str, str] | None:

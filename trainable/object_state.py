@@ -83,7 +83,7 @@ class ObjectState:
         device: torch.device | None = None,
     ) -> None:
         self._root, self._name, self._remedy = root, name, remedy
-        self._stored: Stored = dict(stored)  # with the objects: their ids stay in use
+        self._stored: Stored = dict(stored)  # keeps the objects, so that no id is used again
         self._device = device or torch.device("cpu")
         self._model = model
         self._created_late: set[Path] = set()
@@ -290,7 +290,7 @@ class ObjectState:
 
 
 def _form(value: Any, kind: str) -> object:
-    """Return what is compared of an object with members, besides its members."""
+    """Return what is compared of a container or an object in addition to its members."""
     if isinstance(value, LazyModuleMixin) and value.cls_to_become is not None:
         return kind, value.cls_to_become.__qualname__
     name = type(value).__qualname__

@@ -1,7 +1,7 @@
-"""Compare, encode and restore single values: numbers, tensors, arrays, collections of them, random
-generators, and objects with a `state_dict()`.
+"""Compare, encode and restore single values.
 
-What must not live here: where the values are found (`object_state.py`).
+These are numbers, tensors, arrays, collections of them, random generators, and objects with a
+`state_dict()`. What must not live here: where the values are found (`object_state.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def value_kind(value: object) -> str:
         return "opaque"
     if isinstance(value, _CONTAINERS):
         return "container"
-    if isinstance(value, (int, float, complex, str, bytes)):  # of a class derived from it
+    if isinstance(value, (int, float, complex, str, bytes)):  # an object of a derived class
         return "value"
     # look at the type: an object's __getattr__ may accept any name
     if callable(getattr(type(value), "state_dict", None)) and callable(
@@ -115,7 +115,7 @@ def is_rebuildable(value: Any, stored: Stored, *, large: bool = False) -> bool:
 
 
 def marshal_digest(value: Any) -> bytes | None:
-    """Return a digest of a collection of plain values; None for other values. Fast: runs in C."""
+    """Return a digest of a collection of plain values, fast in C; None for other values."""
     try:
         # version 2: later versions depend on how often an object is referenced
         content = marshal.dumps(value, 2)
@@ -184,7 +184,7 @@ def _sign_tensor(tensor: Tensor) -> object:
 
 
 def is_meta(tensor: Tensor) -> bool:
-    """Whether a tensor has no values."""
+    """Whether a tensor is on torch's meta device, where it has a shape but no values."""
     return tensor.device.type == "meta"
 
 
@@ -221,7 +221,7 @@ def _position(file: Any) -> object:
 
 
 def get_internal_state(value: Any) -> Any:
-    """Return the state of a generator, a file, or an object with `state_dict()`; None without."""
+    """Return the internal state of a generator, file or `state_dict()` object, or None."""
     match value:
         case torch.Generator():
             return value.get_state()
@@ -348,7 +348,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(written: Any, live: Any, device: torch.device) -> Any:
-    """Return the value that `encode` wrote: in the live object if the type is the same."""
+    """Return the value that `encode` wrote; restore into the live object if the types match."""
     if not isinstance(written, dict):
         return written
     form, content = next(iter(written.items()))

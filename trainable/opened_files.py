@@ -20,7 +20,7 @@ from typing import Any
 from trainable.fingerprint import FOREIGN, OPENED, task_directory
 
 _FILES = 256
-"""The most files that are compared; the items of the data set stand for more."""
+"""The most files that are compared; a change of others may show in the data set's items."""
 _BLOCK, _BLOCKS = 1 << 20, 64
 """Block size in bytes, and the most blocks of a file that are compared, evenly spread."""
 
@@ -40,8 +40,8 @@ _thread = threading.local()
 def opened_files(task: str) -> Iterator[dict[str, str]]:
     """Record the files in a task's directory that this thread reads inside the context.
 
-    Python's sources, hidden files and installed packages are left out, and so are files that are
-    also written inside the context, such as a log or a new cache.
+    Python's sources, hidden files and installed packages are left out. Files that are also written
+    inside the context, such as a log or a new cache, are left out, too.
 
     Args:
         task: Its name in a spec; its module must be imported before the context ends.

@@ -30,7 +30,7 @@ from trainable.errors import ConfigError, TaskError
 
 Scalar = float | Tensor
 
-_EPS = 1e-6  # the guard torch's clip_grad_norm_ uses
+_EPS = 1e-6  # added to the norm against division by zero, as in torch's clip_grad_norm_
 _PACKAGE = "pytorch_optimizer"
 _FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
 
@@ -161,7 +161,7 @@ def _construct(
             options |= {"momentum": config.momentum, "nesterov": config.nesterov}
             # When fp16 overflows on the first step, torch's fused kernel uses uninitialised memory
             # as momentum. Start from zero instead: the first real step then sets it to the
-            # gradient, as torch does. Not so with dampening; and lazy parameters have no shape.
+            # gradient, as torch does. With dampening it would not; lazy parameters have no shape.
             if any(map(is_lazy, parameters)) or any(g.get("dampening") for g in groups):
                 fused = None
             sgd = torch.optim.SGD(groups, **options, fused=fused)
@@ -240,7 +240,7 @@ class Clipper:
     def __call__(
         self, gradients: list[Tensor], weight: Scalar
     ) -> tuple[Scalar, bool | Tensor, Tensor]:
-        """Make clipped mean gradients of summed gradients, in place.
+        """Turn summed gradients into clipped mean gradients, in place.
 
         Args:
             gradients: Gradients of the summed loss, unscaled.

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 _THREADS_SECONDS = 0.5
-"""Time for all threads that a trial left behind to end."""
+"""How long to wait until all threads that a trial left behind have ended."""
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _STREAMS = (0, 1, 2)
 _LIBRARIES = {"torch", "tqdm", "ray"}

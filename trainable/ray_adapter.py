@@ -2,7 +2,7 @@
 
 One `step()` trains up to the next report. The checkpoint store commits checkpoints; Ray persists
 only a pointer to a committed generation. A run that fails *reports* its failure instead of raising
-it: the actor stays warm for the next trial, and Ray retries only lost workers.
+it. So the actor can train the next trial, and Ray retries only trials of lost workers.
 
 What must not live here: training, recording, or any knowledge of ledgers and tracking.
 """
@@ -80,8 +80,8 @@ class TuneTrial(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Prepare the process for a trial; the first `step` reports an error that happens here.
 
-        The first `step` opens the run, not this method. Tune may set up an actor and then give
-        the trial to a warm one; of two processes that open one run only the later may write.
+        This method does not open the run; the first `step` does. Tune may set up an actor and then
+        give the trial to a reused one. If both opened the run, only the later one could write.
         """
         _exit_with_raylet()
         prepare_process()
@@ -134,10 +134,10 @@ class TuneTrial(tune.Trainable):
 
             - `earlier`: the same keys of each report before the last one.
             - `ending`: how the trial ended; in its last result only.
-            - `failure`: of a failed trial `kind`, `reason`, `traceback` and `place`; for a storage
+            - `failure`: `kind`, `reason`, `traceback` and `place` of a failure; for a storage
               error also `errno`, `system` (the operating system's message) and `host`.
             - `saved`: whether a checkpoint holds everything trained.
-            - `accumulation`: once it differs from the configuration's.
+            - `accumulation`: the value in use, once it differs from the configuration's.
             - `resolved`: device and precision; in the first result after the run was opened.
             - `set_aside`: damaged checkpoints and what is used instead, in sentences.
             - `noted`: `params` and `tags` that the user's code logged since the last result.
@@ -155,7 +155,7 @@ class TuneTrial(tune.Trainable):
         if earlier:
             result["earlier"] = [self._report_dict(one) for one in earlier]
         if result.get(DONE):
-            # now: this process may wait for a trial while others need the run's memory
+            # do not delay this: the process may be idle while others need the run's memory
             self._close_run()
         return result
 
@@ -201,7 +201,7 @@ class TuneTrial(tune.Trainable):
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Hand Ray a pointer to the newest committed generation."""
+        """Write a pointer to the newest committed generation into the directory for Ray."""
         pointer = self._checkpoint._asdict() if self._checkpoint else None
         (Path(checkpoint_dir) / _POINTER).write_text(json.dumps(pointer), encoding="utf-8")
 
@@ -209,12 +209,12 @@ class TuneTrial(tune.Trainable):
         """Do nothing: the run opens its newest generation, which is this pointer's or later."""
 
     def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
-        """Reuse this process for another trial; exit where the last trial left state behind.
+        """Reuse this process for another trial; exit if the last trial left state behind.
 
-        After an exit, Ray starts the other trial, which has not begun, in a new process.
+        After an exit, Ray starts the new trial in a new process; the trial had not begun yet.
         """
         try:
-            self.cleanup()  # first: Ray needs, for one, the working directory
+            self.cleanup()  # first: Ray's own code needs, for example, the working directory
             if not self._leftovers:
                 return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
         except BaseException:  # a process that a task has broken must not train another trial
@@ -294,7 +294,7 @@ class TuneTrial(tune.Trainable):
         self._events = self._trainer.events()
 
     def _is_stop_requested(self) -> bool:
-        # Called after every step: both take 1.4 µs, less than one call of pathlib's.
+        # Called after every step: the two checks take 1.4 µs, less than one call of pathlib.
         return os.access(self._drain, os.F_OK) or os.access(self._stop, os.F_OK)
 
     def _next_reports(self, deadline: float) -> list[Any]:
@@ -390,10 +390,10 @@ def _os_error_details(problem: OSError) -> dict[str, Any]:
 
 @functools.cache
 def _exit_with_raylet() -> None:
-    """Exit some seconds after this process' raylet has, unless Ray ends the process first.
+    """Exit some seconds after this process' raylet ended, unless Ray ends the process first.
 
-    On a node that lost its network, Ray did not: a worker lived for minutes and kept its GPU
-    memory.
+    On a node that lost its network, Ray did not end it: a worker lived for minutes and kept its
+    GPU memory.
     """
     if not (ray.is_initialized() and ray.get_runtime_context().get_actor_id()):
         return  # this process is no Ray worker

@@ -1,7 +1,7 @@
 """The learning rate as a function of the step: linear warmup, then decay.
 
-With T steps in all, W of them warmup, and s the number of optimizer steps already taken (so s = 0
-is the first step), the peak learning rate is multiplied by
+T is the number of all steps, W the number of warmup steps, and s the number of optimizer steps
+already taken, so s = 0 is the first step. The peak learning rate is multiplied by
 
     warmup    (s + 1) / (W + 1)  for s < W; the peak is reached at s = W
     cosine    final + (1 - final) (1 + cos(pi p)) / 2  with p = (s - W) / (T - W)
@@ -14,8 +14,8 @@ is the first step), the peak learning rate is multiplied by
               shape and defaults of torch's OneCycleLR, with the warmup as its pct_start
 
 Cosine, linear and constant are torch's own, chained after a `LinearLR(start_factor=1 / (W + 1),
-total_iters=W)`. Step and plateau are multiplied by the warmup instead of following it: step counts
-its epochs from the first step of the run, plateau observes its metric only after the warmup.
+total_iters=W)`. Step and plateau do not follow the warmup but are multiplied by it. Step counts
+its epochs from the first step of the run; plateau observes its metric only after the warmup.
 Onecycle has its own warmup.
 
 What must not live here: a step counter of its own, or an import of torch: a schedule can be

@@ -20,7 +20,7 @@ from trainable.errors import CheckpointError
 
 _PIECE = 2**20
 _END, _LOCATOR, _LARGE_END = 22, 20, 56
-"""Bytes of the last records of a ZIP archive: end, zip64 locator, zip64 end; backwards."""
+"""Bytes of the last records of a ZIP archive, from its end: end, zip64 locator, zip64 end."""
 _Spare = dict[tuple[Any, ...], list[Tensor]]
 _Pairs = list[tuple[Tensor, Tensor]]
 
@@ -37,15 +37,15 @@ class Snapshots:
         self._unfinished: _Pairs = []
 
     def take(self, state: dict[str, Any], async_copy_keys: Collection[str] = ()) -> dict[str, Any]:
-        """Copy a state, over the copy before it.
+        """Copy a state; this overwrites the previous copy.
 
         Device synchronisation: this waits for each tensor on a device. A tensor that the state has
         twice (tied weights) is copied once, and both places share the copy.
 
         Args:
             state: Tensors, plain data, and dicts, lists and tuples of them.
-            async_copy_keys: Entries that `finish` copies; their tensors must not change before. A
-                tensor that several entries share belongs to the first of them.
+            async_copy_keys: Entries that `finish` copies; their tensors must not change before
+                that. A tensor that several entries share belongs to the first of them.
         """
         copying = _Copying(self._spare)
         copied = {
@@ -90,7 +90,7 @@ def write_state(state: dict[str, Any], file: BinaryIO) -> tuple[int, str]:
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(state, digesting)  # type: ignore[arg-type]  # `write` and `flush` will do
+        torch.save(state, digesting)  # type: ignore[arg-type]  # needs only `write` and `flush`
     except RuntimeError as problem:
         # The zip writer replaces the file's OSError by a RuntimeError: raise the OSError.
         if isinstance(problem.__context__, OSError):
@@ -151,6 +151,7 @@ def parse_state(content: bytes) -> dict[str, Any]:
 
 def _check_size(content: bytes) -> None:
     """Reject an archive that decompresses to more than its own size and could fill the memory.
+
     torch itself writes no compressed entries and stores nothing twice.
     """
     if not content.startswith(b"PK\3\4"):  # torch's own test for an archive
@@ -177,9 +178,11 @@ def _check_size(content: bytes) -> None:
 
 
 def _directory_start(content: bytes) -> int | None:
-    """Return where torch reads the archive's central directory; None if torch did not write the
-    end records: without a comment, zip64 records valid (APPNOTE 4.3.14 to 4.3.16). Python reads
-    the directory right before the end records, where a crafted file may have another one.
+    """Return where torch reads the archive's central directory.
+
+    None if torch did not write the end records, which have no comment and valid zip64 records
+    (APPNOTE 4.3.14 to 4.3.16). Python reads the directory right before the end records, where a
+    crafted file may have another one.
     """
     end = content[-_END:]
     if end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":

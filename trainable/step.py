@@ -37,8 +37,8 @@ class StepOutcome(NamedTuple):
     """The result of one window. On an accelerator the values are tensors, not yet fetched.
 
     Attributes:
-        taken: False when fp16 gradients overflowed: no parameter, no schedule and no step count
-            moved.
+        taken: False when fp16 gradients overflowed: parameters, schedule and step count are
+            unchanged.
         loss: Mean loss of the window.
         grad_norm: Global L2 norm of the mean gradient, before clipping.
         lr: Learning rate applied, before the multipliers of parameter groups.
@@ -135,7 +135,7 @@ class Step:
         return value.item() if at_once else value.detach().reshape(())
 
     def _divisor(self, weight: Scalar) -> Scalar:
-        """Return the window's weight; 1 where all targets are ignored: loss and gradient are 0."""
+        """Return the window's weight, or 1 if all targets are ignored: the sums are then 0."""
         if self._reads_at_once:
             return weight or 1.0
         on_device = (

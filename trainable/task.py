@@ -1,8 +1,8 @@
 """`Task` and `Data`, the classes that users write, and finding a task by its name.
 
-A task defines the model, the data and the loss. It returns a loss *sum* and its *weight*: an
-optimizer step then divides once, and short last windows and ignored targets stay exact. What
-must not live here: how steps are taken, batches are formed, or devices chosen.
+A task defines the model, the data and the loss. It returns a loss *sum* and its *weight*. So an
+optimizer step divides once, and the mean is exact for short last windows and ignored targets.
+What must not live here: how steps are taken, batches are formed, or devices chosen.
 """
 
 from __future__ import annotations
@@ -181,9 +181,9 @@ class Task:
     def log(self, name: str, value: float | Tensor) -> None:
         """Log a number in the row of the current step or evaluation.
 
-        Several values of one step (one for each micro-batch) or of one evaluation become their
-        mean; those of an evaluation are named `val/<name>`. A value on a device is fetched with
-        the step's other values, so no step waits for it. Outside of a run, nothing is recorded.
+        The values of one step (one for each micro-batch) or of one evaluation are averaged; those
+        of an evaluation are named `val/<name>`. A value on a device is fetched with the step's
+        other values, so no step waits for it. Outside of a run, nothing is recorded.
 
         Args:
             name: Such as `train/aux_loss`; not a name that the run itself reports.
@@ -238,7 +238,7 @@ class Task:
         return tensor_digest(*data.train, *data.val)
 
     def reads(self, path: str | os.PathLike[str]) -> Path:
-        """Declare a file that the task is built from, as pretrained weights; return its path.
+        """Declare a file from which the task is built, such as weights; return its path.
 
         The sweep and each run record the file's digest and do not resume with other content. Call
         it in the constructor, in `build_model` or in `build_data`; it reads the file once.
@@ -270,9 +270,9 @@ class Task:
         """Return the task's own state that a resumed run needs: tensors and plain data.
 
         Called at each save. The default finds every attribute that has changed since the model
-        was built (modules, tensors, arrays, optimizers, schedules, generators, numbers and
-        collections of them), and refuses what it could not restore. An override may extend the
-        default's dict or replace it.
+        was built: modules, tensors, arrays, optimizers, schedules, generators, numbers and
+        collections of them. It refuses a change that it could not restore. An override may extend
+        the default's dict or replace it.
 
         Raises:
             TaskError: An attribute has changed and cannot be restored.

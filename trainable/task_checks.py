@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 4  # two halves with two samples each, which BatchNorm needs
 _CLOSE = 1e-3  # relative; float32 sums in another order differ by far less
-_NEAR = 0.8  # of difflib's ratio: `evalute` for `evaluate`, not `evaluate_batch`
+_NEAR = 0.8  # least difflib ratio: `evalute` resembles `evaluate`; `evaluate_batch` does not
 
 _OTHER_NAMES = {
     "training_step": "loss(self, model, batch)",
@@ -157,8 +157,9 @@ def draws_in_validation(data: Data) -> bool:
 
 
 def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], bool]:
-    """Return a batch of a split's first samples, the same samples as two batches, and whether
-    collating them drew random numbers.
+    """Return a batch of a split's first samples, and the same samples as two batches.
+
+    The third value tells whether collating them drew random numbers.
     """
     samples = data.train if split == "train" else data.val
     count = min(most, sample_count(samples))

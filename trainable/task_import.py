@@ -1,8 +1,9 @@
 """Prepare a process to import a user's task: the same `sys.argv`, `sys.path` and errors in each.
 
-Each process that imports a task calls `prepare_process` (or `prepared`) first: the child of
-`sweep check`, `sweep train`, each Ray worker, and the child that registers a model. What must not
-live here: what a task is (`task.py`), and which names are built in (`task_registry.py`).
+Each process that imports a task calls `prepare_process` (or `prepared`) first. These are the child
+of `sweep check`, `sweep train`, each Ray worker, and the child that registers a model.
+What must not live here: what a task is (`task.py`), and which names are built in
+(`task_registry.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ ARGUMENTS = ("sweep",)
 """`sys.argv` for a task: a program without arguments, so that no parser reads those of `sweep`."""
 SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "gradsweep"
 """The variable that the command line sets for its children: with any value, Python does not import
-from the program's directory or the working directory. This value differs from a user's own, which
-programs that a task starts inherit."""
+from the program's directory or the working directory. A value that the user set is another one,
+and programs that a task starts inherit it."""
 COMPILE_PATH_VARIABLE = "TORCH_CUSTOM_PYTHONPATH"
 """The PYTHONPATH of the processes in which torch compiles. Without it torch passes on `sys.path`
 with the working directory, and Python runs a `sitecustomize.py` there."""
@@ -32,8 +33,9 @@ with the working directory, and Python runs a `sitecustomize.py` there."""
 
 @functools.cache
 def prepare_process() -> None:
-    """Set `sys.argv` and `sys.path` for importing a task. Runs once in a process, because a task
-    may change either during its import.
+    """Set `sys.argv` and `sys.path` for importing a task.
+
+    This runs once in a process, because a task may change either during its import.
 
     The working directory is the last entry of `sys.path`: its files can be imported, but never
     hide a module of Python or of an installed package.

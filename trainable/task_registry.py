@@ -38,6 +38,6 @@ def resolve_task_name(name: str) -> tuple[str, str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the most similar known word, or nothing."""
+    """Return " (did you mean 'x'?)" for the most similar known word, or ""."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""

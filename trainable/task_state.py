@@ -29,7 +29,7 @@ _MODULE_REMEDY = (
 
 
 class TaskState(ObjectState):
-    """What has changed in a task since it was built. `saved` and `restore` find it by the task.
+    """What has changed in a task since it was built; `saved` and `restore` look it up by task.
 
     Args:
         task: The task, after it has built its model and before anything is restored.

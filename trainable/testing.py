@@ -215,8 +215,9 @@ def _form_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
 
 
 def _target_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
-    """Check for one-hot targets and for probabilities, which cross entropy accepts silently or
-    refuses with an unhelpful message.
+    """Check for one-hot targets and for probabilities.
+
+    Cross entropy accepts them silently or refuses them with an unhelpful message.
     """
     if not isinstance(batch, (list, tuple)) or len(batch) != 2:
         return

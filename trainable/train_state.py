@@ -1,8 +1,8 @@
 """TrainState: everything that an exact resume needs, as one `state_dict()`.
 
 It has the model, parameters trained outside it, optimizer, schedule, loss scale, counters,
-position in the data, best value, and the random generators of torch (CPU and every CUDA device),
-NumPy and Python. All types are ones that `torch.load(weights_only=True)` accepts.
+position in the data and best value. It also has the random generators of torch (CPU and every CUDA
+device), NumPy and Python. `torch.load(weights_only=True)` accepts all its types.
 What must not live here: files (`checkpoint.py`).
 """
 
@@ -182,7 +182,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     """Return a model's state dict, after a check that torch can load all of it.
 
     Raises:
-        CheckpointError: torch cannot: `get_extra_state()` may return anything.
+        CheckpointError: torch cannot load it: `get_extra_state()` may have returned any object.
     """
     state = model.state_dict()
     extra = {key: value for key, value in state.items() if not isinstance(value, Tensor)}

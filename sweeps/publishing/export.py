@@ -60,7 +60,7 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
 
 
 def _standing(view: SweepStatus, record: TrialSummary) -> str:
-    """Return where a trial stands among those of its sweep, for the model card."""
+    """Return a trial's place among the trials of its sweep, for the model card."""
     if view.several:
         return ON_THE_FRONT if record in view.ledger.front() else "not on the Pareto front"
     ranked = ranking(view.records, minimize=view.ledger.minimize)
@@ -88,7 +88,7 @@ def export_trial(
         directory: The target directory; created when missing.
         provenance: Tags that say where the sweep ran, for the card.
         ended: How many trials have ended, for the card.
-        standing: Where the trial stands among them, for the card.
+        standing: The trial's place among them, for the card.
 
     Returns:
         The files written.
@@ -102,13 +102,13 @@ def export_trial(
     generation = best_generation(paths, spec, record)
     if isinstance(generation, str):
         raise NoBest(generation)
-    if record.lineage:  # the trial's own file has its last hyperparameters, not the best
+    if record.lineage:  # the trial's own file has its last hyperparameters, not its best ones
         resolved = trial_yaml(spec.trial_config(record.number, record.best_params)).encode()
     else:
         resolved = read_regular(paths.trial(record.number) / TRIAL_CONFIG, LARGEST_TEXT)
     directory.mkdir(parents=True, exist_ok=True)
     weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
-    # A child process: torch would stay in the driver's memory.
+    # In a child process, because torch would stay in the driver's memory.
     child = subprocess.run(
         [sys.executable, "-P", "-m", "trainable.export", generation.address, str(weights)],
         capture_output=True,

@@ -50,7 +50,7 @@ def model_card(
         provenance: Tags that say where and with what the sweep ran.
         ended: How many trials have ended.
         held: Names of other trained objects of the task, which are not among the weights.
-        standing: Where the trial stands among those that have ended.
+        standing: The trial's place among those that have ended.
     """
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())

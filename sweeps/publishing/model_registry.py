@@ -24,7 +24,7 @@ from trainable.export import load_model
 from trainable.task_import import prepare_process
 
 _OURS = ("sweeps", "trainable", "tracking", "redaction")
-"""Modules that must not be needed to load a registered model."""
+"""Modules without which a registered model must load."""
 
 
 def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) -> str:

@@ -3,8 +3,8 @@
     python -m sweeps.publishing.report ROOT NAME TARGET
 
 writes it. It is a program of its own because Plotly and Optuna would stay in the driver's memory.
-What must not live here: the page's HTML (`report_page`), and data from elsewhere than the ledger
-and the trials' metrics.
+What must not live here: the page's HTML (`report_page`), and data that are neither from the ledger
+nor from the trials' metrics.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     """
     optuna.logging.set_verbosity(
         optuna.logging.ERROR
-    )  # else it logs each trial that it leaves out
+    )  # else Optuna logs each trial that a figure leaves out
     sweep = _read(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def _summary(sweep: SweepData) -> list[str]:
     spec, counts = sweep.spec, Counter(sweep.states.values())
     by_state = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     early, budget = spec.early_stopping.scheduler, spec.budget.epochs
-    # A resume may have changed the budget, or early stopping may have stopped all trials before.
+    # A resume may have changed the budget, or early stopping may have stopped all trials earlier.
     longest = max((record.epoch for record in sweep.view.records), default=0) or budget
     over = f"{budget} epochs"
     if longest != budget:

@@ -37,12 +37,13 @@ _T = TypeVar("_T")
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 _MAX_NORM = "train.clip.max_norm"
 _MAX_AXES = 3
-"""Parameters of the contours, with a plot for each pair; metrics of the Pareto front."""
+"""The most parameters of the contours (a plot for each pair) and metrics of the Pareto front."""
 _MAX_POINTS = 200
-"""Points of one learning curve."""
+"""The most points of one learning curve."""
 _MAX_TRIALS = 500
-"""Trials for contours and importance, whose cost grows with the square of the trials. Contours of
-4,000 trials take a page of 1.1 GB and 6.6 GB of memory; importance takes 30 s for 1,000."""
+"""The most trials for contours and importance: the cost grows with the square of their number.
+Contours of 4,000 trials make a page of 1.1 GB and need 6.6 GB of memory; importance of 1,000
+trials takes 30 s."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Figure(NamedTuple):
 
 
 def _selection_note(sweep: SweepData) -> str:
-    """Return from which trials a figure of values is drawn."""
+    """Return a sentence about the trials from which a figure of values is drawn."""
     return sweep.selection.sentence
 
 
@@ -272,7 +273,7 @@ def _survival(sweep: SweepData) -> go.Figure:
     if not levels:
         raise NotEnough(sweep.spec.early_stopping.rule.no_rungs_reason())
     labels = [f"epoch {epoch}" for epoch in levels]
-    # An unfinished trial without a worker is `waiting`, also if the ledger has it as running.
+    # An unfinished trial without a worker is `waiting`, even if it is running in the ledger.
     records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
     fates = survival(sweep.spec, records)
     if not any(map(any, fates.values())):

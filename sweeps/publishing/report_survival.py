@@ -25,9 +25,9 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
         records: Its trials, from number 0 on.
 
     Returns:
-        One count for each rung. Those of `continued` reached the next rung; the others are, by
-        state, still before it. The counts of a rung add up to the trials that reached it and are
-        decided on there. With HyperBand that is not every bracket.
+        Lists with one count for each rung. Trials under `continued` reached the next rung. The
+        others did not, and are counted under their state. The counts of a rung add up to the
+        trials that reached it and have a decision there; in HyperBand, some brackets have none.
     """
     levels, rule = rungs(spec), spec.early_stopping.rule
     firsts = [rule.first_rung(record.number, spec.budget.epochs) for record in records]

@@ -1,7 +1,7 @@
 """Draw the figures of trials that have ended, and record them with the trials' runs.
 
-Neither a running sweep nor its end draws anything: `sweep sync` and `sweep ui` draw what is
-missing. A trial's `figures/` directory exists once its figures are recorded; after a crash the
+A sweep draws nothing, neither while it runs nor at its end: `sweep sync` and `sweep ui` draw what
+is missing. A trial's `figures/` directory exists once its figures are recorded; after a crash the
 next `sync` draws the rest. What must not live here: how a figure looks (`trainable.figures`).
 """
 

@@ -128,8 +128,9 @@ class RunFiles(Files, Protocol):
 
 @contextlib.contextmanager
 def reading(files: Files, what: str = "") -> Iterator[None]:
-    """Raise `StorageError` for any error of the storage, except that a file is missing or is not a
-    regular file: only these two say something about a generation.
+    """Raise `StorageError` for any error of the storage but a missing or irregular file.
+
+    Only these two errors say something about a generation.
 
     Args:
         what: The generation or file that is read; for the message.

@@ -114,7 +114,7 @@ class LocalFiles:
                 with (aside / MANIFEST).open("xb") as file:
                     file.write(manifest)
                     sync_open_file(file)
-            except BaseException:  # a partial state would keep a full disk full; raised again
+            except BaseException:  # remove the partial state, or a full disk stays full
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
             sync_directory(aside)
@@ -122,7 +122,8 @@ class LocalFiles:
             sync_directory(self._root)
 
     def link(self, generation: Path, name: str) -> None:
-        """Add a generation of another run by hard links, or by a copy where links are impossible.
+        """Add a generation of another run as hard links, or as a copy if links are impossible.
+
         It stays when the other run removes its own.
 
         Raises:
@@ -201,11 +202,11 @@ class LocalFiles:
         sync_directory(self._root)
 
     def _remove_stale_writer(self, other: Path) -> None:
-        """Quarantine what another writer was about to, and remove that writer's directory."""
+        """Finish the quarantine that another writer began, and remove that writer's directory."""
         if other.exists():
             for aside in other.glob(f"{_DAMAGED}*"):
                 self._move_to_quarantine(aside)
-            # A writer that was killed while it replaced another one has that one's directory.
+            # A writer that was killed while it replaced a third one still has its directory.
             for nested in other.glob(f"{_REMOVED}{_WRITER}*"):
                 self._remove_stale_writer(nested)
             _remove_tree(other)
@@ -228,9 +229,9 @@ def _content(path: str) -> bytes:
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove a directory; on NFS, `.nfs*` files remain of files that a process here has open.
+    """Remove a directory. NFS keeps an `.nfs*` file for each file that a process here has open.
 
-    What remains is removed with the writer's directory.
+    These files are removed with the writer's directory.
     """
     try:
         shutil.rmtree(path)

@@ -16,7 +16,7 @@ def files_of(run: Path, address: str | None = None) -> RunFiles:
 
     Args:
         run: The run's directory; its other files are there in any case.
-        address: Where its generations lie, `s3://BUCKET/...`; None: in `checkpoints/` there.
+        address: The address of its generations, `s3://BUCKET/...`; None: `checkpoints/` in `run`.
     """
     if address is None:
         return LocalFiles.of(run)

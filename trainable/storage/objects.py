@@ -33,7 +33,7 @@ from trainable.storage.local import LocalFiles
 SCHEME = "s3://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _CONNECT_SECONDS, _TIMEOUT_SECONDS, _ATTEMPTS = 3, 10, 3
-"""A request fails after so long without data; after so many failures the store is unavailable."""
+"""Seconds until a connection or a request without data fails; attempts before giving up."""
 _PROBE_SECONDS = 2
 
 
@@ -75,7 +75,7 @@ class ObjectFiles:
     An object is complete or does not exist. So the manifest, written last and removed first,
     commits a generation. A writer stores its token in the object `writer`, with the generations
     that it found and the writers that it replaces. It reads that object again before it writes a
-    manifest. If it is replaced between this check and the write, it damages nothing: the names of
+    manifest. If it is replaced between this check and the write, it damages nothing. The names of
     two writers differ, and the new writer treats the late generation as invalid. A writer that is
     still current keeps all its generations, even if another one had begun to open before it.
 
@@ -225,7 +225,7 @@ def _token(name: str) -> str:
 class RunObjects(ObjectFiles):
     """The generations of a run whose other files are in a local directory.
 
-    Opening them also opens the directory, so the run's `metrics.jsonl` has the same only writer.
+    Opening them also opens the directory, so the run's `metrics.jsonl` has the same single writer.
 
     Args:
         system: An `fsspec.AbstractFileSystem`.

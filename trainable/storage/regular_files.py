@@ -106,10 +106,10 @@ def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = Fal
 
 
 def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file atomically, without following a link in its place or in its temporary's.
+    """Replace a file atomically. A symbolic link at its path or its temporary path is replaced.
 
     Args:
-        durable: Return once the content survives a power loss; the rename may not survive it yet.
+        durable: Make the content survive a power loss; the rename itself may be lost.
 
     Raises:
         OSError: The file cannot be written.
