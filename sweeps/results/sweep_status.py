@@ -102,7 +102,7 @@ class UnknownTrial(ValueError):
 
 
 class NoBest(Exception):
-    """No trial has completed, so there is no best trial."""
+    """No trial has ended with a value, so there is no best trial."""
 
 
 class NoChoice(ValueError):

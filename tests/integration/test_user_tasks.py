@@ -292,7 +292,7 @@ def test_sweep_without_success_has_no_best(module_cli: CommandLine, trials: obje
     assert module_cli.json("status", "hopeless")["state"] == "failed"
     best = module_cli("best", "hopeless")
     assert best.returncode == 3
-    assert best.stderr.startswith("no trial of sweep 'hopeless' has completed")
+    assert best.stderr.startswith("no trial of sweep 'hopeless' has ended with a value")
 
 
 @pytest.mark.parametrize(
