@@ -33,7 +33,13 @@ from tracking.recorder import MemoryRecorder
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
 NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor", "trust"}
-MORE = {"show": ["0"], "stop": ["--now"], "best": ["--export", "out"]}
+MORE = {
+    "show": ["0"],
+    "logs": ["0"],
+    "diff": ["0", "1"],
+    "stop": ["--now"],
+    "best": ["--export", "out"],
+}
 OF_A_SWEEP = [
     [command.name or command.callback.__name__]
     for command in app.registered_commands
