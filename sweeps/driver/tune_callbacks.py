@@ -299,11 +299,12 @@ class TuneEventHandler(Callback):
                 self._failures.passed()
             case "failed":
                 self._failed(number, Failure(**last["failure"]))
-            case "interrupted":
+            # A trial that drains may end before it reads the stop request of the user.
+            case "interrupted" if number not in self._stop_requested:
                 self._interrupt(number)
             case "stopped" if number in self._retries_exhausted:
                 self._fail(number, self._retries_exhausted[number])
-            case "stopped" | "paused":
+            case "stopped" | "paused" | "interrupted":
                 self._end(number, partial(writer.stopped, number, self._stop_requested[number]))
             case _:
                 self._end(number, partial(writer.pruned, number, self._stop_reason(number)))

@@ -18,6 +18,7 @@ from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LockLost, SpecError
 from sweeps.policies.failure_policy import MAX_LOST_STARTS
 from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.recording.tags import BY_THE_USER
 from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -333,3 +334,27 @@ def test_error_in_the_trial_process_fails_that_trial(
         assert record.reason is not None
         assert record.reason.startswith(f"limit: {said}")
         assert "free space" not in record.reason
+
+
+@pytest.mark.parametrize("requested", [True, False])
+def test_requested_stop_counts_although_the_trial_drained(
+    tmp_path: Path, *, requested: bool
+) -> None:
+    """A trial that drains may look for its stop request before the driver has written it."""
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    number = sweep.add(None, 0.5)
+    view: Any = SimpleNamespace(ended=lambda *_: None)
+    keeper = TuneEventHandler(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None,
+    )  # fmt: skip
+    recorder.start(number, {}, {})
+    if requested:
+        keeper.stop(number, BY_THE_USER, live=True)
+    last = {"ending": "interrupted"}
+    trial: Any = SimpleNamespace(config={"number": number}, last_result=last)
+    keeper.on_trial_complete(0, [trial], trial)
+    keeper.flush()
+    record, run = sweep.ledger.trial(number), recorder.runs[number]
+    expected = ("pruned", BY_THE_USER, "user") if requested else ("running", None, "interrupt")
+    assert (record.state, record.reason, run.tags["stopped_by"]) == expected
