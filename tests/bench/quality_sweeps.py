@@ -75,15 +75,15 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
     lock = SweepLock(paths.lock)
     token = lock.acquire().token
     try:
-        wishes = StopRequests(paths, token)
+        requests = StopRequests(paths, token)
         with make_signal_handler(
-            paths, lock, token, wishes, grace=30.0, notices=ShutdownNotices()
+            paths, lock, token, requests, grace=30.0, notices=ShutdownNotices()
         ) as interruption:
             sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
             try:
                 sweep.reconcile(print)
                 with PlainLines(Console(quiet=True), spec, finished=0) as view:
-                    tune_trials(sweep, ways, view, interruption, wishes, lock)
+                    tune_trials(sweep, ways, view, interruption, requests, lock)
                 if interruption.requested:
                     raise KeyboardInterrupt
                 return sweep.ledger.trials()

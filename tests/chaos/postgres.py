@@ -93,7 +93,7 @@ class Cluster:
                 "SELECT 1 FROM pg_stat_activity "
                 f"WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO {table}%'"
             ):
-                assert not deadline.passed, f"nobody wrote to {table}"
+                assert not deadline.passed, f"no process wrote to {table}"
                 time.sleep(0.02)
             self._control("restart", "-m", "immediate")
 
