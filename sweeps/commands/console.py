@@ -73,6 +73,12 @@ File = Annotated[
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name.", show_default=False)]
+TrialNumber = Annotated[
+    int,
+    typer.Argument(
+        parser=read_whole(0), metavar="TRIAL", help="The trial's number.", show_default=False
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

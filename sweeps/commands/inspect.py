@@ -16,6 +16,7 @@ from sweeps.commands.console import (
     AsJson,
     Name,
     Root,
+    TrialNumber,
     err,
     fail,
     input_errors,
@@ -143,15 +144,7 @@ def trials(
 
 def show(
     name: Name,
-    trial: Annotated[
-        int,
-        typer.Argument(
-            parser=read_whole(0),
-            metavar="TRIAL",
-            help="The trial's number.",
-            show_default=False,
-        ),
-    ],
+    trial: TrialNumber,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:

@@ -15,22 +15,14 @@ from typing import Annotated
 
 import typer
 
-from sweeps.commands.console import Name, Root, err, input_errors, read_whole, view_of
+from sweeps.commands.console import Name, Root, TrialNumber, err, input_errors, view_of
 
 _POLL_SECONDS = 0.5
 
 
 def logs(
     name: Name,
-    trial: Annotated[
-        int,
-        typer.Argument(
-            parser=read_whole(0),
-            metavar="TRIAL",
-            help="The trial's number.",
-            show_default=False,
-        ),
-    ],
+    trial: TrialNumber,
     follow: Annotated[
         bool,
         typer.Option("--follow", "-f", help="Print new lines until the trial ends, or Ctrl-C."),
