@@ -191,9 +191,8 @@ def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
     """
     paths = view.paths
     figures = draw_figures(view.spec, paths, trials_without_figures(paths, view.records), scratch)
-    newest_end = max((one.ended_ms or 0 for one in view.records), default=0)
-    up_to_date = paths.report.exists() and paths.report.stat().st_mtime * 1000 > newest_end
-    if up_to_date or not _is_concluded(view.ledger):
+    # A trial that ended after the last report has no figures either.
+    if not _is_concluded(view.ledger) or (paths.report.exists() and not figures):
         return Drawing(figures)
     try:
         return Drawing(figures, draw_report(paths, scratch / paths.report.name))
@@ -212,6 +211,11 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     ledger = LedgerReader(ledger_location(paths, spec))
     recorder, delivery = _queue(paths, spec, ledger)
     all_again = delivery.needs_figures
+    # Before the figures: after a crash here, figures are missing, and the report is drawn again.
+    if drawing.report is not None:
+        drawing.report.replace(paths.report)
+    if drawing.report is not None or (all_again and paths.report.exists()):
+        recorder.artifact(None, paths.report, paths.report.name)
     if all_again:
         record_figures_again(paths, [one.number for one in ledger.trials], recorder)
     num_drawn = record_figures(paths, drawing.figures, recorder)
@@ -219,10 +223,6 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     if best and (all_again or best.number in [one.number for one in drawing.figures]):
         for file in figure_files(paths, best.number):
             recorder.artifact(None, file, f"figures/{file.name}")
-    if drawing.report is not None:
-        drawing.report.replace(paths.report)
-    if drawing.report is not None or (all_again and paths.report.exists()):
-        recorder.artifact(None, paths.report, paths.report.name)
     if all_again:
         delivery.figures_sent()
     if drawing.no_report is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -220,7 +219,6 @@ def test_report_is_drawn_again_after_more_trials(sweep: Sweep) -> None:
     sweep.ledger.mark_published()
     sweep.sync()
     before = sweep.paths.report.read_bytes()
-    time.sleep(0.01)
     sweep.add_drawable("complete", 0.1)
     sweep.ledger.mark_published()
     sweep.sync()
