@@ -33,6 +33,8 @@ def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | s
     """
     if device.type != "cuda":
         return {"failed": "found no CUDA device that torch can use"}
+    # Before the statistics: this starts CUDA, without which there are none to reset.
+    total = torch.cuda.get_device_properties(device).total_memory
     release_memory()
     torch.cuda.reset_peak_memory_stats(device)
     try:
@@ -45,7 +47,6 @@ def measure_step(config: TrialConfig, device: torch.device) -> dict[str, int | s
     except Exception as error:
         return {"failed": f"raised {type(error).__name__}"}
     peak = torch.cuda.max_memory_reserved(device)
-    total = torch.cuda.get_device_properties(device).total_memory
     return {"peak": peak, "outside": outside, "total": total}
 
 

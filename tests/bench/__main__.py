@@ -72,6 +72,9 @@ def main(arguments: list[str]) -> int:
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
     load = os.getloadavg()[0]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}")
+    from tests.bench.device import device_name  # imports torch: after the variables above
+
+    print(f"rows that train: on {device_name()}")
     print(f"medians of {options.repeats} interleaved repeats, one thread\n")
     print(render(results))
     return int(not options.smoke and any(result.met is False for result in results))

@@ -1,4 +1,4 @@
-"""What train.compile costs and gives on a CPU: the first step in seconds, and the step after it.
+"""What train.compile costs and gives: the first step in seconds, and the step after it.
 
 Nothing here has a goal: a compiler's gain depends on the model and on the machine.
 """
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.bench.device import DEVICE
 from tests.bench.loops import PROBLEMS, Ours
 from tests.bench.table import Result, alone, interleave
 
@@ -44,4 +45,5 @@ def compiled(repeats: int) -> list[Result]:
 
 def _start_the_compiler() -> None:
     """What the compiler imports and builds once for a process belongs to no model."""
-    F.relu(torch.compile(nn.Linear(2, 2))(torch.ones(1, 2))).sum().backward()
+    model = torch.compile(nn.Linear(2, 2).to(DEVICE))
+    F.relu(model(torch.ones(1, 2, device=DEVICE))).sum().backward()

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from tests.bench.device import DEVICE, wait_for_device
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.task import Data, Task, load_task
@@ -119,6 +120,7 @@ class Ours:
                     "schedule": {"name": "onecycle", "warmup": 0.3},
                     "clip": {"max_norm": MAX_NORM},
                     "layer_norms_every": 10,
+                    "precision": "fp32",
                     "compile": compile,
                 },
             }
@@ -126,7 +128,7 @@ class Ours:
         self._trainer = open_trainer(
             config,
             Path(self._directory.name),
-            device="cpu",
+            device=str(DEVICE),
             threads=1,
             task=_Given(task, Samples(tensors) if loader else tensors),
         )
@@ -135,6 +137,7 @@ class Ours:
     def __call__(self) -> float:
         started = time.perf_counter()
         next(self._events)
+        wait_for_device()
         return time.perf_counter() - started
 
     def close(self) -> None:
@@ -148,13 +151,14 @@ class Bare:
 
     def __init__(self, problem: Problem, *, loader: bool, fused: bool = False) -> None:
         task, tensors = problem.build()
-        self._model = task.build_model()
+        self._model = task.build_model().to(DEVICE)
         self._accumulation = problem.accumulation
         micro = problem.batch_size // problem.accumulation
+        on_device = (tensors[0].to(DEVICE), tensors[1].to(DEVICE))
         self._batches: Callable[[], Iterable[Tensors]] = (
             DataLoader(TensorDataset(*tensors), batch_size=micro, shuffle=True).__iter__
             if loader
-            else lambda: _indexed(tensors, micro)
+            else lambda: _indexed(on_device, micro)
         )
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LR, fused=fused or None)
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -167,7 +171,7 @@ class Bare:
         model.train()
         optimizer.zero_grad(set_to_none=True)
         for number, (inputs, targets) in enumerate(self._batches(), 1):
-            loss = mean_loss(model, inputs, targets) / self._accumulation
+            loss = mean_loss(model, inputs.to(DEVICE), targets.to(DEVICE)) / self._accumulation
             loss.backward()
             total += loss.item()
             if number % self._accumulation == 0:
@@ -175,6 +179,7 @@ class Bare:
                 optimizer.step()
                 self._schedule.step()
                 optimizer.zero_grad(set_to_none=True)
+        wait_for_device()
         return time.perf_counter() - started
 
 
@@ -184,7 +189,7 @@ def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _indexed(tensors: Tensors, size: int) -> Iterator[Tensors]:
-    order = torch.randperm(len(tensors[0]))
+    order = torch.randperm(len(tensors[0]), device=tensors[0].device)
     for start in range(0, len(order), size):
         index = order[start : start + size]
         yield tensors[0][index], tensors[1][index]

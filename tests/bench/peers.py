@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.bench.device import DEVICE, wait_for_device
+
 # Installed without what they depend on: torch and the rest are the project's own.
 PINNED = (
     "lightning==2.6.6",
@@ -101,6 +103,7 @@ class Lightning:
                 self.started = time.perf_counter()
 
             def on_train_epoch_end(self) -> None:
+                wait_for_device()
                 self.seconds = time.perf_counter() - self.started
 
         self._module = Module()
@@ -109,7 +112,7 @@ class Lightning:
         )
         self._trainer: Any = lambda: lightning.Trainer(
             max_epochs=1,
-            accelerator="cpu",
+            accelerator="gpu" if DEVICE.type == "cuda" else "cpu",
             devices=1,
             gradient_clip_val=MAX_NORM,
             enable_progress_bar=False,
@@ -133,7 +136,7 @@ class Accelerated:
         from tests.bench.loops import EPOCHS, LR
 
         task, tensors = problem.build()
-        self._accelerator = Accelerator(cpu=True)
+        self._accelerator = Accelerator(cpu=DEVICE.type == "cpu")
         model = task.build_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -159,6 +162,7 @@ class Accelerated:
             optimizer.step()
             schedule.step()
             total += loss.item()
+        wait_for_device()
         return time.perf_counter() - started
 
 

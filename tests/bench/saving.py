@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.bench.device import DEVICE, wait_for_device
 from tests.bench.table import Goal, Result, paired
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
@@ -154,6 +155,7 @@ def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: in
         assert isinstance(trainer, Trainer)
         step = trainer.state.progress.step
         if step % steps == 0 and (stamps or step % every == 0 or every == _NEVER):
+            wait_for_device()
             trainer.store.wait()
             stamps.append(time.perf_counter())
         return len(stamps) > count
@@ -165,7 +167,7 @@ def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: in
             "mode": "min",
             "budget": {"epochs": _NEVER},
             "checkpoint": {"every": f"{every} steps"},
-            "train": {"batch_size": batch_size},
+            "train": {"batch_size": batch_size, "precision": "fp32"},
         }
     )
     with (
@@ -173,7 +175,7 @@ def _stretches(task: Task, batch_size: int, *, steps: int, every: int, count: in
         open_trainer(
             config,
             Path(directory),
-            device="cpu",
+            device=str(DEVICE),
             threads=1,
             task=_Unrated(task),
             should_stop=should_stop,

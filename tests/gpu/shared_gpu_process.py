@@ -76,7 +76,7 @@ def _config(epochs: int) -> TrialConfig:
 
 def main(role: str, directory: str, share: float) -> None:
     """Train as one of the two."""
-    task, epochs = (Modest(), 300) if role == "modest" else (Greedy(share), 1)
+    task, epochs = (Modest(), 120) if role == "modest" else (Greedy(share), 1)
     with open_trainer(
         _config(epochs), Path(directory), device=DEVICE, memory_share=share, task=task
     ) as trainer:
