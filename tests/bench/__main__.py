@@ -21,6 +21,7 @@ ROWS = {
     "status": ("tests.bench.commands:looking", "P10, P11: sweep status, trials, compare"),
     "search": ("tests.bench.commands:against_mlflow", "P10: trials, compare / mlflow.search_runs"),
     "refusals": ("tests.bench.commands:refusals", "bad inputs that need the task / 5 s"),
+    "first": ("tests.bench.first:first", "P1: sweep run digits, first epoch and end"),
     "sweep": ("tests.bench.sweeping:against_stock", "P1: stock Ray Tune, whole sweeps"),
     "plain": ("tests.bench.sweeping:against_plain", "P2: plain Optuna, whole sweeps"),
     "plane": ("tests.bench.control:plane", "P8: cost of a trial at 10,000 / at 1,000"),
