@@ -23,6 +23,7 @@ from trainable.storage.locate import files_at
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from trainable.build import Parts
     from trainable.config import TrialConfig
 
 STORAGE_UNAVAILABLE = 3
@@ -78,22 +79,18 @@ def export_weights(generation: Path | str, target: Path) -> list[str]:
     return _task_tensors(state.get("task", {}))
 
 
-def load_model(
-    config: TrialConfig, generation: Path | str, *, pickled: bool = False
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a checkpoint's model, ready for prediction on the CPU, with example inputs.
+def load_trained(config: TrialConfig, generation: Path | str) -> Parts:
+    """Build a run's model and data on the CPU, the model with a checkpoint's weights.
 
     Args:
         config: The run's configuration; its task builds the model.
         generation: A checkpoint's directory, or its prefix in an object store.
-        pickled: The model will be saved as a pickle, which takes any arguments; else as a graph.
 
     Returns:
-        The model in evaluation mode, and the inputs of its `forward` for one batch.
+        What the task builds, the model in evaluation mode; the caller closes its sources.
 
     Raises:
-        TrainingError: The checkpoint or the task cannot be used, the task is a custom loop, or the
-            model does not take tensors.
+        TrainingError: The checkpoint or the task cannot be used, or the task is a custom loop.
     """
     import torch
 
@@ -115,6 +112,29 @@ def load_model(
     modules_state(parts.model, parts.model.parameters()).load_state_dict(state.get("modules", []))
     load_model_state(parts.model, weights)
     parts.model.eval()
+    return parts
+
+
+def load_model(
+    config: TrialConfig, generation: Path | str, *, pickled: bool = False
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a checkpoint's model, ready for prediction on the CPU, with example inputs.
+
+    Args:
+        config: The run's configuration; its task builds the model.
+        generation: A checkpoint's directory, or its prefix in an object store.
+        pickled: The model will be saved as a pickle, which takes any arguments; else as a graph.
+
+    Returns:
+        The model in evaluation mode, and the inputs of its `forward` for one batch.
+
+    Raises:
+        TrainingError: The checkpoint or the task cannot be used, the task is a custom loop, or the
+            model does not take tensors.
+    """
+    import torch
+
+    parts = load_trained(config, generation)
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     handle = parts.model.register_forward_pre_hook(
         lambda _, inputs, named: given.append((inputs, named)), with_kwargs=True

@@ -80,6 +80,30 @@ def read_rows(directory: Path) -> list[Row]:
     return rows
 
 
+def read_row_at(directory: Path, step: int) -> Row | None:
+    """Return the row of one step; None if there is none. Other rows are not parsed.
+
+    Raises:
+        CurveDamaged: A line of that step is not a row.
+        OSError: The file cannot be read.
+    """
+    path = directory / FILE_NAME
+    try:
+        text = read_regular(path, LARGEST_CURVE)
+    except FileNotFoundError:
+        return None
+    begin, found, at = b'{"step": %d,' % step, None, 0
+    while (at := text.find(begin, at)) >= 0:
+        end = text.find(b"\n", at)
+        if end < 0:
+            break  # its writer was killed
+        if at == 0 or text[at - 1 : at] == b"\n":
+            row = _parse(text[at:end], path)
+            found = row if found is None else row._replace(metrics=found.metrics | row.metrics)
+        at = end
+    return found
+
+
 def read_logged(directory: Path) -> list[tuple[int, Row]]:
     """Read the rows that the user's code logged under its own steps, oldest first.
 

@@ -1,0 +1,93 @@
+"""Run the `sweep` command as a child process, for a script or a notebook.
+
+A killed notebook is a killed driver (`sweeps.child`), and the notebook itself never holds Ray. What
+must not live here: what the command does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class SweepCommandError(RuntimeError):
+    """A command on a sweep has failed.
+
+    Attributes:
+        exit_code: The command's exit code: 2 if the input is wrong, 3 if no trial succeeded, 4 if
+            another process holds the sweep.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run_command(arguments: Sequence[str], look: Callable[[], None] = lambda: None) -> None:
+    """Run a command to its end; in a terminal it shows what it always shows.
+
+    Ctrl-C, or an interrupt of the kernel, drains the sweep as it does for the command, and then
+    raises KeyboardInterrupt; `Sweep.resume` goes on.
+
+    Args:
+        arguments: The command's arguments, such as `["run", "sweep.yaml"]`.
+        look: Called twice a second in a notebook, which shows no terminal output.
+
+    Raises:
+        SweepCommandError: The command ended with an error.
+        KeyboardInterrupt: The command was interrupted, and has ended.
+    """
+    command = [sys.executable, "-P", "-m", "sweeps.child", str(os.getpid()), *arguments]
+    if not in_notebook():
+        # The child is in the terminal's process group: Ctrl-C reaches it without being passed on.
+        code, said = _wait(subprocess.Popen(command), lambda: None, lambda: None), ""
+    else:
+        with tempfile.TemporaryFile("w+") as output:
+            child = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            code = _wait(child, look, lambda: child.send_signal(signal.SIGINT))
+            said = _end_of(output)
+    if code in (0, 128 + signal.SIGINT):
+        if code:
+            raise KeyboardInterrupt
+        return
+    name = f"`sweep {arguments[0]}` ended with exit code {code}"
+    raise SweepCommandError(f"{name}:\n{said}" if said else f"{name}; see its message", code)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a kernel of Jupyter, in which only Python code can print."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _wait(
+    child: subprocess.Popen[Any], look: Callable[[], None], interrupted: Callable[[], None]
+) -> int:
+    """Wait for the child's end, through any number of interrupts; return its exit code."""
+    try:
+        while True:
+            try:
+                return child.wait(_SECONDS_BETWEEN_LOOKS)
+            except subprocess.TimeoutExpired:
+                look()
+            except KeyboardInterrupt:
+                interrupted()
+    finally:
+        if child.poll() is None:  # `look` failed: no driver goes on unseen
+            child.kill()
+            child.wait()
+
+
+def _end_of(output: IO[str]) -> str:
+    """Return the last lines of what the command printed."""
+    output.seek(0)
+    return "".join(output.readlines()[-40:]).strip()

@@ -1,0 +1,158 @@
+"""Trials and curves of a sweep as pandas DataFrames, read from its ledger and its trials' files.
+
+What must not live here: what a trial is (`ledger.reader`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeps.results.sweep_status import SweepStatus
+from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
+from trainable.storage.regular_files import LARGEST_CURVE, read_regular
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+
+def trials_frame(view: SweepStatus) -> pd.DataFrame:
+    """Return one row for each trial; see `Sweep.trials`."""
+    import pandas as pd
+
+    rows = []
+    keys = dict.fromkeys(view.spec.space)
+    metrics: dict[str, None] = dict.fromkeys(view.spec.metrics)
+    for record, row in zip(view.records, view.rows(), strict=True):
+        params = row["params"]
+        reported = best_metrics(view, record.number)
+        keys.update(dict.fromkeys(params))
+        metrics.update(dict.fromkeys(reported))
+        rows.append(
+            {
+                "trial": record.number,
+                "state": row["state"],
+                **params,
+                **dict(zip(view.spec.metrics, record.values, strict=False)),
+                **reported,
+                "best_epoch": record.best_epoch,
+                "best_step": record.best_step,
+                "epochs": record.epoch,
+                "steps": record.step,
+                "ended_at": record.ended_at,
+                "attempts": record.attempts,
+                "reason": record.reason,
+                "run_id": row["mlflow_run_id"],
+            }
+        )
+    ends = [
+        "best_epoch",
+        "best_step",
+        "epochs",
+        "steps",
+        "ended_at",
+        "attempts",
+        "reason",
+        "run_id",
+    ]
+    frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
+    whole = {"best_epoch": "Int64", "best_step": "Int64"}
+    return frame.astype(whole).set_index("trial")
+
+
+def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
+    """Return all metrics of a trial's best report; none if its file does not have it."""
+    step = view.records[number].best_step
+    if step is None:
+        return {}
+    try:
+        row = read_row_at(view.paths.trial(number), step)
+    except (CurveDamaged, OSError):
+        return {}
+    return {} if row is None else row.metrics
+
+
+def curves_frame(
+    view: SweepStatus, numbers: Iterable[int], metrics: Sequence[str]
+) -> pd.DataFrame:
+    """Return one row for each trial, step and metric; see `Sweep.curves`."""
+    import numpy as np
+    import pandas as pd
+
+    trials, steps, names, values = [], [], [], []
+    for number in numbers:
+        found = _read_curves(view.paths.trial(number), metrics)
+        for index, name in enumerate(metrics):
+            at, of = found[name]
+            trials.append(np.full(len(at), number))
+            names.append(np.full(len(at), index))
+            steps.append(at)
+            values.append(of)
+    whole = np.empty(0, dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "trial": np.concatenate([whole, *trials]),
+            "metric": pd.Categorical.from_codes(np.concatenate([whole, *names]), list(metrics)),
+            "step": np.concatenate([whole, *steps]),
+            "value": np.concatenate([np.empty(0), *values]),
+        }
+    )
+
+
+def _read_curves(
+    directory: Path, metrics: Sequence[str]
+) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+    """Return steps and values of each metric of one trial.
+
+    Raises:
+        CurveDamaged: The file cannot be read.
+    """
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import json
+
+    path = directory / FILE_NAME
+    if not path.exists():
+        return dict.fromkeys(metrics, (np.empty(0, dtype=np.int64), np.empty(0)))
+    text = read_regular(path, LARGEST_CURVE)
+    text = text[: text.rfind(b"\n") + 1]  # a last line without its end was not written whole
+    schema = pa.schema(
+        [("step", pa.int64()), ("metrics", pa.struct([(name, pa.float64()) for name in metrics]))]
+    )
+    try:
+        # Many times as fast as Python's `json`, and it makes no objects of other metrics.
+        rows = json.read_json(
+            pa.BufferReader(text),
+            read_options=json.ReadOptions(use_threads=False, block_size=max(1, len(text))),
+            parse_options=json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
+        )
+        step = rows["step"].to_numpy()
+    except pa.ArrowException:  # an empty file, or one that is damaged: this says where
+        return _curves_of_rows(directory, metrics)
+    if len(step) and not (np.diff(step) > 0).all():
+        return _curves_of_rows(directory, metrics)  # it joins the lines of one step
+    columns = rows["metrics"].combine_chunks()
+    found = {}
+    for name in metrics:
+        column = columns.field(name)
+        reported = column.is_valid().to_numpy(zero_copy_only=False)
+        found[name] = step[reported], column.drop_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _curves_of_rows(
+    directory: Path, metrics: Sequence[str]
+) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+    import numpy as np
+
+    rows = read_rows(directory)
+    found: dict[str, Any] = {}
+    for name in metrics:
+        pairs = [(row.step, row.metrics[name]) for row in rows if name in row.metrics]
+        steps = np.array([step for step, _ in pairs], dtype=np.int64)
+        found[name] = steps, np.array([value for _, value in pairs], dtype=float)
+    return found

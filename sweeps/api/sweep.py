@@ -1,0 +1,307 @@
+"""A sweep from Python: write it, run it, read it.
+
+What must not live here: how a sweep runs (`sweep run`, in a child process), and what is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeps.api.command import run_command
+from sweeps.api.frames import curves_frame, trials_frame
+from sweeps.api.progress import progress_bar
+from sweeps.api.trial import Trial
+from sweeps.config.spec import SweepSpec, load_spec, parse_spec
+from sweeps.config.yaml_scalars import write_flow, write_key
+from sweeps.errors import UserError
+from sweeps.paths import SweepPaths, resolve_root
+from sweeps.results.sweep_status import SweepStatus, UnknownSweep
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas as pd
+
+
+class Sweep:
+    """A sweep: what it searches, and once it has run, what it found.
+
+    Its keywords are the keys of a sweep file (see the reference of the sweep file), with the same
+    rules and the same messages. `task` may also be an imported class.
+
+    Example:
+        >>> sweep = Sweep(
+        ...     name="digits", task="digits", metric="val/loss", mode="min", trials=8,
+        ...     budget={"epochs": 5},
+        ...     space={"train.optimizer.lr": {"loguniform": [1e-4, 1e-1]}},
+        ... )
+        >>> sweep.run().best.params
+
+    Args:
+        root: The directory of all sweeps; default: `$SWEEP_ROOT`, or `./runs`.
+        keys: The keys of the sweep file.
+
+    Raises:
+        SpecError: A key is unknown or a value is wrong; the message lists all problems.
+        UserError: The task's class is defined in the notebook itself.
+    """
+
+    def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
+        text = "".join(f"{write_key(k)}: {write_flow(_plain(v))}\n" for k, v in keys.items())
+        self._begin(root, parse_spec(text, "Sweep(...)", drawn=None), text=text)
+
+    def _begin(
+        self,
+        root: str | Path | None,
+        spec: SweepSpec,
+        *,
+        text: str | None = None,
+        file: Path | None = None,
+        overrides: tuple[str, ...] = (),
+    ) -> None:
+        self._spec, self._text, self._file, self._overrides = spec, text, file, overrides
+        self.paths = SweepPaths(resolve_root(None if root is None else Path(root)), spec.name)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        root: str | Path | None = None,
+    ) -> Sweep:
+        """Read a sweep file.
+
+        Args:
+            path: The YAML file.
+            overrides: Values by dotted key, as `-s KEY=VALUE` gives them: `{"trials": 8}`.
+            root: The directory of all sweeps.
+
+        Raises:
+            SpecError: The file cannot be read or is wrong; the message lists all problems.
+        """
+        settings = tuple(f"{k}={write_flow(_plain(v))}" for k, v in (overrides or {}).items())
+        sweep = cls.__new__(cls)
+        sweep._begin(root, load_spec(Path(path), settings), file=Path(path), overrides=settings)
+        return sweep
+
+    @classmethod
+    def open(cls, name: str, *, root: str | Path | None = None) -> Sweep:
+        """Open a sweep that has begun, running or not.
+
+        Raises:
+            UnknownSweep: There is no such sweep below the root.
+        """
+        paths = SweepPaths(resolve_root(None if root is None else Path(root)), name)
+        sweep = cls.__new__(cls)
+        sweep._begin(paths.root, SweepStatus(paths).spec)
+        return sweep
+
+    def __repr__(self) -> str:
+        state = self.status["state"] if self.paths.exists() else "not started"
+        return f"Sweep({self.name!r}, {state}, root={str(self.paths.root)!r})"
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.paths.name
+
+    def to_yaml(self) -> str:
+        """Return the equivalent sweep file, all defaults written out."""
+        return self._spec.to_yaml()
+
+    def check(self, *, thorough: bool = False) -> None:
+        """Check the sweep and its task without starting anything, as `sweep check` does.
+
+        Args:
+            thorough: Check the task's whole contract; builds the task several times.
+
+        Raises:
+            SweepCommandError: Something is wrong; exit code 2.
+        """
+        with self._written() as arguments:
+            run_command(["check", *arguments, *(["--thorough"] if thorough else [])])
+
+    def run(self, *, offline: bool = False) -> Sweep:
+        """Run the sweep to its end, in a child process; returns the sweep, to be read.
+
+        A terminal shows the live table, a notebook a progress bar. An interrupt drains the trials
+        and raises KeyboardInterrupt; `resume` goes on. If this process is killed, the driver is
+        killed, too, and `resume` goes on from the newest checkpoints.
+
+        Args:
+            offline: Contact no tracking server; everything stays in the outbox.
+
+        Raises:
+            SweepCommandError: The sweep exists already, the task is wrong, or no trial succeeded.
+            KeyboardInterrupt: It was interrupted.
+        """
+        with self._written() as arguments:
+            self._drive(["run", *arguments, *self._root(), *(["--offline"] if offline else [])])
+        return self
+
+    def resume(
+        self, overrides: Mapping[str, Any] | None = None, *, accept_changes: bool = False
+    ) -> Sweep:
+        """Go on with the sweep after an interruption, or add trials to it.
+
+        Args:
+            overrides: Changed values by dotted key, such as `{"trials": 40}`.
+            accept_changes: Resume although code, data or the meaning of values has changed.
+
+        Raises:
+            SweepCommandError: There is no such sweep, a change is refused, or no trial succeeded.
+            KeyboardInterrupt: It was interrupted.
+        """
+        settings = [f"-s{k}={write_flow(_plain(v))}" for k, v in (overrides or {}).items()]
+        accept = ["--accept-changes"] if accept_changes else []
+        self._drive(["resume", self.name, *settings, *accept, *self._root()])
+        self._spec = SweepStatus(self.paths).spec
+        return self
+
+    def stop(self) -> None:
+        """Ask the running sweep to stop; its trials save their state first.
+
+        Raises:
+            SweepCommandError: The sweep does not run, or does not stop.
+        """
+        run_command(["stop", self.name, *self._root()])
+
+    def _drive(self, arguments: list[str]) -> None:
+        with progress_bar(self.paths, self._spec) as look:
+            run_command(arguments, look)
+
+    def _root(self) -> list[str]:
+        return ["--root", str(self.paths.root)]
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[list[str]]:
+        """Yield the arguments that name the sweep's file and its overrides."""
+        if self._file is not None:
+            yield [str(self._file), *(f"-s{setting}" for setting in self._overrides)]
+        elif self._text is not None:
+            with tempfile.TemporaryDirectory() as directory:
+                file = Path(directory, f"{self.name}.yaml")
+                file.write_text(self._text, encoding="utf-8")
+                yield [str(file)]
+        else:
+            raise UserError(
+                f"sweep '{self.name}' was opened, and exists already; only a new sweep can be "
+                "checked and run; call resume() to go on with it"
+            )
+
+    def _view(self) -> SweepStatus:
+        return SweepStatus(self.paths)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The sweep's state now: the object of `sweep status --json`.
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        return self._view().status()
+
+    def trials(self) -> pd.DataFrame:
+        """Return one row for each trial, by its number.
+
+        Columns: `state`; each searched parameter by its dotted key; each reported metric as it was
+        at the trial's best report; `best_epoch` and `best_step` of that report; `epochs` and
+        `steps` trained; `ended_at`; `attempts`; `reason`; `run_id` in MLflow.
+
+        Example:
+            >>> frame = Sweep.open("digits").trials()
+            >>> frame.sort_values("val/loss").head(3)
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        return trials_frame(self._view())
+
+    def curves(self, *metrics: str) -> pd.DataFrame:
+        """Return the curves of all trials in long form: `trial`, `metric`, `step`, `value`.
+
+        Args:
+            metrics: Such as `"val/loss", "train/grad_norm"`; default: the sweep's metrics.
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+            CurveDamaged: A trial's metrics cannot be read.
+        """
+        view = self._view()
+        names = metrics or view.spec.metrics
+        return curves_frame(view, range(len(view.records)), list(dict.fromkeys(names)))
+
+    @property
+    def best(self) -> Trial:
+        """The best trial; see the concepts page on what best means.
+
+        Raises:
+            NoBest: No trial has a result yet.
+            NoChoice: The sweep has several metrics, and several trials are on the Pareto front.
+            UnknownSweep: The sweep has not begun.
+        """
+        view = self._view()
+        return Trial(view, view.select_trial(None))
+
+    @property
+    def front(self) -> list[Trial]:
+        """The best trial in a list; with several metrics, the trials of the Pareto front.
+
+        Raises:
+            NoBest: No trial has a result yet.
+            UnknownSweep: The sweep has not begun.
+        """
+        view = self._view()
+        return [Trial(view, record) for record in view.front()]
+
+    def trial(self, number: int) -> Trial:
+        """Return one trial.
+
+        Raises:
+            UnknownTrial: There is no trial of that number.
+            UnknownSweep: The sweep has not begun.
+        """
+        view = self._view()
+        return Trial(view, view.record(number))
+
+    @property
+    def study(self) -> optuna.Study:
+        """The sweep's trials as an Optuna study in memory, for `optuna.visualization`.
+
+        It is a copy: what is changed in it changes nothing in the sweep.
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        from sweeps.publishing.study_copy import copy_study
+
+        return copy_study(self._view())
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as plain data; an imported class or function stands for its name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    if not hasattr(value, "__qualname__"):
+        return value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value
+    module, name = value.__module__, value.__qualname__
+    if module == "__main__" or "<locals>" in name or name not in vars(sys.modules[module]):
+        raise UserError(
+            f"{name} is defined in {'this notebook or script' if module == '__main__' else module}"
+            ", and the processes of the trials could not import it; a task stands at the top of a "
+            "module; in a notebook, begin its cell with %%writefile my_task.py, and write "
+            f"task='my_task:{name.rpartition('.')[2]}'"
+        )
+    return f"{module}:{name}"
+
+
+__all__ = ["Sweep", "Trial", "UnknownSweep"]

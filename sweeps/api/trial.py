@@ -1,0 +1,135 @@
+"""One trial of a sweep, for reading.
+
+What must not live here: DataFrames (`frames`), and whole sweeps (`sweep`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeps.api.frames import best_metrics, curves_frame
+from sweeps.checkpoint_locations import best_generation
+from sweeps.config.space import configured
+from sweeps.ledger.reader import TrialSummary
+from sweeps.publishing.export import export_best
+from sweeps.recording.trial_config import load_trial_config
+from sweeps.results.sweep_status import NoBest, SweepStatus
+from trainable.config import TrialConfig
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from trainable.task import Task
+
+
+class Trial:
+    """One trial as its sweep's ledger and its own files had it when it was read.
+
+    Example:
+        >>> trial = Sweep.open("digits").best
+        >>> trial.params, trial.value
+        >>> model = trial.load_model()
+
+    Attributes:
+        number: The trial's number, from 0.
+        state: `waiting`, `running`, `complete`, `pruned` or `failed`.
+        params: The searched parameters of its best report, by dotted key.
+        value: The sweep's metric in its best report; None before the first report.
+        epochs: How many epochs it has trained.
+        reason: Why it was stopped or failed, in a sentence; None otherwise.
+        directory: Its directory: checkpoints, metrics, log and configuration.
+        run_id: Its run in MLflow; None until it has been delivered.
+    """
+
+    def __init__(self, view: SweepStatus, record: TrialSummary) -> None:
+        self._view, self._record = view, record
+        self.number: int = record.number
+        self.state: str = view.trial_state(record)
+        self.params: dict[str, Any] = configured(view.spec.space, record.best_params)
+        self.value: float | None = record.value
+        self.epochs: int = record.epoch
+        self.reason: str | None = record.reason
+        self.directory: Path = view.paths.trial(record.number)
+        self.run_id: str | None = view.delivered.run_ids.get(record.number)
+
+    def __repr__(self) -> str:
+        return f"Trial({self.number}, {self.state}, value={self.value}, params={self.params})"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics of its best report; empty before the first."""
+        return best_metrics(self._view, self.number)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration with which it trained, all defaults included."""
+        return load_trial_config(self._view.paths, self._view.spec, self._record)
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint of its best value: a directory, or the prefix of an object store.
+
+        Raises:
+            NoBest: It is lost, or the trial never saved one.
+        """
+        found = best_generation(self._view.paths, self._view.spec, self._record)
+        if isinstance(found, str):
+            raise NoBest(found)
+        return found.address
+
+    def curve(self, metric: str | None = None) -> pd.Series[float]:
+        """Return one metric by optimizer step; default: the sweep's metric.
+
+        Raises:
+            CurveDamaged: The trial's metrics cannot be read.
+        """
+        name = metric or self._view.spec.metrics[0]
+        frame = curves_frame(self._view, [self.number], [name])
+        return frame.set_index("step")["value"].rename(name)
+
+    def load_model(self) -> nn.Module:
+        """Return its model with the weights of its best value, in evaluation mode, on the CPU.
+
+        The task's code is imported and builds the model, so its module must be importable here.
+
+        Raises:
+            NoBest: The checkpoint is lost, or the trial never saved one.
+            TrainingError: The checkpoint or the task cannot be used, or the task is a custom loop.
+        """
+        from trainable.export import load_trained
+
+        parts = load_trained(self._resolved(), self.checkpoint)
+        parts.train.close()
+        parts.val.close()
+        return parts.model
+
+    def load_task(self) -> Task:
+        """Return its task, made with this trial's arguments.
+
+        Raises:
+            TrainingError: The task cannot be used, or it is a custom loop.
+        """
+        from trainable.task import load_task
+
+        task = self._resolved().task
+        return load_task(task.name, task.arguments)
+
+    def export(self, directory: str | Path) -> list[Path]:
+        """Write its best weights (safetensors), its configuration and its model card.
+
+        Args:
+            directory: A new or empty directory.
+
+        Returns:
+            The files written.
+
+        Raises:
+            NoBest: The checkpoint is lost, or the trial never saved one.
+            FileExistsError: The directory is not empty.
+        """
+        return export_best(self._view, Path(directory), self.number)
+
+    def _resolved(self) -> TrialConfig:
+        return TrialConfig.model_validate(self.config)
