@@ -1,7 +1,7 @@
 """Run the `sweep` command as a child process, for a script or a notebook.
 
-A killed notebook is a killed driver (`sweeps.child`), and the notebook itself never holds Ray. What
-must not live here: what the command does.
+A killed notebook is a killed driver (`sweeps.child`), and the notebook itself never holds Ray.
+What must not live here: what the command does.
 """
 
 from __future__ import annotations
