@@ -1,8 +1,9 @@
 """Make the pages below `reference/` from the code, when the site is built.
 
 The command line comes from Typer, the spec from pydantic's JSON schema, exit codes from the
-docstrings in `sweeps/exit_codes.py`, and the Python API from `trainable.__all__`. What must not
-live here: words about a command, a key or a code; they stand beside it in the code.
+docstrings in `sweeps/exit_codes.py`, and the Python API from `sweeps.__all__` and
+`trainable.__all__`. What must not live here: words about a command, a key or a code; they stand
+beside it in the code.
 """
 
 from __future__ import annotations
@@ -92,14 +93,18 @@ def exit_codes() -> str:
 
 def python_api() -> str:
     """Return the page of public names, which mkdocstrings fills."""
+    import sweeps
     import trainable
 
-    package = griffe.load("trainable")
-    page = ["# Python API", "", "Import these names from `trainable`.", ""]
-    for name in trainable.__all__:
-        if not package[name].has_docstring:
-            _LOG.warning("trainable.%s has no docstring; a public name needs one", name)
-        page += [f"::: trainable.{name}", ""]
+    page = ["# Python API", ""]
+    for title, package in (("Sweeps", sweeps), ("Tasks and training runs", trainable)):
+        module = package.__name__
+        found = griffe.load(module)
+        page += [f"## {title}", "", f"Import these names from `{module}`.", ""]
+        for name in package.__all__:
+            if not found[name].has_docstring:
+                _LOG.warning("%s.%s has no docstring; a public name needs one", module, name)
+            page += [f"::: {module}.{name}", ""]
     return "\n".join(page)
 
 

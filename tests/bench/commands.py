@@ -85,14 +85,16 @@ def refusals(repeats: int) -> list[Result]:
 def against_mlflow(repeats: int) -> list[Result]:
     """What `sweep trials` and `sweep compare` show against `mlflow.search_runs` on the same runs,
     without what either imports, and without drawing: all of them, with `--json` their verified
-    checkpoints too, and for `compare` the leaders alone. The runs carry what the recorder gives
-    each trial: that many parameters, tags and metrics.
+    checkpoints too, and for `compare` the leaders alone. Then DataFrames of the same trials. The
+    runs carry what the recorder gives each trial: that many parameters, tags and metrics.
     """
     import json
 
     import mlflow
+    import optuna
     from mlflow.entities import Metric, Param
 
+    from sweeps import Sweep
     from sweeps.paths import SweepPaths
     from sweeps.results.compare import compare, resolved
     from sweeps.results.sweep_status import SweepStatus
@@ -145,7 +147,25 @@ def against_mlflow(repeats: int) -> list[Result]:
             assert len(runs) == count
             return time.perf_counter() - started
 
+        def framed() -> float:
+            started = time.perf_counter()
+            assert len(Sweep.open("large", root=root).trials()) == trials
+            return time.perf_counter() - started
+
+        def drawn() -> float:
+            started = time.perf_counter()
+            curves = Sweep.open("large", root=root).curves("train/loss", "val/loss")
+            assert curves["trial"].nunique() == trials
+            return time.perf_counter() - started
+
+        def optunas() -> float:
+            started = time.perf_counter()
+            study = optuna.load_study(storage=f"sqlite:///{paths.ledger}", study_name="sweep")
+            assert len(study.trials_dataframe()) == trials
+            return time.perf_counter() - started
+
         peers: dict[str, Sample] = {"mlflow.search_runs": lambda: found(trials)}
+        frames = peers | {"study.trials_dataframe": optunas}
         best = ["metrics.`best/val/loss` ASC"]
         leaders: dict[str, Sample] = {"the same, leaders alone": lambda: found(_LEADERS, best)}
         results = []
@@ -161,6 +181,11 @@ def against_mlflow(repeats: int) -> list[Result]:
                 unit="s",
                 goals={"mlflow.search_runs": Goal("ratio", 1 / 20)},
                 repeats=repeats,
+            )
+        for row, ours, most in (("trials()", framed, 1.0), ("curves() of two", drawn, 3.0)):
+            goals = dict.fromkeys(frames, Goal("ours", most))
+            results += interleave(
+                f"P10 Sweep.open, {row}", ours, frames, unit="s", goals=goals, repeats=repeats
             )
         return results
 
@@ -220,7 +245,7 @@ def write_large_sweep(root: Path) -> int:
     ledger = Ledger.create(paths.ledger, mode=spec.mode, sweep_id="bench")
     space: dict[str, Any] = {key: value.to_optuna() for key, value in spec.space.items()}
     draw = numpy.random.default_rng(0)
-    trials = []
+    trials, progress = [], {"step": _STEPS, "best_step": _STEPS, "best_epoch": 3}
     for number in range(num_trials):
         epochs = 3 if number % 2 else _EPOCHS
         values = {epoch: float(draw.uniform(0, 2)) for epoch in range(1, epochs + 1)}
@@ -234,7 +259,7 @@ def write_large_sweep(root: Path) -> int:
                 params={key: float(draw.uniform(d.low, d.high)) for key, d in space.items()},
                 distributions=space,
                 intermediate_values=values,
-                user_attrs={"attempts": 1, "progress": {"step": _STEPS, "epoch": epochs}},
+                user_attrs={"attempts": 1, "progress": progress | {"epoch": epochs}},
             )
         )
     storage = f"sqlite:///{ledger.location}"
