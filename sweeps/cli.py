@@ -38,6 +38,7 @@ from sweeps.commands.console import (
     show_found,
     view_of,
 )
+from sweeps.commands.export import export
 from sweeps.commands.logs import logs
 from sweeps.commands.trust import trust
 from sweeps.exit_codes import LATE
@@ -315,6 +316,7 @@ app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
 app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
+app.command(epilog="Example: sweep export digits --parquet tables/")(export)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
 
 

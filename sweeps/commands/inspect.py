@@ -1,4 +1,4 @@
-"""The read-only commands: list, status, trials, show, best, compare and report.
+"""The read-only commands: list, status, trials, show, best, compare, diff and report.
 
 Each but `report` answers within a second, also with a thousand trials. They therefore import no
 module that is slow to import.

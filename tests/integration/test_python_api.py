@@ -108,6 +108,19 @@ def test_loaded_model_has_the_recorded_loss(sweep: Sweep) -> None:
     assert not model.training
 
 
+def test_exported_tables_are_those_of_python(sweep: Sweep, tmp_path: Path) -> None:
+    for kind, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
+        command = [Path(sys.executable).with_name("sweep"), "export", "finished", f"--{kind}"]
+        where = tmp_path / kind
+        subprocess.run([*command, where, "--root", sweep.paths.root], check=True)
+        trials, curves = read(where / f"trials.{kind}"), read(where / f"curves.{kind}")
+        expected = sweep.trials().reset_index()
+        assert list(trials.columns) == list(expected.columns)
+        for column in ("trial", "state", "val/loss", "best_step", *SPACE):
+            assert trials[column].tolist() == expected[column].tolist()
+        assert curves["value"].tolist() == sweep.curves()["value"].tolist()
+
+
 def test_study_takes_optunas_own_analysis(sweep: Sweep) -> None:
     import optuna
 

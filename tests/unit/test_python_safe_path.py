@@ -34,6 +34,7 @@ STARTING = {
 }
 """Functions that start a process, by the last name of their module."""
 KNOWN = {
+    ("sweeps/api/command.py", "command"): "a list of the same function, which is looked at here",
     ("tracking/provenance.py", "['git', '--no-optional-locks', *arguments]"): "no Python",
     ("tracking/idle_process.py", "command"): "of its callers, whose lists are looked at here",
     ("trainable/built.py", "(data, sender)"): "forked, or as torch's loader starts its own",

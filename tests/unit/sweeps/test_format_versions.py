@@ -34,6 +34,7 @@ from tracking.recorder import MemoryRecorder
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
 NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor", "trust"}
 MORE = {
+    "export": ["--csv", "out"],
     "show": ["0"],
     "logs": ["0"],
     "diff": ["0", "1"],

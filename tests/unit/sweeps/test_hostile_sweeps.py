@@ -40,6 +40,7 @@ COMMANDS = [
     ["show", "NAME", "0"],
     ["logs", "NAME", "0"],
     ["diff", "NAME", "0", "1"],
+    ["export", "NAME", "--csv", "out"],
     ["best", "NAME"],
     ["compare", "NAME"],
     ["stop", "NAME", "--trial", "0"],
