@@ -332,7 +332,7 @@ def sync(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver records that the tracking server lacks, and draw missing figures."""
+    """Deliver waiting records and notifications, and draw missing figures."""
     from sweeps.commands import messages, render
     from sweeps.commands.sync import deliver
 

@@ -92,7 +92,7 @@ class NotificationDelivery:
             except (NotTaken, OutboxError) as error:
                 self._reason = str(error)
                 failures += 1
-                if not is_last and failures == 1:
+                if failures == 1 and self._deadline is None:
                     logger.warning("the webhook takes no notifications: %s", error)
                 delay = _delay(failures, error)
                 if is_last and failures >= _LAST_FAILURES:

@@ -124,7 +124,7 @@ def run_sweep(
         finally:
             sweep.delivery.close(timeout=0.0)
             if sweep.notifications:
-                sweep.notifications.delivery.close(timeout=_LAST_NOTIFICATION_SECONDS)
+                sweep.notifications.delivery.close(timeout=0.0)
 
 
 @contextmanager
@@ -167,6 +167,7 @@ def _notify_failure(sweep: SweepSession, error: Exception) -> None:
     if sweep.notifications:
         with suppress(OutboxError, LedgerError):
             sweep.notifications.notifier.sweep_ended("FAILED", str(error))
+            sweep.notifications.delivery.close(timeout=_LAST_NOTIFICATION_SECONDS)
 
 
 def _reconcile(sweep: SweepSession, before: SweepSpec, warn: Callable[[str], None]) -> None:
