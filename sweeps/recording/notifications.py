@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from redaction.secrets import redact_clipped, redact_value
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_best, joined
+from sweeps.formatting import joined
 from sweeps.ledger.reader import TrialRecord, front
 from sweeps.paths import SweepPaths
 from sweeps.recording.locked_recorder import LockedRecorder
@@ -144,7 +144,8 @@ class Notifier:
         if reason is not None:
             text += f": {reason}"
         if trial is not None and result is not None:
-            text += f"; trial {trial.number}: {format_best(self._spec.metrics, result)}"
+            text += ": " if event == "new_best" else f"; best is trial {trial.number}: "
+            text += joined(dict(zip(self._spec.metrics, trial.values, strict=True)))
             text += f" ({joined(params)})" if params else ""
         body = {
             "id": key,

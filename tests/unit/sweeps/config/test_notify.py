@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sweeps import store_access
 from sweeps.cli import app
 from sweeps.config.revisions import read_spec, write_spec
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.errors import SpecError
 from sweeps.store_access import withheld_variables
+from sweeps.webhook import deliver_waiting
 from tests.golden.messages import compare_messages
+from tests.time_limits import scaled
 from tests.unit.sweeps.spec_errors import HEAD, refusal
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.webhook_server import webhook_server
+from tracking.notification_queue import NotificationQueue
+from tracking.outbox import Outbox
+from tracking.trusted_stores import StoreUntrusted
 
 NAME = "TEAM_WEBHOOK_URL"
 REFERENCE = f"${{{NAME}}}"
@@ -128,6 +135,24 @@ def test_resume_refuses_a_missing_variable(tmp_path: Path) -> None:
     assert "-s notify.webhook=null" in done.stderr
     assert made.paths.spec.read_bytes() == before
     assert len(made.ledger.attempts) == 0
+
+
+def test_sync_posts_for_no_other_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeSweep(tmp_path, more=f"notify:\n  webhook: {REFERENCE}\n")
+    Outbox(made.paths.outbox).close()
+    queue = NotificationQueue(made.paths.outbox)
+    queue.add("a", {})
+    queue.close()
+    with webhook_server() as webhook:
+        monkeypatch.setenv(NAME, webhook.url)
+        monkeypatch.setattr(store_access, "is_ours", lambda _: False)
+        with pytest.raises(StoreUntrusted):
+            deliver_waiting(made.paths, made.spec, seconds=1.0)
+        assert webhook.received == []
+        monkeypatch.undo()
+        monkeypatch.setenv(NAME, webhook.url)
+        assert deliver_waiting(made.paths, made.spec, seconds=scaled(20)) == (0, None)
+        assert len(webhook.taken) == 1
 
 
 def test_sweep_of_earlier_release_has_no_webhook(tmp_path: Path) -> None:

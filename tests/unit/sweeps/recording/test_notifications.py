@@ -58,8 +58,7 @@ def test_each_new_best_is_notified_once(made: MadeSweep) -> None:
     assert body["sweep"] == "small"
     assert body["metric"] == "val/loss"
     assert body["command"].startswith("sweep show small 2")
-    assert body["text"].startswith("small: trial 2 is the best so far")
-    assert "val/loss 0.4" in body["text"]
+    assert body["text"].startswith("small: trial 2 is the best so far: val/loss 0.4 (train.opt")
 
 
 def test_resumed_driver_repeats_no_event(made: MadeSweep) -> None:
@@ -124,6 +123,8 @@ def test_end_of_sweep_is_notified(
     assert (body["trial"], body["value"]) == (0, 0.5)
     assert body["trials"] == {"complete": 1, "pruned": 0, "failed": 1}
     assert "2 of 3 trials" in body["text"]
+    assert "best is trial 0: val/loss 0.5 (" in body["text"]
+    assert reason is None or reason in body["text"]
     assert recorder.runs[None].status in (status, "KILLED")
 
 
