@@ -26,6 +26,7 @@ would match parts of words."""
 _NAME = (
     r"(?P<name>passw(?:or)?ds?|passcodes?|passphrases?|pwd|secret(?!ar)[\w-]{0,40}+|credentials?"
     r"|authorization|cookies?|api_?keys|accesssignature|x-amz-signature|token|pat(?<=[_-]pat)"
+    r"|webhooks?(?:[_-]?(?:ur[il]|address))?+"
     r"|sig(?<=[_?&-]sig)|signature(?<=[?&]signature)|code(?<=[?&]code)"
     # not the word `key` alone, and not the end of a common word
     r"|key(?:(?<=[\w?&-]key)|(?<=(?:api|ess|ret|ate).key))(?<!monkey)(?<!donkey)(?<!turkey)(?<!turnkey)(?<!hockey)(?<!jockey)"
@@ -38,11 +39,12 @@ _NAME = (
 )
 _WORDY = ("authorization", "cookie", "passphrase")
 """Names whose values have several words: the rest of the line is hidden."""
-_AMBIGUOUS = ("token", "key", "pass")
-"""Machine learning uses these words, too: a number, null or a truth value after them is shown."""
+_AMBIGUOUS = ("token", "key", "pass", "webhook")
+"""Machine learning and specs use these words, too: a number, null, a truth value or `${NAME}`
+after them is shown."""
 _NOT_SECRET = re.compile(
     r"[\"']?(?:[-+]?(?:\d{1,5}|\d{0,5}\.\d+(?:e[-+]?\d+)?|nan|inf)(?:[mun]?s|%|[kmg]i?b?)?"
-    r"|none|null|true|false)[\"']?[.,;:]?"
+    r"|none|null|true|false|\$?\$\{\w{1,200}\})[\"']?[.,;:]?"
 )
 _CLOSED = "'\"[{("
 """The first characters of values that have a closing character."""
@@ -85,7 +87,7 @@ _OPTION = re.compile(
 )
 _WORDS = (
     "pass", "pwd", "secret", "credential", "authorization", "cookie", "signature", "token", "key",
-    "pat", "sig", "code",
+    "pat", "sig", "code", "webhook",
 )  # fmt: skip
 """Each name contains one of these. A text without them, or without a separator between a name and
 a value, needs no further search."""
@@ -103,14 +105,16 @@ _PRIVATE_KEY = re.compile(  # the only secret of several lines; without its end,
 )
 _TOKEN_STARTS = (
     "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "sk-",
-    "AKIA", "eyJ",
+    "AKIA", "eyJ", "hooks.slack.com/", "/api/webhooks/",
 )  # fmt: skip
 """Prefixes of tokens of known forms. Only a text with one of them is searched for these forms."""
-_KNOWN_TOKEN = re.compile(  # Hugging Face, GitHub, GitLab, Slack, OpenAI and similar, AWS, JWT
+_KNOWN_TOKEN = re.compile(  # Hugging Face, GitHub, GitLab, Slack, OpenAI and similar, AWS, JWT,
+    # and webhooks of Slack and Discord
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}+|gh[pousr]_[A-Za-z0-9]{36,}+|github_pat_\w{50,}+"
     r"|glpat-[\w-]{20,}+|xox[abeprs]-[A-Za-z0-9-]{20,}+"
     r"|sk-(?:(?:proj|ant|or)-[A-Za-z0-9]{0,9}-?)?[A-Za-z0-9_]{32,}+|AKIA[0-9A-Z]{16}(?!\w)"
-    r"|eyJ[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{10,}+)"
+    r"|eyJ[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{10,}+"
+    r"|hooks\.slack\.com/[\w/-]{10,}+|discord(?:app)?\.com/api/webhooks/[\w/-]{10,}+)"
 )
 _ADDRESS = re.compile(r"://(?:(?P<before>\S*)@|\S+)")
 _LOGIN = re.compile(r"(?:\A|://)(?=[^/?#:]*+:(?!//))")
@@ -144,6 +148,7 @@ def redact(text: str) -> str:
     - values after such a name (`API_KEY=X`, `"password": "X"`, `--token X`, `?sig=X`)
     - what follows `Bearer` and `Basic`; private keys; the userinfo of URLs
     - tokens in the forms of Hugging Face, GitHub, GitLab, Slack, OpenAI and AWS; JSON web tokens
+    - webhooks of Slack and Discord
 
     A secret that appears in none of these forms is not found.
     """

@@ -116,12 +116,14 @@ def check(
     from sweeps.engine.resources import Machine, plan
     from sweeps.engine.task_check import TaskInspector
     from sweeps.search.dry_run import dry_run
+    from sweeps.webhook import check_webhook
 
     with _loaded(file, settings) as spec:
         for module in spec.modules:  # warn before the import
             messages.sentence(out, f"imports {module}, whose code runs", style="")
         dry_run(spec)
         check_tracking(spec)
+        check_webhook(spec)
         machine = Machine.probe()
         resource_plan = plan(spec.resources, spec.trials, spec.concurrency, machine)
         with err.status("loading the task"):
@@ -332,7 +334,7 @@ def sync(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver records that the tracking server lacks, and draw missing figures."""
+    """Deliver waiting records and notifications, and draw missing figures."""
     from sweeps.commands import messages, render
     from sweeps.commands.sync import deliver
 

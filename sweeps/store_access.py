@@ -14,6 +14,7 @@ from sweeps.config.document import AFTER_THE_FILE, Document
 from sweeps.config.spec import SweepSpec
 from sweeps.path_checks import is_ours
 from sweeps.paths import SweepPaths, tracking_place
+from tracking.address import credentials
 from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
 
@@ -32,6 +33,19 @@ def check_store(directory: Path, uri: str) -> None:
     """
     if is_file(uri):
         return
+    check_owner(directory)
+    check_trusted(uri)
+
+
+def check_owner(directory: Path) -> None:
+    """Check that a sweep may have this process connect to anything outside of its directory.
+
+    Args:
+        directory: The sweep's directory; it need not exist yet.
+
+    Raises:
+        StoreUntrusted: Another user owns the sweep.
+    """
     for path in (directory, directory / "sweep.yaml"):
         try:
             found = os.stat(path)
@@ -43,7 +57,6 @@ def check_store(directory: Path, uri: str) -> None:
                 "directory; credentials are never sent for a sweep of another user, and no "
                 "connection was made; run the command as that user, or run a sweep of your own"
             )
-    check_trusted(uri)
 
 
 def check_sampler_state(paths: SweepPaths, spec: SweepSpec) -> None:
@@ -74,6 +87,13 @@ def reach_tracking(paths: SweepPaths, spec: SweepSpec) -> tuple[str, Path | None
     address, artifacts = tracking_place(spec.tracking.uri, paths.root)
     check_store(paths.directory, address)
     return address, artifacts
+
+
+def withheld_variables(spec: SweepSpec) -> tuple[str, ...]:
+    """Return the environment variables with credentials, which no trial receives."""
+    webhook = spec.notify.variable
+    stores = credentials(spec.tracking.uri, spec.storage.ledger)
+    return stores if webhook is None else (*stores, webhook)
 
 
 def remember_named(spec: SweepSpec, document: Document, file: Path | None = None) -> None:

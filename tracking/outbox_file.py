@@ -28,11 +28,14 @@ CREATE TABLE marks (trial INTEGER PRIMARY KEY, marks TEXT NOT NULL) WITHOUT ROWI
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
-_INDEXES = """
+_ADDITIONS = """
 CREATE INDEX IF NOT EXISTS told_in_order ON records (trial, id) WHERE kind != 'artifact';
 CREATE INDEX IF NOT EXISTS artifacts_in_order ON records (trial, id) WHERE kind = 'artifact';
+CREATE TABLE IF NOT EXISTS notifications (
+    id TEXT PRIMARY KEY, delivered INTEGER NOT NULL, body TEXT NOT NULL);
 """
-"""Also added to files of earlier releases. Without an index, each artifact scans all records."""
+"""Also added to files of earlier releases, which ignore them. Without an index, each artifact
+scans all records."""
 
 
 class OutboxError(OSError):
@@ -94,7 +97,7 @@ def open_file(path: Path) -> sqlite3.Connection:
             )
         elif (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(verdict)
-        db.executescript(_INDEXES)
+        db.executescript(_ADDITIONS)
     except BaseException:  # Ctrl-C must close the connection, too; the error is raised again
         db.close()
         raise

@@ -44,6 +44,8 @@ class DeliveryStatus:
     """The names of the tags last set on the experiment."""
     blocked_artifacts: str | None = None
     """How many artifacts cannot be stored although the server answers, and why; else None."""
+    notifications: int = 0
+    """How many notifications wait for the webhook."""
     damage: str | None = None
     """A message about a damaged file, which is treated as empty; None when it is intact."""
 
@@ -104,6 +106,7 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
                         "SELECT DISTINCT trial FROM records WHERE kind != 'artifact'"
                     )
                 ),
+                notifications=_count_notifications(db),
                 experiment_tags=frozenset(json.loads(read_meta(db, "experiment_tags") or "[]")),
             )
     except sqlite3.OperationalError as error:
@@ -118,6 +121,14 @@ def read_outbox(directory: Path, trial: int | None = None) -> DeliveryStatus:
             damage=f"the outbox {path} is damaged ({error}); the trials' own files and the server "
             "have its content; a resume moves it aside and delivers what the server lacks",
         )
+
+
+def _count_notifications(db: sqlite3.Connection) -> int:
+    """Return how many notifications wait; an outbox of an earlier release has no table of them."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'notifications'").fetchone():
+        return 0
+    query = "SELECT COUNT(*) FROM notifications WHERE NOT delivered"
+    return int(db.execute(query).fetchone()[0])
 
 
 def _texts(rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:

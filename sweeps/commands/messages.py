@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sweeps.driver.stop_requests import StopResult
     from sweeps.engine.task_check import TaskFacts
     from sweeps.results.sweep_status import SweepOutcome
+    from tracking.notification_queue import Undelivered
 
 
 def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths) -> None:
@@ -51,6 +52,10 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         err.print(
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
             soft_wrap=True,
+        )
+    if result.undelivered:
+        sentence(
+            err, f"{notifications(result.undelivered)}; deliver with: {sweep('sync')}", style=""
         )
     if result.pending_weights:
         message = (
@@ -100,6 +105,12 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
 def sentence(err: Console, message: str, *, style: str) -> None:
     """Print a message without wrapping it."""
     err.print(message, style=style, soft_wrap=True)
+
+
+def notifications(left: Undelivered) -> str:
+    """Return how many notifications wait, and why."""
+    wait = "1 notification waits" if left.waiting == 1 else f"{left.waiting} notifications wait"
+    return f"{wait} for the webhook" + (f" ({left.reason})" if left.reason else "")
 
 
 def task_facts(console: Console, facts: TaskFacts) -> None:
@@ -197,6 +208,8 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
         )
     elif done.missing:
         lines += done.missing.sentences(done.num_runs, command)
+    if done.undelivered:
+        lines.append(notifications(done.undelivered))
     return Group(*map(line, lines))
 
 

@@ -35,9 +35,9 @@ from sweeps.errors import (
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepOutcome
-from sweeps.store_access import reach_tracking
+from sweeps.store_access import reach_tracking, withheld_variables
 from sweeps.tracker import check_address, find_tracker
-from tracking.address import credentials
+from sweeps.webhook import check_webhook
 from tracking.outbox_file import OutboxError
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
@@ -87,6 +87,7 @@ def attempt(
     try:
         with exit_on_signal(), err.status("loading the task") as spinner, ExitStack() as stack:
             check_tracking(spec)
+            check_webhook(spec)
             if not offline:
                 reach_tracking(paths, spec)  # before any process starts
             if address is None:
@@ -101,7 +102,7 @@ def attempt(
             nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
             resource_plan = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             if address is None:
-                secrets = credentials(spec.tracking.uri, spec.storage.ledger)
+                secrets = withheld_variables(spec)
                 stack.enter_context(fork_server.serving(max(1, int(resource_plan.cpu)), secrets))
             inspection = TaskInspector(spec, resource_plan)
             try:  # while the child imports torch, so that errors appear early
@@ -177,7 +178,7 @@ def _connect(
         paths.root,
         spec.trial_modules,
         store=spec.storage.checkpoints,
-        hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
+        hidden_env=withheld_variables(spec),
         tell=lambda message: messages.sentence(err, message, style="yellow"),
         tell_last=messages.cluster_unanswered,
     )

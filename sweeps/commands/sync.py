@@ -51,6 +51,8 @@ from sweeps.recording.tags import (
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker, open_tracker
+from sweeps.webhook import deliver_waiting
+from tracking.notification_queue import Undelivered
 from tracking.outbox_recorder import reset_trials, set_target, sync
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.recorder import Status, stored_status
@@ -79,6 +81,8 @@ class SyncResult(NamedTuple):
     """What it still lacks."""
     num_runs: int = 0
     """How many runs the store should have."""
+    undelivered: Undelivered | None = None
+    """The notifications that still wait for the webhook; None if none does."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -86,6 +90,7 @@ class SyncResult(NamedTuple):
             **self._asdict(),
             "missing": asdict(self.missing),
             "still_missing": asdict(self.still_missing),
+            "undelivered": self.undelivered._asdict() if self.undelivered else None,
         }
 
 
@@ -117,6 +122,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         stack.callback(lock.release)
         if lock.previous is not None:
             end_orphans(lock.previous.token)
+        undelivered = deliver_waiting(paths, spec, seconds=patience)
         tracker.probe(known=spec.tracking.uri is None)
         set_target(paths.outbox, tracker)
         drawn = record_drawing(paths, spec, drawing)
@@ -154,6 +160,7 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
         Missing.of(missing),
         Missing.of(still),
         1 + len(resender.records),
+        undelivered if undelivered and undelivered.waiting else None,
     )
 
 

@@ -26,7 +26,7 @@ from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
-from tracking.address import credentials
+from sweeps.store_access import withheld_variables
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
@@ -173,7 +173,7 @@ def train_once(
 @contextmanager
 def _as_a_trial(spec: SweepSpec) -> Iterator[None]:
     """Prepare this process as a trial's worker: import paths, and no credentials."""
-    withheld = credentials(spec.tracking.uri, spec.storage.ledger) & os.environ.keys()
+    withheld = os.environ.keys() & withheld_variables(spec)
     kept = {name: os.environ[name] for name in withheld}
     with prepared():
         os.environ.update(dict.fromkeys(withheld, ""))

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from redaction.secrets import is_secret
 from sweeps.config.durations import parse_duration
 from sweeps.config.search_validators import (
     check_constraints,
@@ -48,6 +49,7 @@ _POSTGRESQL = ("postgresql://", "postgresql+psycopg2://")
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _OBJECTS = re.compile(rf"s3://{_BUCKET}(/(?!\.{{1,2}}(/|$))[\w.-]+)*/?", re.ASCII)
 _PASSWORD = re.compile(rf"{_ANY_AT.pattern}|[?&]\w*password=")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w{0,200})\}", re.ASCII)
 
 
 def _check_gpu(value: object) -> object:
@@ -285,6 +287,40 @@ class TrackingConfig(Section):
     @classmethod
     def _no_credentials(cls, uri: str | None) -> str | None:
         return None if uri is None else _without_credentials(uri)
+
+
+class NotifyConfig(Section):
+    """Where a sweep posts a notification when it ends, stops or fails, when a trial fails, and for
+    each new best trial."""
+
+    webhook: str | None = Field(default=None, examples=["${SLACK_WEBHOOK_URL}"])
+    """The environment variable with the address that gets notifications as JSON, written as
+    `${NAME}`. The address is a secret and is not stored. null: nothing is posted."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_a_variable(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        found = _REFERENCE.fullmatch(text)
+        if found is None:
+            raise UserError(
+                "the value is not the name of a variable; the address of a webhook is a secret, "
+                "and a spec is stored and tracked unencrypted; put the address in an environment "
+                "variable, and write for example ${SLACK_WEBHOOK_URL}"
+            )
+        if not is_secret(found[1]):
+            raise UserError(
+                f"{text} is not named like a secret; only the values of variables that are named "
+                "so are hidden in logs and messages; choose a name that ends with _WEBHOOK or "
+                "_WEBHOOK_URL"
+            )
+        return text
+
+    @property
+    def variable(self) -> str | None:
+        """The name of the environment variable with the address."""
+        return None if self.webhook is None else self.webhook.removeprefix("${").removesuffix("}")
 
 
 class StorageConfig(Section):

@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from redaction.secrets import redact_clipped
+from redaction.secrets import HIDDEN, redact_clipped
 from sweeps.config import yaml_reader
 from sweeps.config.cross_checks import cross_field_checks, set_path, written
 from sweeps.config.document import Document
@@ -40,6 +40,7 @@ from sweeps.config.sections import (
     FailuresConfig,
     Metric,
     Modes,
+    NotifyConfig,
     ResourcesConfig,
     SearchConfig,
     Space,
@@ -118,6 +119,7 @@ class SweepSpec(Section):
     tracking: TrackingConfig = TrackingConfig()
     storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
+    notify: NotifyConfig = NotifyConfig()
     training_rules: Literal[1, 2] = NEWEST
     """The version of the training rules; a sweep keeps the one that it started with."""
 
@@ -444,8 +446,11 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
             "file, and write the file's name",
         )
         return
-    where = f"-s {text}"
     key, equals, value = text.partition("=")
+    path = key_path(key)
+    where = f"-s {text}"
+    if equals and path[0] in yaml_reader.HIDDEN_SECTIONS:
+        where = f"-s {key}={HIDDEN}"
     if not equals:
         doc.extend(
             where, f"there is no '='; an override is KEY=VALUE; write -s {key or 'KEY'}=VALUE"
@@ -456,7 +461,7 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
         doc.extend(where, [LocatedIssue(where, key, message)])
         return
     try:
-        parsed = yaml_reader.parse_value(value, where, environ)
+        parsed = yaml_reader.parse_value(value, where, environ, path)
     except SpecError as error:
         doc.extend(where, error.problems)
         return

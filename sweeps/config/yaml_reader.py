@@ -27,7 +27,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from redaction.secrets import is_secret
+from redaction.secrets import HIDDEN, is_secret
 from sweeps.config.document import AFTER_THE_FILE, Document, SourcePosition
 from sweeps.config.yaml_scalars import LEADING_ZERO, NULL, resolve
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, dotted
@@ -40,6 +40,10 @@ MAX_CHARACTERS = 8 * MAX_BYTES
 """The limit for all values together, after aliases and variables are expanded. Nested values count
 at each level."""
 
+HIDDEN_SECTIONS = {"notify"}
+"""Messages show no value of these sections: a mistyped one may be a secret of any form."""
+_REFERENCES = {("notify", "webhook")}
+"""Keys whose `${NAME}` stays a reference: the value is a secret and is not stored."""
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -114,13 +118,16 @@ def parse(text: str, label: str, environ: Mapping[str, str]) -> Document:
     return _Builder(label, where, environ).document(node)
 
 
-def parse_value(text: str, where: str, environ: Mapping[str, str]) -> Document:
+def parse_value(
+    text: str, where: str, environ: Mapping[str, str], key: KeyPath = ("",)
+) -> Document:
     """Read the VALUE of an override: a YAML scalar, or a flow list or mapping.
 
     Args:
         text: The value.
         where: Replaces the position in messages.
         environ: Values for `${NAME}` in texts.
+        key: The key that gets the value.
 
     Returns:
         A document whose data is `{"": value}`.
@@ -131,7 +138,7 @@ def parse_value(text: str, where: str, environ: Mapping[str, str]) -> Document:
     node = _compose(text, lambda _line, _column: where) or _Node("scalar", (1, 1), "", plain=True)
     outer = _Node("mapping", (1, 1), "")
     outer.items.append(("", (1, 1), node))
-    return _Builder(where, lambda _line, _column: where, environ).document(outer)
+    return _Builder(where, lambda _line, _column: where, environ, key).document(outer)
 
 
 def parse_text(value: str, where: str) -> Document:
@@ -301,21 +308,32 @@ class _Composer:
 class _Builder:
     """Turns nodes into data; problems of single values are collected, not raised."""
 
-    def __init__(self, label: str, where: _Where, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, label: str, where: _Where, environ: Mapping[str, str], key: KeyPath | None = None
+    ) -> None:
         self.doc = Document(label, {}, {})
+        self.key = key  # of an override, whose own paths begin with an empty key
         self.where = where
         self.environ = environ
         self.count = self.num_characters = 0
         self.refused: set[str] = set()  # variables of the current scalar
 
     def document(self, node: _Node) -> Document:
-        self.doc.positions[()] = self._position(node, node.mark)
+        self.doc.positions[()] = self._position(node, node.mark, ())
         self.doc.data = self.value(node, (), 0)
         return self.doc
 
-    def _position(self, node: _Node, key_mark: tuple[int, int]) -> SourcePosition:
+    def _in_spec(self, path: KeyPath) -> KeyPath:
+        """Return a path of this document as a path of the spec."""
+        return path if self.key is None else (*self.key, *path[1:])
+
+    def _position(self, node: _Node, key_mark: tuple[int, int], path: KeyPath) -> SourcePosition:
         shown = cut(node.text)
-        if node.kind == "scalar" and not (node.plain and not isinstance(resolve(node.text), str)):
+        if node.text and HIDDEN_SECTIONS.intersection(self._in_spec(path)[:1]):
+            shown = HIDDEN
+        elif node.kind == "scalar" and not (
+            node.plain and not isinstance(resolve(node.text), str)
+        ):
             shown = quoted(node.text)
         elif node.kind == "scalar" and node.text in NULL:
             shown = "null"
@@ -332,7 +350,9 @@ class _Builder:
         if node.kind == "sequence":
             items: list[Any] = []
             for index, element in enumerate(node.elements):
-                self.doc.positions[(*path, index)] = self._position(element, element.mark)
+                self.doc.positions[(*path, index)] = self._position(
+                    element, element.mark, (*path, index)
+                )
                 items.append(self.value(element, (*path, index), depth + 1))
             return items
         data: dict[str, Any] = {}
@@ -351,7 +371,7 @@ class _Builder:
                 self.doc.problems.append(((*inner, "again"), mark, problem))
                 continue
             first[key] = mark
-            self.doc.positions[inner] = self._position(child, mark)
+            self.doc.positions[inner] = self._position(child, mark, inner)
             data[key] = self.value(child, inner, depth + 1)
         return data
 
@@ -407,6 +427,8 @@ class _Builder:
         name = match[1]
         if name is None:
             return "${"
+        if self._in_spec(path) in _REFERENCES:
+            return match[0]
         if not _VARIABLE_NAME.fullmatch(name):
             fault = (
                 f"${{{cut(name)}}} names no variable; a name is letters, digits and '_'; "

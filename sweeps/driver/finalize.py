@@ -27,12 +27,15 @@ from sweeps.recording.tags import (
     health_tags,
 )
 from sweeps.results.sweep_status import NoBest, SweepOutcome, failure_cause
+from tracking.notification_queue import Undelivered
 from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError
 
 _DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
+_NOTIFICATION_SECONDS = 10.0
+_NOTIFICATION_SECONDS_AFTER_A_SIGNAL = 3.0
 
 
 class _Published(NamedTuple):
@@ -85,6 +88,7 @@ def finalize_attempt(
             published = _publish_best(sweep, best[0], trials)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
     pending = _deliver(sweep.delivery, interruption)
+    undelivered = _deliver_notifications(sweep, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and published.pending_weights is None:
         ledger.mark_published()
@@ -101,6 +105,7 @@ def finalize_attempt(
         spec.max_trials(2 * len(trials)),
         published.pending_weights,
         published.missing_weights,
+        undelivered,
     )
 
 
@@ -126,6 +131,17 @@ def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
             deadline = now  # the server is unavailable
     left = deadline - time.monotonic()
     return delivery.close(timeout=max(left, 0.0))
+
+
+def _deliver_notifications(sweep: SweepSession, interruption: Interruption) -> Undelivered | None:
+    """Give the webhook a last, bounded time; returns what still waits, None if nothing does."""
+    if sweep.notifications is None:
+        return None
+    seconds = _NOTIFICATION_SECONDS
+    if interruption.requested:
+        seconds = max(min(_NOTIFICATION_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0), 0.0)
+    undelivered = sweep.notifications.delivery.close(seconds)
+    return undelivered if undelivered.waiting else None
 
 
 def _publish_best(sweep: SweepSession, best: TrialRecord, trials: list[TrialRecord]) -> _Published:

@@ -8,7 +8,7 @@ loop over trials (`tune_loop`), and what is published at the end (`finalize`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,15 +25,21 @@ from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
-from sweeps.errors import SweepExists
+from sweeps.errors import LedgerError, SweepExists
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.sweep_status import SweepOutcome
+from sweeps.store_access import withheld_variables
 from sweeps.sweep_lock import SweepLock
-from tracking.address import credentials
+from tracking.outbox_file import OutboxError
+from trainable.errors import StorageError
+from trainable.metrics_file import CurveDamaged
 from trainable.storage.durable import make_directory
+
+_LAST_NOTIFICATION_SECONDS = 5.0
+"""The time limit for notifications when the driver ends with an error."""
 
 ObserverFactory = Callable[
     [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]
@@ -112,8 +118,13 @@ def run_sweep(
         try:
             _reconcile(sweep, before, warn)
             driver.run_and_finalize(tell)
+        except (CurveDamaged, LedgerError, OSError, StorageError) as error:
+            _notify_failure(sweep, error)
+            raise
         finally:
             sweep.delivery.close(timeout=0.0)
+            if sweep.notifications:
+                sweep.notifications.delivery.close(timeout=0.0)
 
 
 @contextmanager
@@ -149,6 +160,14 @@ def _take_over_processes(lock: SweepLock, machine: Machine | Cluster) -> None:
         tag_child_processes(lock.token)
     else:
         local_ray.configure(lock.token)
+
+
+def _notify_failure(sweep: SweepSession, error: Exception) -> None:
+    """Notify that the driver ends with an error. If the disk is full, there is no notification."""
+    if sweep.notifications:
+        with suppress(OutboxError, LedgerError):
+            sweep.notifications.notifier.sweep_ended("FAILED", str(error))
+            sweep.notifications.delivery.close(timeout=_LAST_NOTIFICATION_SECONDS)
 
 
 def _reconcile(sweep: SweepSession, before: SweepSpec, warn: Callable[[str], None]) -> None:
@@ -228,7 +247,7 @@ class _Driver:
             self.machine,
             concurrency=self.plan.concurrency,
             interruption=self.interruption,
-            hidden_env=credentials(spec.tracking.uri, spec.storage.ledger),
+            hidden_env=withheld_variables(spec),
         )
 
     def _node_died(self, error: Exception | None) -> bool:

@@ -7,8 +7,9 @@ themselves (`reconciliation`), and running the sweep (`run`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.provenance_check import Origin, check_origin
@@ -39,8 +40,11 @@ from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.recording.notifications import Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
 from sweeps.tracker import find_tracker, open_tracker, tracker_at
+from sweeps.webhook import open_notifications
+from tracking.notification_delivery import NotificationDelivery
 from tracking.outbox_recorder import reset_trials, set_target
 from tracking.provenance import provenance
 from tracking.recorder import Recorder
@@ -51,6 +55,13 @@ from trainable.rules import BUILT
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that affect which trials train, and how."""
+
+
+class Notifications(NamedTuple):
+    """What queues a sweep's notifications, and what delivers them."""
+
+    notifier: Notifier
+    delivery: NotificationDelivery
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,8 @@ class SweepSession:
     """Delivers what `recorder` records to the tracking server."""
     lost_runs: str | None = None
     """A sentence about the runs that the tracking store has lost; None if it has lost none."""
+    notifications: Notifications | None = None
+    """None if the sweep has no webhook."""
 
     def scheduler(self) -> StopperScheduler:
         """Return a new scheduler that has seen no report."""
@@ -229,7 +242,29 @@ def open_sweep(
         experiment_tags=leaders_views(spec, ledger.sweep_id),
         environment=None if offline else untagged_env(),
     )
-    return SweepSession(paths, spec, ledger, LockedRecorder(recorder, fence), delivery, lost)
+    notifications = _open_notifications(paths, spec, ledger, offline=offline)
+    locked = (
+        LockedRecorder(recorder, fence)
+        if notifications is None
+        else NotifyingRecorder(recorder, fence, notifications.notifier)
+    )
+    return SweepSession(paths, spec, ledger, locked, delivery, lost, notifications)
+
+
+def _open_notifications(
+    paths: SweepPaths, spec: SweepSpec, ledger: Ledger, *, offline: bool
+) -> Notifications | None:
+    """Return what notifies of the sweep's events; None if it has no webhook."""
+    if spec.notify.webhook is None:
+        return None
+    queue, delivery = open_notifications(paths, spec, offline=offline)
+
+    def add(key: str, body: Mapping[str, Any]) -> None:
+        queue.add(key, body)
+        delivery.wake()
+
+    attempt = len(ledger.attempts)
+    return Notifications(Notifier(paths, spec, ledger.sweep_id, attempt, ledger, add), delivery)
 
 
 def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str | None:

@@ -29,7 +29,7 @@ from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.formatting import format_bytes
-from tracking.address import credentials
+from sweeps.store_access import withheld_variables
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.module_names import hidden_by, hidden_imports
@@ -124,7 +124,7 @@ class TaskInspector:
         self._spec = spec
         check_names(spec)
         # The environment of a trial: its GPUs, and no credentials of the tracking store.
-        environment = dict.fromkeys(credentials(spec.tracking.uri, spec.storage.ledger), "")
+        environment = dict.fromkeys(withheld_variables(spec), "")
         environment["PYTHONBREAKPOINT"] = "0"  # the child has no terminal for a debugger
         if not (plan.gpu if plan else spec.resources.gpu):
             environment["CUDA_VISIBLE_DEVICES"] = ""

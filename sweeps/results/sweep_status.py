@@ -28,6 +28,7 @@ from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterio
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import describe_foreign_lock
+from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.errors import ConfigError
 from trainable.manifest import best_first
@@ -63,6 +64,8 @@ class SweepOutcome:
     """Why the best weights are published only by the next resume."""
     lost_weights: str | None = None
     """Why there are no weights of the best trial."""
+    undelivered: Undelivered | None = None
+    """The notifications that wait for the webhook; None if none does."""
 
     @property
     def needs_new_sweep(self) -> bool:
@@ -178,7 +181,14 @@ class SweepStatus:
             stop=self.stop,
             max_trials=self.spec.max_trials(2 * len(self.records)),
             lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
+            undelivered=self.undelivered,
         )
+
+    @property
+    def undelivered(self) -> Undelivered | None:
+        """The notifications that wait for the webhook; None if none does."""
+        count = self.delivered.notifications
+        return Undelivered(count, None) if count and self.spec.notify.webhook else None
 
     def lost_weights(self, record: TrialSummary) -> str | None:
         """Why there are no weights of a trial's best value.

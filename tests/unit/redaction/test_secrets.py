@@ -20,13 +20,13 @@ NAMES = (
     "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "DB_PASS", "SSH_PASSPHRASE", "TOKEN", "HUB_TOKEN",
     "GITHUB_PAT", "API_KEY", "apikey", "apiKey", "api-key", "AWS_SECRET_ACCESS_KEY", "OPENAIKEY",
     "client_secret", "SECRET_OF_ADA", "GOOGLE_CREDENTIALS", "db.passwd", "AUTHORIZATION", "Cookie",
-    "REQUEST_SIG",
+    "REQUEST_SIG", "SLACK_WEBHOOK", "SLACK_WEBHOOK_URL", "webhookUrl", "notify.webhook",
 )  # fmt: skip
 NO_NAMES = (
     "key", "task.key", "task.key_dim", "task.num_tokens", "task.tokenizer", "tokens", "monkey",
     "keyboard", "compass", "bypass", "lowpass", "low_pass", "forward_pass", "passes", "passed",
     "keys", "missing_keys", "AWS_ACCESS_KEY_ID", "PATH", "pattern", "n_pat_h", "sigma", "design",
-    "signature", "secretary", "val/token_accuracy", "train.optimizer.lr",
+    "signature", "secretary", "webhooked", "val/token_accuracy", "train.optimizer.lr",
 )  # fmt: skip
 
 
@@ -145,6 +145,10 @@ def test_token_of_a_known_form_is_hidden_without_a_name(token: str, form: str) -
         ("q=%7B%22password%22%3A%22X%22%7D", "q=%7B%22password%22%3A%22[hidden]"),
         ("Incorrect API key: X", "Incorrect API key: [hidden]"),
         ("secret key = 'X'", "secret key = [hidden]"),
+        ("-s notify.webhook=https://h/X?X", "-s notify.webhook=[hidden]"),
+        ("notify: {webhook: '${A_WEBHOOK}'} ok", "notify: {webhook: '${A_WEBHOOK}'} ok"),
+        ("to https://hooks.slack.com/services/T/X now", "to https://[hidden] now"),
+        ("at https://discord.com/api/webhooks/1/X now", "at https://[hidden] now"),
         ("\x1b[36mpassword\x1b[0m=\x1b[35mX", "\x1b[36mpassword\x1b[0m=\x1b[35m[hidden]"),
         (
             "-----BEGIN RSA PRIVATE KEY-----\nX\nX\n-----END RSA PRIVATE KEY-----\nn",

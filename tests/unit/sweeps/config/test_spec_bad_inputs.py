@@ -14,6 +14,26 @@ from tests.unit.sweeps.spec_errors import HEAD, refusal
 
 CASES = [
     pytest.param(
+        HEAD + "notify: {webhook: https://hooks.example/canary}\n",
+        id="webhook whose address is in the spec",
+    ),
+    pytest.param(
+        HEAD + "notify: https://hooks.example/canary\n",
+        id="webhook that is no section",
+    ),
+    pytest.param(
+        HEAD + "notify: {webhook: [https://hooks.example/canary]}\n",
+        id="webhook that is a list",
+    ),
+    pytest.param(
+        HEAD + "notify: {webhook: '${HOOK}'}\n",
+        id="webhook whose variable is not named like a secret",
+    ),
+    pytest.param(
+        HEAD + "notify: {webhook: 'https://${HOST_WEBHOOK}/canary'}\n",
+        id="webhook whose variable is a part of the address",
+    ),
+    pytest.param(
         HEAD + "train: {optimizer: {lr: 0}}\n",
         id="24 lr of zero",
     ),

@@ -1,0 +1,215 @@
+"""Which events of a sweep are notified, and the JSON that the webhook receives.
+
+Each event has an id that a resumed driver computes again, so that the queue drops repeats. The
+recorder here queues an event before it records the end that caused it: after a kill in between, a
+resume records that end again. What must not live here: delivery (`tracking`), and the address.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+from redaction.secrets import redact_clipped, redact_value
+from sweeps.config.spec import SweepSpec
+from sweeps.formatting import joined
+from sweeps.ledger.reader import TrialRecord, front
+from sweeps.paths import SweepPaths
+from sweeps.recording.locked_recorder import LockedRecorder
+from tracking.recorder import Recorder, Status
+
+Event = Literal["new_best", "trial_failed", "finished", "stopped", "failed"]
+_LONGEST_REASON = 1000
+"""Characters."""
+_COMMANDS: dict[Event, str] = {
+    "new_best": "show",
+    "trial_failed": "show",
+    "finished": "best",
+    "stopped": "resume",
+    "failed": "trials",
+}
+_EVENTS: dict[Status, Event] = {
+    "FINISHED": "finished",
+    "FAILED": "failed",
+    "KILLED": "stopped",
+    "INTERRUPTED": "stopped",
+}
+"""The event for each status of the sweep's own run."""
+
+
+class Trials(Protocol):
+    """The part of a ledger that notifications read."""
+
+    def trial(self, number: int) -> TrialRecord:
+        """Return one trial."""
+        ...
+
+    def trials(self) -> list[TrialRecord]:
+        """Return all trials."""
+        ...
+
+
+class Notifier:
+    """Queues the events of a sweep.
+
+    Args:
+        paths: The sweep's directory, for commands.
+        spec: The sweep.
+        sweep_id: Its identity, a part of each id.
+        attempt: The number of this attempt at the sweep.
+        trials: The ledger.
+        queue: Receives the id and the body of each event, and drops those with a known id.
+    """
+
+    def __init__(
+        self,
+        paths: SweepPaths,
+        spec: SweepSpec,
+        sweep_id: str,
+        attempt: int,
+        trials: Trials,
+        queue: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self._paths, self._spec, self._sweep_id = paths, spec, sweep_id
+        self._attempt, self._trials, self._queue = attempt, trials, queue
+        self._minimizes = [mode == "min" for mode in spec.modes]
+        self._front = front(trials.trials(), self._minimizes)
+
+    def trial_ended(self, number: int) -> None:
+        """Notify that a trial failed, or that it is the best so far; else do nothing."""
+        trial = self._trials.trial(number)
+        if trial.state == "failed":
+            self._add("trial_failed", f"{number}", trial, f"trial {number} failed", trial.reason)
+            return
+        # Of all trials, only those of the last front can be in the next one.
+        others = [one for one in self._front if one.number != number]
+        self._front = front([*others, trial], self._minimizes)
+        if number not in [one.number for one in self._front]:
+            return
+        value = ",".join(map(repr, trial.values))
+        among = "is the best so far" if len(self._spec.metrics) == 1 else "joins the Pareto front"
+        self._add("new_best", f"{number}-{value}", trial, f"trial {number} {among}")
+
+    def sweep_ended(self, status: Status, reason: str | None) -> None:
+        """Notify that the sweep finished, stopped or failed.
+
+        Args:
+            status: The status of the sweep's own run.
+            reason: Why it ended; None: all trials have ended.
+        """
+        trials = self._trials.trials()
+        ended = sum(trial.finished for trial in trials)
+        event = _EVENTS[status]
+        best = front(trials, self._minimizes)
+        # A resume that finds nothing to do finishes the sweep again; that is no news.
+        at = f"{ended}" if event == "finished" else f"{self._attempt}"
+        counts = Counter(trial.state for trial in trials)
+        self._add(
+            event,
+            at,
+            best[0] if len(best) == 1 else None,
+            f"{event} with {ended} of {max(self._spec.trials, len(trials))} trials",
+            reason,
+            {state: counts[state] for state in ("complete", "pruned", "failed")},
+        )
+
+    def _add(
+        self,
+        event: Event,
+        at: str,
+        trial: TrialRecord | None,
+        sentence: str,
+        reason: str | None = None,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Queue an event.
+
+        Args:
+            event: The event.
+            at: Distinguishes it from other events of this kind in the sweep.
+            trial: The trial that it is about, or the best one.
+            sentence: What happened.
+            reason: Why.
+            counts: How many trials have ended in each way.
+        """
+        key = f"{self._sweep_id}-{event}-{at}"
+        reason = None if reason is None else redact_clipped(reason, _LONGEST_REASON)
+        result = None if trial is None or trial.state == "failed" else trial.result
+        params = _safe({} if trial is None else trial.best_params)
+        words = [str(trial.number)] if trial and _COMMANDS[event] == "show" else []
+        text = f"{self._spec.name}: {sentence}"
+        if reason is not None:
+            text += f": {reason}"
+        if trial is not None and result is not None:
+            text += ": " if event == "new_best" else f"; best is trial {trial.number}: "
+            text += joined(dict(zip(self._spec.metrics, trial.values, strict=True)))
+            text += f" ({joined(params)})" if params else ""
+        body = {
+            "id": key,
+            "event": event,
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "sweep": self._spec.name,
+            "sweep_id": self._sweep_id,
+            "metric": self._spec.metric,
+            "trial": None if trial is None else trial.number,
+            "value": result,
+            "params": None if trial is None else params,
+            "trials": counts,
+            "reason": reason,
+            "command": self._paths.command(_COMMANDS[event], *words),
+            "text": text,
+        }
+        self._queue(key, body)
+
+
+def _safe(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as JSON can hold them, without secrets."""
+    return {
+        key: value if _is_json(value) else redact_value(key, str(value))
+        for key, value in params.items()
+    }
+
+
+def _is_json(value: object) -> bool:
+    return value is None or (isinstance(value, bool | int | float) and math.isfinite(value))
+
+
+class NotifyingRecorder(LockedRecorder):
+    """Notifies of each end that is recorded, as long as this driver holds the sweep's lock.
+
+    Args:
+        recorder: The recorder that receives each call.
+        fence: Called before each record; raises if another driver may run the sweep.
+        notifier: Queues the events.
+    """
+
+    def __init__(self, recorder: Recorder, fence: Callable[[], None], notifier: Notifier) -> None:
+        super().__init__(recorder, fence)
+        self._notifier = notifier
+
+    def finish(
+        self,
+        trial: int | None,
+        status: Status,
+        tags: Mapping[str, str],
+        *,
+        at_ms: int | None = None,
+    ) -> None:
+        """Queue the events of this end, then see `Recorder.finish`."""
+        self._fence()
+        if trial is None:
+            self._notifier.sweep_ended(status, _reason(tags))
+        elif status != "INTERRUPTED":
+            self._notifier.trial_ended(trial)
+        super().finish(trial, status, tags, at_ms=at_ms)
+
+
+def _reason(tags: Mapping[str, str]) -> str | None:
+    """Return why a sweep ended, from the tags of its run."""
+    if "reason" in tags:
+        return tags["reason"]
+    stopped_by = tags.get("stopped_by")
+    return f"stopped by {stopped_by}" if stopped_by else None

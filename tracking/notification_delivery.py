@@ -1,0 +1,158 @@
+"""Deliver queued notifications to a webhook, from a thread that nothing waits for.
+
+A notification leaves the queue when the webhook has answered with a status from 200 to 299. After
+a kill, the next driver posts it again with the same id. What must not live here: what a
+notification says, and HTTP (`tracking.webhook`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from tracking.delivery import logger
+from tracking.notification_queue import NotificationQueue, Undelivered
+from tracking.outbox_file import OutboxError
+from tracking.webhook import SECONDS, NotTaken, post
+
+_FIRST_DELAY_SECONDS = 1.0
+_MAX_DELAY_SECONDS = 300.0
+_MAX_FAILURES = 20
+"""After so many failed attempts in a row, only a new notification starts another one."""
+_LAST_FAILURES = 2
+"""After so many failed attempts in a row, a caller of `close` waits no longer."""
+
+
+class NotificationDelivery:
+    """Posts waiting notifications in a thread until it is closed.
+
+    Args:
+        queue: The notifications; `close` closes it.
+        address: The webhook's address; None: deliver nothing.
+        send: Posts one notification; for tests.
+    """
+
+    def __init__(
+        self,
+        queue: NotificationQueue,
+        address: str | None,
+        send: Callable[..., None] = post,
+    ) -> None:
+        self._queue, self._address, self._send = queue, address, send
+        self._changed = threading.Condition()  # guards the attributes below
+        self._has_news = True  # what an earlier driver left
+        self._deadline: float | None = None
+        """When `close` returns, by the monotonic clock; None before it is called."""
+        self._reason: str | None = None
+        self._refused: set[str] = set()
+        """Notifications that this process does not post again."""
+        self._thread: threading.Thread | None = None
+        if address is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=[address], name="notifications", daemon=True
+            )
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Deliver now: a notification was queued."""
+        with self._changed:
+            self._has_news = True
+            self._changed.notify_all()
+
+    def close(self, timeout: float) -> Undelivered:
+        """Deliver for at most `timeout` seconds, then stop. A second call does nothing.
+
+        Returns:
+            What still waits. `sweep sync` and the next driver deliver it.
+        """
+        with self._changed:
+            if self._deadline is not None:
+                return Undelivered(0, None)
+            self._deadline = time.monotonic() + timeout
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        left = len(self._queue.waiting())
+        self._queue.close()
+        return Undelivered(left, self._reason)
+
+    def _run(self, address: str) -> None:
+        failures, is_last = 0, False
+        delay: float | None = None
+        while True:
+            closing = self._wait(delay, is_last=is_last)
+            if closing and not is_last:
+                failures, is_last = 0, True
+            if self._seconds_left() <= 0:
+                return
+            try:
+                self._deliver(address)
+            except (NotTaken, OutboxError) as error:
+                self._reason = str(error)
+                failures += 1
+                if failures == 1 and self._deadline is None:
+                    logger.warning("the webhook takes no notifications: %s", error)
+                delay = _delay(failures, error)
+                if is_last and failures >= _LAST_FAILURES:
+                    return
+            else:
+                if not is_last and failures:
+                    logger.info("the webhook takes notifications again")
+                failures, delay = 0, None
+                if is_last:
+                    return
+
+    def _deliver(self, address: str) -> None:
+        """Post all waiting notifications, the oldest first.
+
+        Raises:
+            NotTaken: The webhook is unavailable.
+            OutboxError: The queue cannot be used.
+        """
+        for one in self._queue.waiting():
+            if one.key in self._refused:
+                continue
+            timeout = min(SECONDS, self._seconds_left())
+            if timeout <= 0:
+                return
+            try:
+                self._send(address, one.body.encode(), key=one.key, timeout=timeout)
+            except NotTaken as error:
+                if not error.is_final:
+                    raise
+                logger.warning("the webhook refuses a notification: %s", error)
+                self._reason = str(error)
+                self._refused.add(one.key)
+            else:
+                self._queue.delivered(one.key)
+
+    def _wait(self, delay: float | None, *, is_last: bool) -> bool:
+        """Wait until the next attempt; returns whether `close` was called.
+
+        Args:
+            delay: Seconds since a failed attempt, which news do not shorten; None: wait for news.
+            is_last: Whether `close` was called before.
+        """
+        with self._changed:
+            if delay is None:
+                self._changed.wait_for(lambda: self._has_news or self._deadline is not None)
+            else:
+                self._changed.wait_for(
+                    lambda: not is_last and self._deadline is not None,
+                    min(delay, self._seconds_left(), threading.TIMEOUT_MAX),
+                )
+            self._has_news = False
+            return self._deadline is not None
+
+    def _seconds_left(self) -> float:
+        return math.inf if self._deadline is None else self._deadline - time.monotonic()
+
+
+def _delay(failures: int, error: NotTaken | OutboxError) -> float | None:
+    """Return for how many seconds to wait after some failures in a row; None: for news."""
+    if failures >= _MAX_FAILURES:
+        return None
+    asked = error.seconds if isinstance(error, NotTaken) else 0.0
+    return max(min(_FIRST_DELAY_SECONDS * 2.0 ** (failures - 1), _MAX_DELAY_SECONDS), asked)
