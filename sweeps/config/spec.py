@@ -118,7 +118,7 @@ class SweepSpec(Section):
     tracking: TrackingConfig = TrackingConfig()
     storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
-    training_rules: Literal[1, 2] = NEWEST
+    training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a sweep keeps the one that it started with."""
 
     @field_validator("version")
