@@ -168,7 +168,7 @@ PART_LOST = {
     "points deleted": _sql("DELETE FROM metrics WHERE step % 3 = 0"),
     "first and last points": _sql("DELETE FROM metrics WHERE step IN (1, 10)"),
     "a metric": _sql("DELETE FROM metrics WHERE key = 'train/loss'"),
-    "a parameter": _sql("DELETE FROM params WHERE key LIKE 'space.%'"),
+    "a parameter": _sql("DELETE FROM params WHERE key LIKE 'train.optimizer.%'"),
     "a tag": _sql("DELETE FROM tags WHERE key IN ('failure.kind', 'best_step')"),
 }
 

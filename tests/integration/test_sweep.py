@@ -200,12 +200,15 @@ def test_parameters_are_recorded_as_searched_and_resolved(
         recorded = children[trial["number"]].data
         params, tags = recorded.params, recorded.tags
         for key, value in trial["params"].items():
-            assert float(params[f"space.{key}"]) == value
             assert float(params[key]) == value
         assert params["train.batch_size"] == "64"
         assert params["task.name"] == "digits"
         assert params["train.precision"] == "auto"
         assert (tags["gradsweep.precision"], tags["gradsweep.device"]) == ("fp32", "cpu")
+        assert not {key for key in params if "seed" in key or key.startswith("space.")}
+    seeds = {one.data.tags["gradsweep.seed"] for one in children.values()}
+    assert len(seeds) == len(trials)
+    assert len({one.data.tags["gradsweep.data_seed"] for one in children.values()}) == 1
 
 
 def test_each_trial_run_holds_its_figures(
