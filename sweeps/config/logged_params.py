@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from trainable.config import TrialConfig
 
-_SEEDS = ("seed", "data_seed")
+_SEED_TAGS = {"seed": "gradsweep.seed", "data_seed": "gradsweep.data_seed"}
 
 
 class RunStart(NamedTuple):
     """What a trial's run receives when the trial starts."""
 
     params: Mapping[str, object]
-    tags: Mapping[str, str] = {}
+    tags: dict[str, str]
 
 
 def run_start(config: TrialConfig, params: Mapping[str, Any]) -> RunStart:
@@ -31,8 +31,8 @@ def run_start(config: TrialConfig, params: Mapping[str, Any]) -> RunStart:
             the configuration, which has the leaves of that mapping.
     """
     data = config.model_dump(mode="json")
-    seeds = {key: data.pop(key) for key in _SEEDS}
-    tags = {f"gradsweep.{key}": str(seed) for key, seed in seeds.items() if seed is not None}
+    seeds = {tag: data.pop(key) for key, tag in _SEED_TAGS.items()}
+    tags = {tag: str(seed) for tag, seed in seeds.items() if seed is not None}
     return RunStart({**params, **dict(flatten(data))}, tags)
 
 

@@ -178,5 +178,5 @@ def told_start(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> RunSt
         try:
             config = spec.trial_config(record.number, record.params)
         except SpecError:  # the trial's parameters do not fit the changed spec either
-            return RunStart(record.params)
+            return RunStart(record.params, {})
     return run_start(config, record.params)

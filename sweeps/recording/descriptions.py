@@ -13,12 +13,14 @@ from typing import Any
 
 from redaction.escapes import printable
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_best, format_parameter
+from sweeps.formatting import format_best, format_parameter, titles
 from sweeps.ledger.reader import ENDINGS, TrialSummary
 from tracking.limits import clip_text
 
 DESCRIPTION = "mlflow.note.content"
 """The tag with a run's description."""
+_BREAK = "  \n"
+"""Ends a line in Markdown. A list would be higher than what MLflow's page shows at first."""
 _LONGEST_REASON = 1_000
 """Characters; the tag `reason` has more."""
 _LONGEST_PARAM = 200
@@ -33,15 +35,14 @@ def describe_trial(record: TrialSummary, spec: SweepSpec, how: str) -> str:
         spec: The sweep.
         how: How it ended: `complete`, `pruned`, `stopped` or `failed`.
     """
-    return "\n".join(
+    return _BREAK.join(
         [
             f"**{how.capitalize()}** {_length(record, spec)}{_value(record, spec)}.",
-            "",
-            *_list("why it ended", _code(record.reason) if record.reason else None),
-            *_list(_searched(record), _parameters(record.best_params)),
-            *_list("checkpoint of the best value", _checkpoint(record, spec)),
+            *_line("Why it ended", _code(record.reason) if record.reason else None),
+            *_line(_searched(record), _parameters(record.best_params)),
+            *_line("Checkpoint", _checkpoint(record, spec)),
         ]
-    ).rstrip()
+    )
 
 
 def describe_sweep(
@@ -62,21 +63,19 @@ def describe_sweep(
     ends = ", ".join(f"{counts[state]} {state}" for state in ENDINGS if counts[state])
     num_ended = sum(counts[state] for state in ENDINGS)
     lines = [
-        f"**{num_ended} of {max(spec.trials, len(records))} trials**"
-        + (f": {ends}." if ends else "."),
-        "",
-        *_list("searched", _codes([*spec.space])),
-        *_list("for the", _code(spec.objective_description)),
+        f"**{num_ended} of {max(spec.trials, len(records))} trials** for the "
+        f"{_code(spec.objective_description)}" + (f": {ends}." if ends else "."),
     ]
     if len(best) == 1:
         (one,) = best
-        state = ", pruned" if one.state == "pruned" else ""
-        lines += _list("best", f"trial {one.number}{state}{_value(one, spec)}")
-        lines += _list("with", _parameters(one.best_params))
+        state = " (pruned)" if one.state == "pruned" else ""
+        lines += _line("Best", f"trial {one.number}{state}{_value(one, spec)}")
+        lines += _line("Its parameters", _parameters(one.best_params))
     elif best:
         numbers = ", ".join(str(number) for number in sorted(one.number for one in best))
-        lines += _list("Pareto front", f"trials {numbers}")
-    return "\n".join([*lines, *_list("why it ended", _code(why) if why else None)])
+        lines += _line("Pareto front", f"trials {numbers}")
+    lines += _line("Why it ended", _code(why) if why else None)
+    return _BREAK.join([*lines, *_line("Searched", _codes([*spec.space]))])
 
 
 def _length(record: TrialSummary, spec: SweepSpec) -> str:
@@ -92,30 +91,29 @@ def _value(record: TrialSummary, spec: SweepSpec) -> str:
     if record.result is None:
         return ""
     # Metrics have names of the user's choice.
-    return f": {_code(format_best(spec.metrics, record.result))} at epoch {record.best_epoch}"
+    return f", {_code(format_best(spec.metrics, record.result))} at epoch {record.best_epoch}"
 
 
 def _searched(record: TrialSummary) -> str:
-    return "searched, at its best value" if record.lineage else "searched"
+    return "Searched, at its best value" if record.lineage else "Searched"
 
 
 def _parameters(params: Mapping[str, Any]) -> str:
-    shown = [f"{key} {format_parameter(params, key)}" for key in params]
-    return _codes(shown)
+    shown = zip(titles([*params], []), params, strict=True)
+    return _codes([f"{title} {format_parameter(params, key)}" for title, key in shown])
 
 
 def _checkpoint(record: TrialSummary, spec: SweepSpec) -> str | None:
     if record.best_step is None:
         return None
     command = f"sweep best {spec.name} --trial {record.number} --export DIR"
-    where = f"epoch {record.best_epoch}, step {record.best_step}"
-    return f"{where}; {_code(command)} exports it"
+    return f"epoch {record.best_epoch}, step {record.best_step}; export: {_code(command)}"
 
 
-def _list(name: str, text: str | None) -> Iterable[str]:
-    """Yield a line of a list; nothing without a text."""
+def _line(name: str, text: str | None) -> Iterable[str]:
+    """Yield a line; nothing without a text."""
     if text:
-        yield f"- {name}: {text}"
+        yield f"{name}: {text}"
 
 
 def _codes(texts: Sequence[str]) -> str:
