@@ -20,6 +20,9 @@ _CELLS = """() => {
 _CURVES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot =>
   plot.data.filter(t => t.type === 'scatter' && t.x && t.x.length)
     .map(t => [t.name, Array.from(t.x), Array.from(t.y)]))"""
+_PARALLEL = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot =>
+  plot.data.filter(t => t.type === 'parcoords')
+    .flatMap(t => t.dimensions.map(d => [d.label, Array.from(d.values)])))"""
 
 
 def runs_table(page: Page, columns: dict[str, str]) -> list[dict[str, str]]:
@@ -55,3 +58,9 @@ def compared(page: Page) -> dict[str, list[str]]:
         ".map(row => [...row.cells].map(cell => cell.innerText.trim()))"
     )
     return {row[0]: row[1:] for row in rows if row}
+
+
+def parallel_axes(page: Page) -> dict[str, list[float]]:
+    """The values on each axis of the page's parallel coordinates, by the axis's name."""
+    found: list[tuple[str, list[float]]] = page.evaluate(_PARALLEL)
+    return dict(found)
