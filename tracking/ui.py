@@ -277,7 +277,8 @@ def compare_page(base: str, run_ids: Sequence[str], experiment_ids: Sequence[str
 
     MLflow chooses the parameters and metrics that it shows first: a URL cannot name them.
     """
-    query = {**_TRAINING, "runs": _json(run_ids), "experiments": _json(experiment_ids)}
+    # Of a query that does not begin with `runs`, this page and that of metrics read no `runs`.
+    query = {"runs": _json(run_ids), "experiments": _json(experiment_ids), **_TRAINING}
     return f"{base.rstrip('/')}/#/compare-runs?{urlencode(query, quote_via=quote)}"
 
 
@@ -303,12 +304,12 @@ def metrics_page(
 ) -> str:
     """Return the URL of the page with the curves of some metrics of some runs."""
     query = {
-        **_TRAINING,
         "runs": _json(run_ids),
         "metric": json.dumps(metrics[0]),
         "experiments": _json(experiment_ids),
         "plot_metric_keys": _json(metrics),
         "x_axis": "step",
+        **_TRAINING,
     }
     return f"{base.rstrip('/')}/#/metric?{urlencode(query, quote_via=quote)}"
 

@@ -20,9 +20,6 @@ _CELLS = """() => {
 _CURVES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot =>
   plot.data.filter(t => t.type === 'scatter' && t.x && t.x.length)
     .map(t => [t.name, Array.from(t.x), Array.from(t.y)]))"""
-_PARALLEL = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot =>
-  plot.data.filter(t => t.type === 'parcoords')
-    .flatMap(t => t.dimensions.map(d => [d.label, Array.from(d.values)])))"""
 
 
 def runs_table(page: Page, columns: dict[str, str]) -> list[dict[str, str]]:
@@ -60,7 +57,8 @@ def compared(page: Page) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows if row}
 
 
-def parallel_axes(page: Page) -> dict[str, list[float]]:
-    """The values on each axis of the page's parallel coordinates, by the axis's name."""
-    found: list[tuple[str, list[float]]] = page.evaluate(_PARALLEL)
-    return dict(found)
+def parallel_axes(page: Page) -> list[str]:
+    """The names of the axes of the page's parallel coordinates, from the left."""
+    labels = page.locator("svg .axis .label")
+    labels.first.wait_for(state="attached")
+    return labels.all_text_contents()

@@ -431,16 +431,17 @@ def test_ui_orders_trials_by_metric(ui: str, trials: list[dict[str, Any]]) -> No
 @pytest.mark.browser
 def test_ui_opens_on_searched_parameters_and_best(ui: str, trials: list[dict[str, Any]]) -> None:
     with open_page(ui) as page:
-        axes = [*trials[0]["params"], "best/val/loss"]
-        for axis in axes:
-            page.locator("svg").get_by_text(axis).first.wait_for(state="attached")
-        found = parallel_axes(page)
+        axes = parallel_axes(page)
+        drawn = curves(page)
+        names = runs_table(page, {"name": "attributes.`Run Name`"})
         photograph(page, "mlflow-ui")
         assert page.get_by_text("Welcome to MLflow Assistant").count() == 0
-    assert list(found) == axes
-    for axis in axes[:-1]:
-        assert sorted(found[axis]) == sorted(trial["params"][axis] for trial in trials)
-    assert sorted(found[axes[-1]]) == sorted(trial["value"] for trial in trials)
+    assert axes == [*trials[0]["params"], "best/val/loss"]
+    ranked = sorted(trials, key=lambda trial: trial["value"])
+    assert [row["name"] for row in names] == [f"trial-{one['number']:04d}" for one in ranked]
+    for trial in trials:
+        name = f"trial-{trial['number']:04d}"
+        assert any(run == name and trial["value"] in curve.values() for run, curve in drawn)
 
 
 @pytest.mark.browser
@@ -478,7 +479,11 @@ def test_compare_links_show_the_leaders(
 
     with open_page(found["mlflow_compare_page"].replace(f"{DEFAULT_ADDRESS}/", base)) as page:
         rows = compared(page)
+        chosen = page.locator(".axis-title")
+        chosen.first.wait_for(state="attached")
+        axes = chosen.all_text_contents()
         photograph(page, "mlflow-compare")
+    assert axes[:-1] == sorted(trials[0]["params"])
     assert rows["Run Name:"] == list(leaders)
     for key in trials[0]["params"]:
         shown = [float(value) for value in rows[key]]
