@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,27 @@ def format_value(value: Any) -> str:
 def format_parameter(params: Mapping[str, Any], key: str) -> str:
     """Format the value of one parameter; a dash if there is no such parameter."""
     return format_value(params[key]) if key in params else "-"
+
+
+def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
+    """Shorten dotted keys to their last parts, as far as each title stays unique.
+
+    Args:
+        keys: Keys of parameters, without duplicates.
+        beside: The titles of the other columns.
+    """
+    parts = dict.fromkeys(keys, 1)
+
+    def title(key: str) -> str:
+        return ".".join(key.split(".")[-parts[key] :])
+
+    while True:
+        count = Counter([*map(title, keys), *beside])
+        alike = [key for key in keys if count[title(key)] > 1 and title(key) != key]
+        if not alike:
+            return list(map(title, keys))
+        for key in alike:
+            parts[key] += 1
 
 
 def joined(params: Mapping[str, Any]) -> str:

@@ -19,6 +19,10 @@ from tracking.mlflow_compat import SHARED_VIEW_TAG
 _TRIALS = "tags.`gradsweep.role` = 'trial'"
 _SECTION = "leaders"
 _AXES = {"lineSmoothness": 0, "xAxisKey": "step"}
+_NAME = "attributes.`Run Name`"
+"""A column of MLflow's table of runs."""
+_MARK_WIDTH = 30
+"""Pixels of the mark of the order in a column's header."""
 _MOST_PARAMS = 12
 """With more axes a parallel-coordinates chart is hard to read."""
 
@@ -70,11 +74,18 @@ def shared_view(
         ),
     ]
     section = {"uuid": _SECTION, "name": "Leaders", "display": True, "columns": 1}
+    columns = [f"metrics.`{value}`", *(f"params.`{name}`" for name in chosen)]
     state = {
         "searchFilter": _TRIALS if sweep_id is None else f"{_TRIALS} AND {of_sweep(sweep_id)}",
         "orderByKey": f"metrics.`{value}`",
         "orderByAsc": ascending,
-        "selectedColumns": [f"metrics.`{value}`", *(f"params.`{name}`" for name in chosen)],
+        "selectedColumns": columns,
+        "columnOrder": [_NAME, *columns],
+        "columnWidths": {
+            _NAME: 130,
+            columns[0]: _width(value) + _MARK_WIDTH,
+            **{f"params.`{name}`": _width(name) for name in chosen},
+        },
         "runsHiddenMode": "FIRST_10_RUNS",
         "isAccordionReordered": True,  # or MLflow puts its own sections first
         "compareRunSections": [{**section, "isReordered": True}],
@@ -86,6 +97,11 @@ def shared_view(
 def of_sweep(sweep_id: str) -> str:
     """Return the search filter for the runs of one sweep."""
     return f"tags.`gradsweep.sweep_id` = '{sweep_id}'"
+
+
+def _width(header: str) -> int:
+    """Return the pixels that a column's header needs."""
+    return min(max(8 * len(header) + 20, 90), 240)
 
 
 def _chart(uuid: str, kind: str, **more: Any) -> dict[str, Any]:

@@ -223,6 +223,15 @@ def register_store(scheme: str, builder: Callable[..., Any]) -> None:
 
 # -- The pages behind `sweep ui` ------------------------------------------------------------------
 
+BROWSER_SETTINGS = {
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+}
+"""What MLflow's pages keep in a browser's local storage, with values in JSON. By the first, the
+page of a run is that of a training run, which begins with the description. By the second, the
+assistant does not open by itself: it takes a quarter of the page, and `tracking.ui_guard` refuses
+its requests."""
+
 BACKEND_VARIABLE = "_MLFLOW_SERVER_FILE_STORE"
 """The environment variable in which MLflow's application finds the tracking store."""
 REGISTRY_VARIABLE = "_MLFLOW_SERVER_REGISTRY_STORE"

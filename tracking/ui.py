@@ -36,6 +36,8 @@ DEFAULT_ADDRESS = "http://127.0.0.1:5000"
 
 _START_SECONDS = 180.0  # 20 to 60 s were measured on two cores
 _STOP_SECONDS = 5.0
+_TRAINING = {"workflowType": "machine_learning"}
+"""Selects the pages about training, not those about GenAI."""
 SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
@@ -249,7 +251,6 @@ def runs_page(
     experiment_id: str,
     order_by_metric: str,
     ascending: bool,
-    view_key: str | None = None,
     search: str | None = None,
 ) -> str:
     """Return the URL of an experiment's training runs, ordered by a metric's last value.
@@ -258,18 +259,15 @@ def runs_page(
         base: The server's address.
         order_by_metric: A metric, such as `best/val/loss`.
         ascending: Smallest first.
-        view_key: The key of a `tracking.mlflow_chart_view.SharedView` in a tag of the experiment,
-            whose order, columns and search filter are used.
-        search: The search filter if there is no such view; None: all runs.
+        search: The search filter; None: all runs.
     """
-    query = {"workflowType": "machine_learning"}
-    if view_key is not None:
-        query["viewStateShareKey"] = view_key
-    else:
-        query["orderByKey"] = f"metrics.`{order_by_metric}`"
-        query["orderByAsc"] = "true" if ascending else "false"
-        if search is not None:
-            query["searchFilter"] = search
+    query = {
+        **_TRAINING,
+        "orderByKey": f"metrics.`{order_by_metric}`",
+        "orderByAsc": "true" if ascending else "false",
+    }
+    if search is not None:
+        query["searchFilter"] = search
     runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id, safe='')}/runs"
     return f"{runs}?{urlencode(query, quote_via=quote)}"
 
@@ -279,7 +277,8 @@ def compare_page(base: str, run_ids: Sequence[str], experiment_ids: Sequence[str
 
     MLflow chooses the parameters and metrics that it shows first: a URL cannot name them.
     """
-    query = {"runs": _json(run_ids), "experiments": _json(experiment_ids)}
+    # Of a query that does not begin with `runs`, this page and that of metrics read no `runs`.
+    query = {"runs": _json(run_ids), "experiments": _json(experiment_ids), **_TRAINING}
     return f"{base.rstrip('/')}/#/compare-runs?{urlencode(query, quote_via=quote)}"
 
 
@@ -290,7 +289,7 @@ def charts_page(base: str, experiment_ids: Sequence[str], view_key: str) -> str:
         view_key: The key of a `tracking.mlflow_chart_view.SharedView` in a tag of each experiment.
     """
     query = {
-        "workflowType": "machine_learning",
+        **_TRAINING,
         "viewStateShareKey": view_key,
         "compareRunsMode": "CHART",
     }
@@ -310,6 +309,7 @@ def metrics_page(
         "experiments": _json(experiment_ids),
         "plot_metric_keys": _json(metrics),
         "x_axis": "step",
+        **_TRAINING,
     }
     return f"{base.rstrip('/')}/#/metric?{urlencode(query, quote_via=quote)}"
 

@@ -24,13 +24,13 @@ def main(descriptor: int, artifacts: Path) -> None:
     login = os.environ.pop(ENV_LOGIN)
     import uvicorn
 
-    from tracking.mlflow_compat import make_pages
+    from tracking.mlflow_compat import BROWSER_SETTINGS, make_pages
     from tracking.ui_artifacts import below
     from tracking.ui_guard import Guard
 
     listener = socket.socket(fileno=descriptor)
     pages = make_pages(os.environ[ENV_STORE], artifacts, below(artifacts))
-    guarded = Guard(pages, login, listener.getsockname()[1])
+    guarded = Guard(pages, login, listener.getsockname()[1], BROWSER_SETTINGS)
     # no access log: it would contain the secret of the link
     config = uvicorn.Config(guarded, access_log=False, log_level="info", proxy_headers=False)
     uvicorn.Server(config).run(sockets=[listener])

@@ -8,9 +8,10 @@ What must not live here: MLflow, and how the server is started (`tracking.ui_app
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -48,10 +49,13 @@ _ALLOWED = {
     ),
 }
 _LOGGED_IN = (
-    b"<!doctype html><meta charset=utf-8><title>sweep ui</title>"
-    b"<noscript>MLflow's pages need JavaScript.</noscript>"
-    b"<script>location.replace('/' + location.hash)</script>"
+    "<!doctype html><meta charset=utf-8><title>sweep ui</title>"
+    "<noscript>MLflow's pages need JavaScript.</noscript>"
+    "<script>try {for (const [key, value] of Object.entries(%s))"
+    " if (localStorage.getItem(key) === null) localStorage.setItem(key, value)}"
+    " catch {} location.replace('/' + location.hash)</script>"
 )
+"""A browser may refuse local storage; the page opens nevertheless."""
 
 
 class Guard:
@@ -62,12 +66,16 @@ class Guard:
         login: The secret in the link.
         port: The server's port. It is in the cookie's name, because all ports of a host share
             their cookies.
+        settings: Values for the local storage of a browser that has none under their keys.
     """
 
-    def __init__(self, app: _App, login: str, port: int) -> None:
+    def __init__(
+        self, app: _App, login: str, port: int, settings: Mapping[str, str] | None = None
+    ) -> None:
         self._app = app
         self._login = login.encode()
         self._port = port
+        self._logged_in = (_LOGGED_IN % json.dumps(settings or {})).encode()
 
     async def __call__(
         self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: _Send
@@ -84,7 +92,7 @@ class Guard:
         if method == "GET" and path == "/" and self._has_login(scope["query_string"]):
             # This is no HTTP redirect: after a link from another site, a browser would follow one
             # without a SameSite=Strict cookie. Also, the page's script keeps the part after the #.
-            await _answer(send, 200, _LOGGED_IN, ("set-cookie", self._cookie()))
+            await _answer(send, 200, self._logged_in, ("set-cookie", self._cookie()))
         elif not self._has_cookie(headers):
             await _answer(send, 401, b"Open the link that sweep ui printed when it started.\n")
         elif not _is_own_page(headers):

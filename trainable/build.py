@@ -148,6 +148,7 @@ def open_trainer(
         mode=config.modes[0],
         secondary_metrics=config.metrics[1:],
         layer_norms_every=train.layer_norms_every,
+        readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
         val_seed=val_seed(config),

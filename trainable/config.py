@@ -273,7 +273,7 @@ class TrialConfig(Section):
     data_seed: int | None = None
     """Seed for building the task and its data, the same for all trials of a sweep; None: the
     run's seed."""
-    training_rules: Literal[1, 2] = NEWEST
+    training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a run keeps the version with which it started."""
 
     @property

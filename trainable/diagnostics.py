@@ -37,12 +37,18 @@ class LayerNorms:
     Args:
         model: Its module names are the layers' names.
         parameters: The parameters in the order in which their gradients are measured.
+        readable: Name a layer by its path and class: `net.02 Linear`; else by its path: `net.2`.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], *, readable: bool = True
+    ) -> None:
         names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = parameters
-        self._layers = [_layer(names.get(id(p))) for p in parameters]
+        self._layers = [
+            _readable_layer(model, names.get(id(p))) if readable else _layer(names.get(id(p)))
+            for p in parameters
+        ]
 
     def present(self) -> list[str]:
         """Return the layer of each parameter that has a gradient now."""
@@ -163,6 +169,22 @@ class DeviceTime:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # device synchronisation, on request
         return self._clock()
+
+
+def _readable_layer(model: nn.Module, name: str | None) -> str:
+    """Return the path and the class of the module that has a parameter.
+
+    Positions in a list have as many digits as its last one, so that names sort as layers do.
+    """
+    if name is None:
+        return "outside the model"  # a task may train other parameters, such as those of a loss
+    module, path = model, ""
+    for part in name.split(".")[:-1]:
+        is_list = isinstance(module, nn.Sequential | nn.ModuleList)
+        width = len(str(len([*module.children()]) - 1)) if is_list else 0
+        path += f"{path and '.'}{part.zfill(width)}"
+        module = module.get_submodule(part)
+    return f"{path} {type(module).__name__}".lstrip()
 
 
 def _layer(name: str | None) -> str:

@@ -99,6 +99,7 @@ class Trainer(BaseRun):
         mode: Whether a lower (`min`) or a higher (`max`) metric is better.
         secondary_metrics: Metrics whose values at the best state are reported, too.
         layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
+        readable_layers: Name layers by path and class; else by path alone.
         measure_device_time: Report `train/device_seconds` beside `train/seconds`; waits for the
             device twice a step.
         earlier: Rows written before the run was interrupted.
@@ -123,6 +124,7 @@ class Trainer(BaseRun):
         mode: Mode,
         secondary_metrics: Sequence[str] = (),
         layer_norms_every: int = 0,
+        readable_layers: bool = True,
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
         val_seed: int | None = None,
@@ -138,7 +140,7 @@ class Trainer(BaseRun):
         self._train, self._val, self._val_seed = train, val, val_seed
         self._epochs = epochs
         self._metric, self._mode, self._secondary_metrics = metric, mode, secondary_metrics
-        self._layer_norms = LayerNorms(step.model, step.parameters)
+        self._layer_norms = LayerNorms(step.model, step.parameters, readable=readable_layers)
         self._layer_norms_every = layer_norms_every
         self._wall_clock = wall_clock
         self._throughput = Throughput(clock)

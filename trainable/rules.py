@@ -15,7 +15,7 @@ from typing import Final
 
 EARLIEST: Final = 1
 """The rules of runs that have recorded no version."""
-NEWEST: Final = 2
+NEWEST: Final = 3
 BUILT = "built.json"
 """The file in a run's directory that summarises what its task built at the start (`built.py`)."""
 
@@ -32,17 +32,25 @@ class Rules:
             gradients when built, without weight decay for biases and torch's own norm layers.
         compares_built: A summary of what the task builds is stored with the run, and compared when
             the run resumes.
+        readable_layers: The gradient norms of layers are named after the layers' paths and
+            classes. If false, after their paths alone.
     """
 
     shared_data: bool
     groups_by_shape: bool
     compares_built: bool
+    readable_layers: bool
 
 
 def rules_of(number: int) -> Rules:
     """Return the rules of a version."""
-    since_2 = number >= 2
-    return Rules(shared_data=since_2, groups_by_shape=since_2, compares_built=since_2)
+    since_2, since_3 = number >= 2, number >= 3
+    return Rules(
+        shared_data=since_2,
+        groups_by_shape=since_2,
+        compares_built=since_2,
+        readable_layers=since_3,
+    )
 
 
 _NEWEST_RULES = rules_of(NEWEST)

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from redaction.escapes import printable
 from sweeps.commands.plain_console import redraws
-from sweeps.commands.tables import titles
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import (
     format_best,
@@ -26,6 +25,7 @@ from sweeps.formatting import (
     format_number,
     format_parameter,
     joined,
+    titles,
 )
 from sweeps.ledger.reader import has_result
 from sweeps.results.observer import TrialProgress

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from sweeps.commands import pareto
 from sweeps.commands.plain_console import line, redraws
-from sweeps.commands.tables import TextTable, plain_table, titles
+from sweeps.commands.tables import TextTable, plain_table
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import (
     format_best,
@@ -29,6 +29,7 @@ from sweeps.formatting import (
     format_reason,
     format_value,
     joined,
+    titles,
 )
 from sweeps.paths import SweepPaths, command_line
 from sweeps.results.sweep_status import STATES, SweepStatus
@@ -272,9 +273,9 @@ def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
 def pages(out: Console, found: dict[str, Any]) -> None:
     """Print the URLs of `sweep compare`, each on one line, so that it can be copied."""
     for what, page in (
-        ("compare in MLflow (while `sweep ui` runs)", found["mlflow_compare_page"]),
+        ("compare in MLflow (while `sweep ui` runs)", found["mlflow_charts_page"]),
+        ("side by side in MLflow", found["mlflow_compare_page"]),
         ("their curves", found["mlflow_metric_page"]),
-        ("charts of the search", found["mlflow_charts_page"]),
     ):
         if page is not None:
             out.print(f"{what}: {page}", soft_wrap=True)

@@ -39,6 +39,7 @@ from sweeps.reconciliation.store_check import (
     check_all,
     check_runs,
 )
+from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     attempt_tags,
@@ -48,7 +49,7 @@ from sweeps.recording.tags import (
     health_tags,
     leaders_views,
 )
-from sweeps.results.sweep_status import NoBest, SweepStatus
+from sweeps.results.sweep_status import NoBest, SweepStatus, failure_cause
 from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker, open_tracker
 from sweeps.webhook import deliver_waiting
@@ -364,8 +365,13 @@ class _Resender:
             **health_tags(self.records),
             **(best_tags(best[0]) if best and self._concluded else {}),
             **self._front_tags().get(None, {}),
-            **(STOPPED_BY_INTERRUPT if self._ending == "INTERRUPTED" else {}),
+            **(STOPPED_BY_INTERRUPT if self._ending == "INTERRUPTED" else self._description()),
         }
+
+    def _description(self) -> dict[str, str]:
+        front = self._ledger.front()
+        why = None if front else failure_cause(self.records)[1]
+        return {DESCRIPTION: describe_sweep(self.records, front, self._spec, why)}
 
     def _front_tags(self) -> Mapping[int | None, Mapping[str, str]]:
         if len(self._spec.metrics) == 1 or not self._concluded:

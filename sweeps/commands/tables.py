@@ -5,7 +5,6 @@ What must not live here: their content.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Sequence
 
 from rich.cells import cell_len
@@ -16,27 +15,6 @@ from rich.text import Text
 
 _GAP = 2
 """Spaces between two columns."""
-
-
-def titles(keys: Sequence[str], beside: Sequence[str]) -> list[str]:
-    """Shorten dotted keys to their last parts, as far as each title stays unique.
-
-    Args:
-        keys: Keys of parameters, without duplicates.
-        beside: The titles of the other columns.
-    """
-    parts = dict.fromkeys(keys, 1)
-
-    def title(key: str) -> str:
-        return ".".join(key.split(".")[-parts[key] :])
-
-    while True:
-        count = Counter([*map(title, keys), *beside])
-        alike = [key for key in keys if count[title(key)] > 1 and title(key) != key]
-        if not alike:
-            return list(map(title, keys))
-        for key in alike:
-            parts[key] += 1
 
 
 def plain_table(*columns: str, right: Container[str] = ()) -> Table:

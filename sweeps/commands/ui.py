@@ -26,7 +26,7 @@ from tracking.address import is_server
 from tracking.idle_process import start_idle
 from tracking.mlflow_chart_view import of_sweep
 from tracking.trusted_stores import secured
-from tracking.ui import runs_page, start_server
+from tracking.ui import charts_page, runs_page, start_server
 
 
 def serve(
@@ -38,7 +38,7 @@ def serve(
     """
     uri = tracking_uri(root) if view is None else reach_tracking(view.paths, view.spec)[0]
     if is_server(uri):
-        page = _page(uri, view)
+        page = page_of(uri, view)
         _open(console, page, page if open_browser else None)
         if view is not None and (missing := _num_without_figures(view)):
             command = view.paths.command("sync")
@@ -53,7 +53,7 @@ def serve(
         server = start_server(secured(uri), artifact_root(root), port=port)
     try:
         console.print("Ctrl-C ends it")
-        page = _page(server.url, view)
+        page = page_of(server.url, view)
         redirect = None
         if open_browser:
             with contextlib.suppress(OSError):  # on a full disk, the user has the printed link
@@ -103,19 +103,23 @@ def _num_without_figures(view: SweepStatus | None) -> int:
     return len(trials_without_figures(view.paths, view.records))
 
 
-def _page(base: str, view: SweepStatus | None) -> str:
-    """Return the address of the page of a sweep's runs; without a sweep, of the server."""
+def page_of(base: str, view: SweepStatus | None) -> str:
+    """Return the address of the charts of a sweep's trials; without a sweep, of the server.
+
+    Until the view of the charts is delivered, it is the address of the table.
+    """
     if view is None or view.delivered.experiment_id is None:
         return base
     known = view.delivered.experiment_tags
     views = [leaders_view(view.spec, view.ledger.sweep_id), leaders_view(view.spec)]
-    key = next((one.key for one in views if one.tag in known), None)
+    experiment = view.delivered.experiment_id
+    if (key := next((one.key for one in views if one.tag in known), None)) is not None:
+        return charts_page(base, [experiment], key)
     return runs_page(
         base,
-        view.delivered.experiment_id,
+        experiment,
         order_by_metric=f"best/{view.spec.metrics[0]}",
         ascending=view.spec.modes[0] == "min",
-        view_key=key,
         search=of_sweep(view.ledger.sweep_id),
     )
 

@@ -1,4 +1,4 @@
-"""The parameters of a configuration that are recorded in a run.
+"""The parameters and seeds of a configuration that are recorded in a run.
 
 What must not live here: the configuration itself (`spec`), and recording.
 """
@@ -6,19 +6,34 @@ What must not live here: the configuration itself (`spec`), and recording.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainable.config import TrialConfig
 
-
-def trial_parameters(config: TrialConfig, params: Mapping[str, Any]) -> dict[str, object]:
-    """Return a trial's searched parameters below `space.`, and its whole configuration."""
-    return {**searched(params), **dict(flatten(config.model_dump(mode="json")))}
+_SEED_TAGS = {"seed": "gradsweep.seed", "data_seed": "gradsweep.data_seed"}
 
 
-def searched(params: Mapping[str, Any]) -> dict[str, object]:
-    """Return a trial's searched parameters, each below `space.`."""
-    return {f"space.{key}": value for key, value in params.items()}
+class RunStart(NamedTuple):
+    """What a trial's run receives when the trial starts."""
+
+    params: Mapping[str, object]
+    tags: dict[str, str]
+
+
+def run_start(config: TrialConfig, params: Mapping[str, Any]) -> RunStart:
+    """Return a trial's parameters, each under its dotted key, and its seeds as tags.
+
+    The seeds of any two trials differ, so as parameters they would lead each comparison.
+
+    Args:
+        config: The trial's whole configuration.
+        params: Its searched parameters. Only those whose value is a mapping add a key to those of
+            the configuration, which has the leaves of that mapping.
+    """
+    data = config.model_dump(mode="json")
+    seeds = {tag: data.pop(key) for key, tag in _SEED_TAGS.items()}
+    tags = {tag: str(seed) for tag, seed in seeds.items() if seed is not None}
+    return RunStart({**params, **dict(flatten(data))}, tags)
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -120,7 +120,7 @@ class SweepSpec(Section):
     storage: StorageConfig = StorageConfig()
     failures: FailuresConfig = FailuresConfig()
     notify: NotifyConfig = NotifyConfig()
-    training_rules: Literal[1, 2] = NEWEST
+    training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a sweep keeps the one that it started with."""
 
     @field_validator("version")

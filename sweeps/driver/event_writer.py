@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from sweeps.config.logged_params import searched
+from sweeps.config.logged_params import RunStart
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
@@ -110,14 +110,9 @@ class EventWriter:
                 assert not isinstance(entry, WorkerReport)
                 entry()
 
-    def open_run(self, number: int, parameters: Mapping[str, object]) -> None:
-        """Open the run of a trial that starts for the first time.
-
-        Args:
-            number: The trial's number.
-            parameters: The part of the trial's configuration that is recorded.
-        """
-        self._recorder.start(number, parameters, {"gradsweep.attempts": "1"})
+    def open_run(self, number: int, start: RunStart) -> None:
+        """Open the run of a trial that starts for the first time."""
+        self._recorder.start(number, start.params, {"gradsweep.attempts": "1", **start.tags})
 
     def record_first_start(self, number: int, params: Mapping[str, Any]) -> None:
         """Count the first attempt at a trial whose run is open.
@@ -128,9 +123,7 @@ class EventWriter:
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
         self._observer.started(number, params, self._ledger.start(number))
 
-    def record_restart(
-        self, number: int, params: Mapping[str, Any], parameters: Mapping[str, object]
-    ) -> None:
+    def record_restart(self, number: int, params: Mapping[str, Any], start: RunStart) -> None:
         """Count an attempt, reopen the trial's run, and backfill undelivered reports.
 
         A lost worker may have stored reports that it could not send to the driver.
@@ -138,13 +131,15 @@ class EventWriter:
         Args:
             number: The trial's number.
             params: The trial's searched parameters.
-            parameters: The part of the trial's configuration that is recorded.
+            start: What the trial's run receives.
         """
         self._fence()
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
-        tags = status_tags(record)
-        self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
+        tags = status_tags(record) | start.tags
+        if attempt > 1:
+            tags |= NOT_STOPPED
+        self._recorder.start(number, start.params, tags)
         if attempt > 1:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
@@ -171,10 +166,10 @@ class EventWriter:
         """Return the health signals that the ledger has of a trial."""
         return list(self._ledger.trial(number).signals or ())
 
-    def promoted(self, number: int, parameters: Mapping[str, object]) -> None:
+    def promoted(self, number: int, start: RunStart) -> None:
         """Record that a paused trial resumes, perhaps with other parameters."""
         if tags := lineage_tags(self._ledger.trial(number)):
-            self._recorder.start(number, parameters, tags)
+            self._recorder.start(number, start.params, tags | start.tags)
         self._observer.promoted(number)
 
     def paused(self, number: int) -> None:
@@ -217,7 +212,7 @@ class EventWriter:
         if record.finished:
             return
         record = without_unbegun(record, self._paths)
-        self._recorder.start(number, searched(record.params), {})
+        self._recorder.start(number, record.params, {})
         self._log_the_rest(number)  # see `stopped`
         self._end(number, lambda _: ("pruned", reason), lineage=record.lineage)
 
@@ -228,7 +223,7 @@ class EventWriter:
 
     def refused(self, number: int, error: SpecError) -> None:
         """Record the failure of a trial whose parameter values make no valid configuration."""
-        self._recorder.start(number, searched(self._ledger.trial(number).params), {})
+        self._recorder.start(number, self._ledger.trial(number).params, {})
         self._log_the_rest(number)  # rows from before the spec changed
         self._end(number, lambda _: ("failed", f"config: {error}"))
 

@@ -19,6 +19,7 @@ from sweeps.ledger.ledger import TrialRecord
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial
+from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     attempt_tags,
@@ -75,10 +76,12 @@ def finalize_attempt(
         failed, cause = failure_cause(trials)
         if stop:
             cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
+    why = cause or (stop.why if stop else None)
+    description = {DESCRIPTION: describe_sweep(trials, best, spec, why)}
     if interruption.requested:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
-        recorder.finish(None, "FAILED", {"reason": cause})
+        recorder.finish(None, "FAILED", {"reason": cause, **description})
     else:
         if len(spec.metrics) > 1:
             # No weights are published, because the user chooses among these trials.
@@ -86,7 +89,8 @@ def finalize_attempt(
                 recorder.tag(number, tags)
         else:
             published = _publish_best(sweep, best[0], trials)
-        recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
+        stopped = {"stopped_by": stop.key} if stop else {}
+        recorder.finish(None, "FINISHED", stopped | description)
     pending = _deliver(sweep.delivery, interruption)
     undelivered = _deliver_notifications(sweep, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)

@@ -27,7 +27,7 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
-from sweeps.config.logged_params import trial_parameters
+from sweeps.config.logged_params import run_start
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
@@ -231,11 +231,11 @@ class TuneEventHandler(Callback):
         config = self._spec.trial_config(number, params)
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
-        parameters = trial_parameters(config, params)
+        start = run_start(config, params)
         if number in self._paused:
             self._paused.discard(number)
             self._live.add(number)
-            self._queue.put(partial(self._event_writer.promoted, number, parameters))
+            self._queue.put(partial(self._event_writer.promoted, number, start))
             if self._spec.early_stopping.rule.is_population:  # the parameters may have changed
                 self.flush()
             return
@@ -244,10 +244,10 @@ class TuneEventHandler(Callback):
         self._live.add(number)
         if is_first:
             self._signals[number] = []
-            self._event_writer.open_run(number, parameters)
+            self._event_writer.open_run(number, start)
             self._queue.put(partial(self._event_writer.record_first_start, number, params))
             return
-        self._queue.put(partial(self._event_writer.record_restart, number, params, parameters))
+        self._queue.put(partial(self._event_writer.record_restart, number, params, start))
         self.flush()
         self._signals[number] = self._event_writer.signals(number)
 

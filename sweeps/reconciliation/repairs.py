@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from sweeps.checkpoint_locations import trial_files
-from sweeps.config.logged_params import searched, trial_parameters
+from sweeps.config.logged_params import RunStart, run_start
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import LedgerError, SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
@@ -109,8 +109,8 @@ def send_to_tracker(
         case MissingRun(number, at_ms):
             # If PBT changed the trial and it has not trained since, a resume sends the change.
             record = without_unbegun(record, paths)
-            parameters = told_parameters(paths, spec, record)
-            recorder.start(number, parameters, status_tags(record), at_ms=at_ms)
+            start = told_start(paths, spec, record)
+            recorder.start(number, start.params, status_tags(record) | start.tags, at_ms=at_ms)
         case MissingMetrics(number, rows):
             recorder.log(number, rows)
         case StaleRunStatus(number, status, rows):
@@ -170,13 +170,13 @@ def _refuse(wrong: Correction, paths: SweepPaths, ledger: Ledger) -> None:
             )
 
 
-def told_parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> dict[str, object]:
-    """Return the parameters with which a trial started, even if the spec has changed since."""
+def told_start(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> RunStart:
+    """Return what a trial's run received at its start, even if the spec has changed since."""
     try:
         config = read_config(paths.trial(record.number) / TRIAL_CONFIG)
     except (OSError, ValueError):
         try:
             config = spec.trial_config(record.number, record.params)
         except SpecError:  # the trial's parameters do not fit the changed spec either
-            return searched(record.params)
-    return trial_parameters(config, record.params)
+            return RunStart(record.params, {})
+    return run_start(config, record.params)

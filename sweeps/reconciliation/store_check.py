@@ -20,7 +20,8 @@ from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
-from sweeps.reconciliation.repairs import told_parameters
+from sweeps.reconciliation.repairs import told_start
+from sweeps.recording.descriptions import DESCRIPTION
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import end_tags, run_status, status_tags
 from sweeps.tracker import find_tracker
@@ -257,10 +258,11 @@ def check_all(
                 one = _check_sweep(before, sweep_run, run, data[run.run_id], store)
             else:
                 rows = _rows(paths, spec, record, every)
-                tags = {**_tags(spec, paths, record), **more_tags.get(record.number, {})}
-                params = told_parameters(paths, spec, record)
+                start = told_start(paths, spec, record)
+                tags = {**_tags(spec, paths, record), **start.tags}
+                tags |= more_tags.get(record.number, {})
                 files = {"figures": frozenset(file.name for file in drawn(record.number))}
-                one = _compare(before, params, tags, files, run, data[run.run_id], store)
+                one = _compare(before, start.params, tags, files, run, data[run.run_id], store)
                 points = _missing_points(rows, run.run_id, data[run.run_id].curves, store)
                 one = _with(one, num_points=points)
             if one:
@@ -287,8 +289,12 @@ def _compare(
     held: RunData,
     store: StoreReader,
 ) -> MissingData:
-    # An empty tag means the same as a missing one.
-    wrong = [key for key, value in stored_tags(tags).items() if held.tags.get(key, "") != value]
+    # An empty tag means the same as a missing one. A description may have been edited since.
+    wrong = [
+        key
+        for key, value in stored_tags(tags).items()
+        if (found := held.tags.get(key, "")) != value and not (found and key == DESCRIPTION)
+    ]
     lacking = [
         f"{folder}/{name}" if folder else name
         for folder, names in files.items()

@@ -13,6 +13,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary, has_result
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP
+from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
 from tracking.recorder import Status
@@ -22,7 +23,7 @@ BY_THE_USER = "stopped by the user"
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """Clears the tag of a trial's run that resumes after an interruption."""
-SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": ""}
+SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": "", DESCRIPTION: ""}
 """Clears the tags of the sweep's own run that its end sets again."""
 
 
@@ -42,8 +43,9 @@ def run_status(trial: TrialSummary) -> Status:
 
 
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
-    """Return the tags for the end of a trial: why it ended, and its best step and epoch."""
-    tags = status_tags(record) | {"outcome": outcome(record)}
+    """Return the tags for the end of a trial: why it ended, its best step, its description."""
+    how = outcome(record)
+    tags = status_tags(record) | {"outcome": how, DESCRIPTION: describe_trial(record, spec, how)}
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
     tags["stopped_by"] = _stopped_by(record.reason or "", spec) if record.state == "pruned" else ""

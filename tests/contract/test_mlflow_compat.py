@@ -180,10 +180,6 @@ def test_paths_that_the_guard_allows_are_mlflows() -> None:
 
 def test_shared_view() -> None:
     """The pages' scripts read the view's tag, its key in the address, and its fields."""
-    package = util.find_spec("mlflow")
-    assert package is not None
-    assert package.origin is not None
-    build = Path(package.origin).parent / "server" / "js" / "build" / "static" / "js"
     unknown = {
         mlflow_compat.SHARED_VIEW_TAG.rstrip("."),
         "viewStateShareKey",
@@ -195,11 +191,28 @@ def test_shared_view() -> None:
         "selectedParams",
         "selectedMetrics",
         "metricSectionId",
+        "columnOrder",
+        "columnWidths",
     }
+    assert not _unknown_to_the_pages(unknown)
+
+
+def test_browser_settings() -> None:
+    """The pages' scripts read each setting under its key with its version behind `_v`."""
+    names = {key.removesuffix("_v1") for key in mlflow_compat.BROWSER_SETTINGS}
+    assert names.isdisjoint(mlflow_compat.BROWSER_SETTINGS)
+    assert not _unknown_to_the_pages({f'key:"{name}",version:1' for name in names} | {"_v${"})
+
+
+def _unknown_to_the_pages(texts: set[str]) -> set[str]:
+    package = util.find_spec("mlflow")
+    assert package is not None
+    assert package.origin is not None
+    build = Path(package.origin).parent / "server" / "js" / "build" / "static" / "js"
     for script in sorted(build.glob("*.js"), key=lambda file: -file.stat().st_size):
-        text = script.read_text(encoding="utf-8")
-        unknown = {name for name in unknown if name not in text}
-    assert not unknown
+        script_text = script.read_text(encoding="utf-8")
+        texts = {text for text in texts if text not in script_text}
+    return texts
 
 
 # -- Tables, requests, environment ----------------------------------------------------------------

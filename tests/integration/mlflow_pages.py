@@ -55,3 +55,10 @@ def compared(page: Page) -> dict[str, list[str]]:
         ".map(row => [...row.cells].map(cell => cell.innerText.trim()))"
     )
     return {row[0]: row[1:] for row in rows if row}
+
+
+def parallel_axes(page: Page) -> list[str]:
+    """The names of the axes of the page's parallel coordinates, from the left."""
+    labels = page.locator("svg .axis .label")
+    labels.first.wait_for(state="attached")
+    return labels.all_text_contents()

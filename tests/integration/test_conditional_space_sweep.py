@@ -78,5 +78,6 @@ def _check_tracked(cli: CommandLine, found: list[dict[str, Any]]) -> None:
     client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
     for one in found:
         recorded = client.get_run(one["mlflow_run_id"]).data.params
-        searched = {k.removeprefix("space."): v for k, v in recorded.items() if "space." in k}
-        assert searched.keys() == one["params"].keys()
+        assert {
+            key: str(value) for key, value in one["params"].items()
+        }.items() <= recorded.items()

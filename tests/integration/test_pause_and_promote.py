@@ -137,7 +137,7 @@ def test_population_killed_between_rungs_ends_the_same(cli: CommandLine) -> None
     runs = _runs(cli, "killed")
     assert len(runs) == TRIALS + 1
     client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
-    rate = "space.train.optimizer.lr"
+    rate = "train.optimizer.lr"
     for trial, lineage in zip(once, lineages, strict=True):
         number = trial["number"]
         whole, found = (_states(cli, name, number) for name in ("once", "killed"))

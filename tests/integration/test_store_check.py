@@ -168,7 +168,8 @@ PART_LOST = {
     "points deleted": _sql("DELETE FROM metrics WHERE step % 3 = 0"),
     "first and last points": _sql("DELETE FROM metrics WHERE step IN (1, 10)"),
     "a metric": _sql("DELETE FROM metrics WHERE key = 'train/loss'"),
-    "a parameter": _sql("DELETE FROM params WHERE key LIKE 'space.%'"),
+    "a parameter": _sql("DELETE FROM params WHERE key LIKE 'train.optimizer.%'"),
+    "a description": _sql("DELETE FROM tags WHERE key = 'mlflow.note.content'"),
     "a tag": _sql("DELETE FROM tags WHERE key IN ('failure.kind', 'best_step')"),
 }
 
@@ -196,6 +197,13 @@ def test_complete_store_needs_no_repair(root: Path) -> None:
     done = deliver(_view(root), verify=True)
     assert (done.delivered, done.left, bool(done.missing)) == (0, 0, False)
     assert _held(root) == whole
+
+
+def test_an_edited_description_stays(root: Path) -> None:
+    _sql("UPDATE tags SET value = 'mine' WHERE key = 'mlflow.note.content'")(root)
+    edited = _held(root)
+    assert not deliver(_view(root), verify=True).missing
+    assert _held(root) == edited
 
 
 def test_counts_of_missing_records(root: Path) -> None:

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from sweeps.results.compare import clip_fraction
 from tests.integration.browser import open_page, photograph, require_chromium
 from tests.integration.commandline import SMALL, CommandLine
-from tests.integration.mlflow_pages import compared, curves, runs_table
+from tests.integration.mlflow_pages import compared, curves, parallel_axes, runs_table
 from tests.integration.report_reader import axes, named, open_report, traces
 from tests.message_parts import assert_parts
 from tests.time_limits import scaled
@@ -200,12 +200,15 @@ def test_parameters_are_recorded_as_searched_and_resolved(
         recorded = children[trial["number"]].data
         params, tags = recorded.params, recorded.tags
         for key, value in trial["params"].items():
-            assert float(params[f"space.{key}"]) == value
             assert float(params[key]) == value
         assert params["train.batch_size"] == "64"
         assert params["task.name"] == "digits"
         assert params["train.precision"] == "auto"
         assert (tags["gradsweep.precision"], tags["gradsweep.device"]) == ("fp32", "cpu")
+        assert not {key for key in params if "seed" in key or key.startswith("space.")}
+    seeds = {one.data.tags["gradsweep.seed"] for one in children.values()}
+    assert len(seeds) == len(trials)
+    assert len({one.data.tags["gradsweep.data_seed"] for one in children.values()}) == 1
 
 
 def test_each_trial_run_holds_its_figures(
@@ -412,7 +415,9 @@ def ui(finished: object, module_cli: CommandLine) -> Iterator[str]:
 def test_ui_orders_trials_by_metric(ui: str, trials: list[dict[str, Any]]) -> None:
     columns = {"name": "attributes.`Run Name`", "value": "metrics.`best/val/loss`"}
     columns |= {key: f"params.`{key}`" for key in trials[0]["params"]}
-    with open_page(ui, width=1900) as page:
+    table_page = ui.replace("&compareRunsMode=CHART", "")
+    assert table_page != ui
+    with open_page(table_page, width=1900) as page:
         table = runs_table(page, columns)
         page.get_by_text("4 matching runs").wait_for()
         photograph(page, "mlflow-runs")
@@ -421,6 +426,43 @@ def test_ui_orders_trials_by_metric(ui: str, trials: list[dict[str, Any]]) -> No
     assert [float(row["value"]) for row in table] == [one["value"] for one in ranked]
     for row, trial in zip(table, ranked, strict=True):
         assert {key: float(row[key]) for key in trial["params"]} == trial["params"]
+
+
+@pytest.mark.browser
+def test_ui_opens_on_searched_parameters_and_best(ui: str, trials: list[dict[str, Any]]) -> None:
+    with open_page(ui) as page:
+        axes = parallel_axes(page)
+        drawn = curves(page)
+        names = runs_table(page, {"name": "3"})  # beside charts, columns have numbers
+        photograph(page, "mlflow-ui")
+        assert page.get_by_text("Welcome to MLflow Assistant").count() == 0
+    assert axes == [*trials[0]["params"], "best/val/loss"]
+    ranked = sorted(trials, key=lambda trial: trial["value"])
+    assert [row["name"] for row in names] == [f"trial-{one['number']:04d}" for one in ranked]
+    for trial in trials:
+        name = f"trial-{trial['number']:04d}"
+        assert any(run == name and trial["value"] in curve.values() for run, curve in drawn)
+
+
+@pytest.mark.browser
+def test_page_of_a_run_describes_its_trial(ui: str, trials: list[dict[str, Any]]) -> None:
+    trial = max(trials, key=lambda trial: trial["value"])
+    base, _, place = ui.partition("#")
+    experiment = place.split("/")[2]
+    run = f"{base}#/experiments/{experiment}/runs/{trial['mlflow_run_id']}"
+    with open_page(run) as page:
+        page.get_by_text("Checkpoint: epoch").wait_for()
+        text = page.locator("main").inner_text()
+        photograph(page, "mlflow-run")
+    lines = [line.strip() for line in text.splitlines()]
+    first = lines[lines.index("Description") + 1]
+    assert first.startswith(trial["state"].capitalize())
+    assert f"best val/loss {trial['value']:.4g} at epoch {trial['best_epoch']}" in first
+    searched = {key.rpartition(".")[2]: value for key, value in trial["params"].items()}
+    words = ", ".join(f"{name} {value:.4g}" for name, value in searched.items())
+    assert f"Searched: {words}" in lines
+    if trial["state"] == "pruned":
+        assert f"Why it ended: {trial['reason']}" in lines
 
 
 @pytest.mark.browser
@@ -437,7 +479,11 @@ def test_compare_links_show_the_leaders(
 
     with open_page(found["mlflow_compare_page"].replace(f"{DEFAULT_ADDRESS}/", base)) as page:
         rows = compared(page)
+        chosen = page.locator(".axis-title")
+        chosen.first.wait_for(state="attached")
+        axes = chosen.all_text_contents()
         photograph(page, "mlflow-compare")
+    assert axes[:-1] == sorted(trials[0]["params"])
     assert rows["Run Name:"] == list(leaders)
     for key in trials[0]["params"]:
         shown = [float(value) for value in rows[key]]

@@ -18,17 +18,13 @@ def test_the_runs_page_orders_by_a_metric() -> None:
     )
 
 
-def test_the_runs_page_is_shown_as_a_view_has_it() -> None:
-    url = runs_page("http://h:1", "12", "best/val/loss", ascending=True, view_key="k1")
-    query = "workflowType=machine_learning&viewStateShareKey=k1"
-    assert url == f"http://h:1/#/experiments/12/runs?{query}"
-
-
 def test_the_compare_page_names_runs_and_experiment() -> None:
     url = compare_page("http://h:1", ["a1", "b2"], ["12"])
     path, query = urlsplit(url).fragment.split("?")
     assert path == "/compare-runs"
-    assert {key: json.loads(value) for key, [value] in parse_qs(query).items()} == {
+    found = parse_qs(query)
+    assert found.pop("workflowType") == ["machine_learning"]
+    assert {key: json.loads(value) for key, [value] in found.items()} == {
         "runs": ["a1", "b2"],
         "experiments": ["12"],
     }
@@ -39,7 +35,7 @@ def test_the_metric_page_names_the_curves() -> None:
     path, query = urlsplit(url).fragment.split("?")
     assert path == "/metric"
     found = parse_qs(query)
-    assert found.pop("x_axis") == ["step"]
+    assert (found.pop("x_axis"), found.pop("workflowType")) == (["step"], ["machine_learning"])
     assert {key: json.loads(value) for key, [value] in found.items()} == {
         "runs": ["a1"],
         "metric": "val/loss",

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import trainable
+from tracking.limits import clean_key
 from trainable.config import OptimizerConfig, ScheduleConfig
 from trainable.diagnostics import LayerNorms, Throughput
 from trainable.errors import CheckpointError, ConfigError, TaskError
@@ -387,14 +388,33 @@ def test_layer_norms_group_parameters_by_module():
     model[0].weight.grad = torch.full((2, 2), 3.0)
     model[0].bias.grad = torch.full((2,), 4.0)
     layers = LayerNorms(model, list(model.parameters()))
-    assert layers.present() == ["0", "0"]
+    assert layers.present() == ["0 Linear", "0 Linear"]
     norms = [6.0, 4.0 * 2**0.5]
     assert LayerNorms.metrics(layers.present(), norms, 2.0) == {
-        "grad_norm/0": pytest.approx((36 + 32) ** 0.5 / 2)
+        "grad_norm/0 Linear": pytest.approx((36 + 32) ** 0.5 / 2)
     }
 
 
-def test_parameter_of_the_model_outside_any_module():
+def test_layer_names_sort_as_the_layers_do():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.blocks = nn.ModuleList(nn.Linear(1, 1) for _ in range(11))
+            self.head = nn.Sequential(nn.ReLU(), nn.LayerNorm(1))
+
+    model, stray = Net(), nn.Parameter(torch.ones(1))
+    parameters = [*model.parameters(), stray]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    names = list(dict.fromkeys(LayerNorms(model, parameters).present()))
+    blocks = [f"blocks.{index:02d} Linear" for index in range(11)]
+    assert names == ["Net", *blocks, "head.1 LayerNorm", "outside the model"]
+    assert blocks == sorted(blocks)
+    assert all(clean_key(f"grad_norm/{name}") == f"grad_norm/{name}" for name in names)
+
+
+def test_earlier_rules_name_layers_by_their_paths():
     class Bare(nn.Module):
         def __init__(self):
             super().__init__()
@@ -403,7 +423,11 @@ def test_parameter_of_the_model_outside_any_module():
     model, stray = Bare(), nn.Parameter(torch.ones(1))
     for parameter in (model.scale, stray):
         parameter.grad = torch.ones(1)
-    assert LayerNorms(model, [model.scale, stray]).present() == ["(model)", "(outside the model)"]
+    layers = LayerNorms(model, [model.scale, stray], readable=False)
+    assert layers.present() == ["(model)", "(outside the model)"]
+    listed = nn.Sequential(nn.Linear(1, 1))
+    listed[0].weight.grad = torch.ones(1, 1)
+    assert LayerNorms(listed, [*listed.parameters()], readable=False).present() == ["0"]
 
 
 def test_throughput_leaves_pauses_out():

@@ -59,19 +59,33 @@ def test_reports_have_the_metrics_and_rows_of_their_epoch(tmp_path, opened, conf
         "val/accuracy",
         "best/val/loss",
         "epoch",
-        "grad_norm/0",
-        "grad_norm/3",
+        "grad_norm/0 Linear",
+        "grad_norm/3 Linear",
     }
     assert all(r.rows[-1].metrics == r.metrics for r in reports)
     rows = [row for report in reports for row in report.rows]
     assert [row.step for row in rows] == list(range(1, 13))
     assert read_rows(tmp_path) == rows
     layers = [
-        row.metrics["grad_norm/0"] ** 2 + row.metrics["grad_norm/3"] ** 2 for row in rows[1::2]
+        row.metrics["grad_norm/0 Linear"] ** 2 + row.metrics["grad_norm/3 Linear"] ** 2
+        for row in rows[1::2]
     ]
     assert [math.sqrt(x) for x in layers] == pytest.approx(
         [row.metrics["train/grad_norm"] for row in rows[1::2]], rel=1e-5
     )
+
+
+@pytest.mark.parametrize("rules", [1, 2])
+def test_run_keeps_its_names_of_layers(tmp_path, opened, configure, toy, rules):
+    config = configure(layer_norms_every=2)
+    older = config.model_copy(update={"training_rules": rules, "data_seed": None})
+    started = opened(older, tmp_path, toy())
+    first = next(iter(started.events()))
+    started.close()
+    resumed = list(opened(older, tmp_path, toy()).events())
+    for report in (first, *resumed):
+        layers = {name for name in report.metrics if name.startswith("grad_norm/")}
+        assert layers == {"grad_norm/0", "grad_norm/3"}
 
 
 @pytest.mark.seeds("S6")

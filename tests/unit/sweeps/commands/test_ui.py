@@ -6,13 +6,16 @@ import io
 import signal
 import webbrowser
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from rich.console import Console
 
 from sweeps.commands import render, ui
+from sweeps.recording.tags import leaders_view
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.outbox import Outbox
+from tracking.mlflow_chart_view import SharedView
+from tracking.outbox import SWEEP, Outbox
 
 SERVER = "https://mlflow.example:8443/base"
 
@@ -71,6 +74,21 @@ def test_page_of_a_server_is_opened_and_none_started(
     ui.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
     assert opened == [SERVER, page]
     assert text.getvalue().split() == [SERVER, page, page]
+    _deliver(sweep, leaders_view(sweep.spec, "id-small"))
+    url = ui.page_of(SERVER, sweep.view)
+    query = parse_qs(urlsplit(url).fragment.split("?")[1])
+    assert query["compareRunsMode"] == ["CHART"]
+    assert query["viewStateShareKey"] == [leaders_view(sweep.spec, "id-small").key]
+
+
+def _deliver(sweep: MadeSweep, view: SharedView) -> None:
+    """Have the outbox say that the experiment has a view."""
+    outbox = Outbox(sweep.paths.outbox)
+    outbox.append(SWEEP, "experiment", {view.tag: view.state})
+    batch = outbox.next_batch(SWEEP)
+    assert batch is not None
+    outbox.delivered(batch)
+    outbox.close()
 
 
 class Served:

@@ -278,7 +278,7 @@ def test_fully_trained_trial_finishes_without_a_worker(sweep: Sweep) -> None:
     assert (record.state, record.reports) == ("complete", {1: 0.4, 2: 0.3, 3: 0.2, 4: 0.1})
     run = sweep.recorder.runs[number]
     assert run.status == "FINISHED"
-    assert float(run.params["space.train.optimizer.lr"]) == record.params["train.optimizer.lr"]
+    assert float(run.params["train.optimizer.lr"]) == record.params["train.optimizer.lr"]
     assert {step: v for (key, step), v in run.points.items() if key == "val/loss"} == {
         2: 0.4, 4: 0.3, 6: 0.2, 8: 0.1,
     }  # fmt: skip
@@ -316,7 +316,7 @@ def test_resent_run_omits_untrained_changes(
     send_to_tracker(MissingRun(number), sweep.paths, sweep.spec, record, sweep.recorder)
     run = sweep.recorder.runs[number]
     assert "gradsweep.lineage" not in run.tags
-    assert float(run.params["space.train.optimizer.lr"]) == record.suggested["train.optimizer.lr"]
+    assert float(run.params["train.optimizer.lr"]) == record.suggested["train.optimizer.lr"]
 
 
 def test_missing_run_gets_the_trained_parameters(sweep: Sweep) -> None:
@@ -431,7 +431,7 @@ def test_finished_trials_are_resent_if_the_outbox_is_lost(sweep: Sweep) -> None:
     runs = sweep.recorder.runs
     assert (runs[done].status, runs[failed].status) == ("FINISHED", "FAILED")
     assert runs[failed].tags["reason"] == "non_finite: the loss is nan"
-    assert runs[done].params["space.train.optimizer.lr"]
+    assert runs[done].params["train.optimizer.lr"]
     assert len(runs[done].points) == 8 + 4 + 4  # losses, validation losses, epochs
 
 

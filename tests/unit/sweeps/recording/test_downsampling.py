@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.ledger import TrialRecord
+from sweeps.recording.descriptions import DESCRIPTION
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
 from trainable.metrics_file import Row
@@ -178,4 +179,6 @@ def test_trial_records_why_it_ended(record: TrialRecord, tags: dict[str, str]) -
             "early_stopping": {"scheduler": "asha"},
         }
     )
-    assert end_tags(record, spec) == tags
+    found = end_tags(record, spec)
+    assert DESCRIPTION in found, "see test_descriptions.py"
+    assert {key: found[key] for key in found if key != DESCRIPTION} == tags

@@ -160,7 +160,7 @@ def test_exploiting_member_is_one_run_with_changed_parameters(
     heir, run = driver.ledger.trial(0), driver.recorder.runs[0]
     assert [(one.epoch, one.donor) for one in heir.lineage] == [(1, 3), (2, 3), (3, 3)]
     assert driver.states() == ["complete"] * 4
-    rate = "space.train.optimizer.lr"
+    rate = "train.optimizer.lr"
     assert run.params[rate] == str(heir.suggested["train.optimizer.lr"])
     assert run.tags[f"param_changed.{rate}"] == str(heir.params["train.optimizer.lr"])
     assert run.tags["gradsweep.lineage"] == (

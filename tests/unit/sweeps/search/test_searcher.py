@@ -270,7 +270,7 @@ def test_invalid_configuration_fails_its_trial(tmp_path: Path, spec: SweepSpec) 
         assert str(trial.reason).startswith("config: ")
         run = recorder.runs[trial.number]
         assert (run.status, run.tags["failure.kind"]) == ("FAILED", "config")
-        assert run.params["space.train.accumulation"] == "8"
+        assert run.params["train.accumulation"] == "8"
     assert shown == [(trial.number, "failed", None, trial.reason) for trial in refused]
     assert book.abort_reason is None
 
