@@ -1,0 +1,151 @@
+"""Find where a search space was bad, and where the best trials lie at the end of a range.
+
+What must not live here: sentences (`findings`), and changes of the space (`next_search`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple
+
+from sweeps.config.space import (
+    Choice,
+    Distribution,
+    Int,
+    LogInt,
+    LogUniform,
+    QUniform,
+    Uniform,
+    is_number,
+)
+from sweeps.ledger.reader import TrialSummary
+
+_FEWEST = 5
+"""A bad region has at least so many trials."""
+_CHANCE = 0.05
+"""The probability that chance alone would show a bad region anywhere in the space."""
+_LEADERS = 3
+_NEAR, _WITH_LEADERS = 0.1, 0.2
+"""The parts of a range that are near its end: for the best trial, and for all leaders."""
+Side = Literal["below", "above", "equal"]
+Params = Mapping[int, Mapping[str, Any]]
+
+
+class BadRegion(NamedTuple):
+    """A part of the space in which every trial ended badly."""
+
+    key: str
+    side: Side
+    value: Any
+    """The first value beyond the region; of a `choice`, the option itself."""
+    num_trials: int
+    """How many trials are in the region."""
+
+
+class NearBound(NamedTuple):
+    """A parameter of which the best trials are near one end of the searched range."""
+
+    key: str
+    side: Side
+    bound: float
+    value: float
+    """The value of the best trial."""
+    num_leaders: int
+
+
+def bad_regions(
+    space: Mapping[str, Distribution], params: Params, bad: Set[int]
+) -> list[BadRegion]:
+    """Return the largest bad region of each parameter, the least likely by chance first.
+
+    Only regions that chance does not explain: it would show one anywhere in the space in fewer
+    than one of twenty sweeps.
+
+    Args:
+        space: The searched parameters.
+        params: The parameters of each trial that is compared.
+        bad: The trials that ended badly.
+    """
+    tested = [region for key in space for region in _candidates(key, space[key], params, bad)]
+    found = []
+    for region in tested:
+        having = {number for number in params if region.key in params[number]}
+        chance = _chance(len(having), len(having & bad), region.num_trials)
+        if region.num_trials >= _FEWEST and chance * len(tested) < _CHANCE:
+            found.append((chance, region))
+    return [region for _, region in sorted(found, key=lambda item: item[0])]
+
+
+def _candidates(
+    key: str, distribution: Distribution, params: Params, bad: Set[int]
+) -> Iterator[BadRegion]:
+    points = [(number, point[key]) for number, point in params.items() if key in point]
+    if isinstance(distribution, Choice):
+        for option in distribution.options:
+            mine = [number for number, value in points if repr(value) == repr(option)]
+            if mine:
+                yield BadRegion(key, "equal", option, len(mine) if bad.issuperset(mine) else 0)
+        return
+    good = [value for number, value in points if number not in bad and is_number(value)]
+    if not good:
+        return
+    low, high = min(good), max(good)
+    yield BadRegion(key, "below", low, sum(value < low for _, value in points))
+    yield BadRegion(key, "above", high, sum(value > high for _, value in points))
+
+
+def _chance(count: int, num_bad: int, size: int) -> float:
+    """Return the probability that `size` given trials are all among the bad ones by chance."""
+    if size > num_bad:
+        return 1.0
+    return math.comb(count - size, num_bad - size) / math.comb(count, num_bad)
+
+
+def near_bounds(
+    space: Mapping[str, Distribution],
+    leaders: Sequence[TrialSummary],
+) -> list[NearBound]:
+    """Return the parameters of which the best trials are near an end of the searched range.
+
+    Args:
+        space: The searched parameters.
+        leaders: The best trials, the best first; the first three are looked at.
+    """
+    best = leaders[:_LEADERS]
+    if len(best) < _LEADERS:
+        return []
+    found = []
+    for key, distribution in space.items():
+        values = [one.best_params.get(key) for one in best]
+        places = [place(distribution, value) for value in values]
+        known = [one for one in places if one is not None]
+        if len(known) < len(places):
+            continue
+        low, high = _range(distribution)
+        if known[0] <= _NEAR and max(known) <= _WITH_LEADERS:
+            found.append(NearBound(key, "below", low, values[0], len(best)))
+        elif known[0] >= 1 - _NEAR and min(known) >= 1 - _WITH_LEADERS:
+            found.append(NearBound(key, "above", high, values[0], len(best)))
+    return found
+
+
+def scale(distribution: Distribution) -> Callable[[float], float]:
+    """Return the function that maps a number to the scale on which a range is searched."""
+    return math.log if isinstance(distribution, LogUniform | LogInt) else float
+
+
+def place(distribution: Distribution, value: object) -> float | None:
+    """Return where in its range a value lies, from 0 to 1; None if there is no such place."""
+    if not isinstance(distribution, Uniform | LogUniform | QUniform | Int):
+        return None
+    low, high = _range(distribution)
+    if not is_number(value) or not low <= value <= high or low == high:
+        return None
+    scaled = scale(distribution)
+    return (scaled(value) - scaled(low)) / (scaled(high) - scaled(low))
+
+
+def _range(distribution: Distribution) -> tuple[float, float]:
+    low, high, *_ = distribution.arguments()
+    return low, high
