@@ -21,7 +21,7 @@ from sweeps.formatting import format_number, format_value
 from sweeps.publishing import report_data
 from sweeps.publishing.report_data import NotEnough, SweepData, spans_decades, thinned
 
-_VISIBLE_BLUES = sequential.Blues[3:]
+_VISIBLE_BLUES = sequential.Blues[4:]
 """Optuna's colour scale without its lightest shades, which are invisible on white."""
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 MAX_AXES = 3
