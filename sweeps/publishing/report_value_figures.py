@@ -178,17 +178,21 @@ def parallel(sweep: SweepData) -> go.Figure:
     """
     _require_trials(sweep, 2)
     study, names = _sampled_study(sweep), _axes(sweep)
-    trials = [t for t in study.trials if t.state == TrialState.COMPLETE and t.value is not None]
-    values = [trial.value for trial in trials]
+    values = {t.number: t.value for t in study.trials if t.value is not None}
     value_axis = _number_axis(
-        sweep.compared.trials.target, min(values), max(values), log=spans_decades(values)
+        sweep.compared.trials.target,
+        min(values.values()),
+        max(values.values()),
+        log=spans_decades(values.values()),
     )
     axes = [value_axis, *(_parameter_axis(sweep, name) for name in names)]
     minimize = sweep.view.ledger.minimize
     figure = go.Figure()
-    for trial in sorted(trials, key=lambda t: t.value, reverse=minimize):  # the best is on top
+    # The best is on top.
+    for number in sorted(values, key=values.__getitem__, reverse=minimize):
+        trial = study.trials[number]
         params = [trial.params.get(name) for name in names]
-        points = [trial.value, *params]
+        points = [values[number], *params]
         known = [True, *(name in trial.params for name in names)]
         heights = [a.place(p) if k else -0.1 for a, p, k in zip(axes, points, known, strict=True)]
         shade = 1 - heights[0] if minimize else heights[0]
@@ -209,7 +213,7 @@ def parallel(sweep: SweepData) -> go.Figure:
                 showlegend=False,
             )
         )
-    missing = any(name not in trial.params for trial in trials for name in names)
+    missing = any(name not in study.trials[n].params for n in values for name in names)
     return figure.update_layout(**_parallel_layout(axes, missing=missing))
 
 

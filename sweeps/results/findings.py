@@ -132,8 +132,9 @@ class _Evidence:
 
     @cached_property
     def bounds(self) -> list[NearBound]:
-        several = len(self.spec.metrics) > 1
-        return [] if several or not self.params else near_bounds(self.spec.space, self.ranked)
+        if len(self.spec.metrics) > 1 or not self.params:
+            return []
+        return near_bounds(self.spec.space, self.params, self.ranked)
 
     def _endings(self) -> Iterator[tuple[str, set[int], set[int]]]:
         """Yield what is bad, in words, which trials ended so, and with which they are compared."""

@@ -85,7 +85,7 @@ def _candidates(
         for option in distribution.options:
             mine = [number for number, value in points if repr(value) == repr(option)]
             if mine:
-                yield BadRegion(key, "equal", option, len(mine) if bad.issuperset(mine) else 0)
+                yield BadRegion(key, "equal", option, len(mine) if bad >= set(mine) else 0)
         return
     good = [value for number, value in points if number not in bad and is_number(value)]
     if not good:
@@ -104,12 +104,15 @@ def _chance(count: int, num_bad: int, size: int) -> float:
 
 def near_bounds(
     space: Mapping[str, Distribution],
+    params: Params,
     leaders: Sequence[TrialSummary],
 ) -> list[NearBound]:
     """Return the parameters of which the best trials are near an end of the searched range.
 
     Args:
         space: The searched parameters.
+        params: The parameters of all trials. An end beyond which an earlier space had trials does
+            not count.
         leaders: The best trials, the best first; the first three are looked at.
     """
     best = leaders[:_LEADERS]
@@ -117,15 +120,15 @@ def near_bounds(
         return []
     found = []
     for key, distribution in space.items():
-        values = [one.best_params.get(key) for one in best]
-        places = [place(distribution, value) for value in values]
-        known = [one for one in places if one is not None]
-        if len(known) < len(places):
+        values = [value for one in best if is_number(value := one.best_params.get(key))]
+        known = [at for value in values if (at := place(distribution, value)) is not None]
+        if len(known) < len(best):
             continue
         low, high = _range(distribution)
-        if known[0] <= _NEAR and max(known) <= _WITH_LEADERS:
+        tried = [value for point in params.values() if is_number(value := point.get(key))]
+        if known[0] <= _NEAR and max(known) <= _WITH_LEADERS and min(tried) >= low:
             found.append(NearBound(key, "below", low, values[0], len(best)))
-        elif known[0] >= 1 - _NEAR and min(known) >= 1 - _WITH_LEADERS:
+        elif known[0] >= 1 - _NEAR and min(known) >= 1 - _WITH_LEADERS and max(tried) <= high:
             found.append(NearBound(key, "above", high, values[0], len(best)))
     return found
 
