@@ -133,6 +133,7 @@ def _timeline(sweep: SweepData) -> go.Figure:
                 x=[1000 * length for length in lengths],
                 y=[record.number for record, _, _ in mine],
                 orientation="h",
+                width=0.8,  # else the bars of a state with few trials are high
                 name=state,
                 marker={"color": COLOURS[state], "line": {"width": 0}},
                 text=[f"{r.attempts} attempts" if r.attempts > 1 else "" for r, _, _ in mine],

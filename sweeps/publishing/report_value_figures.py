@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import optuna
 import plotly.graph_objects as go
 from optuna import visualization
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 from plotly.colors import sample_colorscale, sequential
+from plotly.subplots import make_subplots
 
 from sweeps.formatting import format_number, format_value
 from sweeps.publishing import report_data
@@ -26,6 +27,8 @@ _VISIBLE_BLUES = sequential.Blues[4:]
 _PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 MAX_AXES = 3
 """The most parameters of the contours (a plot for each pair) and metrics of the Pareto front."""
+_SLICES = 3
+"""Slices beside each other."""
 _FEWEST_FOR_CONTOURS = 30
 _PADDING = 0.04
 """The part of a range that an axis shows beyond its ends, so that dots there are whole."""
@@ -90,23 +93,29 @@ def axis_range(sweep: SweepData, name: str) -> list[float] | None:
 
 
 def slices(sweep: SweepData) -> go.Figure:
-    """Draw the value over each parameter."""
+    """Draw the value over each parameter, three beside each other."""
     _require_trials(sweep, 2)
     axes = sorted(_axes(sweep))
-    figure = visualization.plot_slice(
-        sweep.compared.study, params=axes, target_name=sweep.compared.trials.target
-    )
+    rows, columns = math.ceil(len(axes) / _SLICES), min(len(axes), _SLICES)
+    figure = make_subplots(rows, columns, shared_yaxes="all", vertical_spacing=0.28 / rows)
+    target = sweep.compared.trials.target
+    for index, name in enumerate(axes):
+        # One by one, as Optuna draws all of them in one row, which is too wide for a page.
+        one = visualization.plot_slice(sweep.compared.study, params=[name], target_name=target)
+        row, column = index // _SLICES + 1, index % _SLICES + 1
+        figure.add_trace(one.data[0].update(marker={"showscale": index == 0}), row, column)
+        shown = one.layout.xaxis.to_plotly_json()
+        figure.update_xaxes(**{**shown, "range": axis_range(sweep, name)}, row=row, col=column)
+        if column == 1:
+            figure.update_yaxes(title=target, row=row, col=column)
+    last = max(1, len(sweep.view.records) - 1)
     figure.update_traces(
-        marker={"size": 8, "colorscale": _VISIBLE_BLUES, "cmin": 0},
+        marker={"size": 8, "colorscale": _VISIBLE_BLUES, "cmin": 0, "cmax": last},
         hovertemplate="trial %{marker.color}<br>%{x}: %{y:.4g}<extra></extra>",
     )
-    figure.update_traces(marker={"cmax": max(1, len(sweep.view.records) - 1)})
-    for column, name in enumerate(axes, start=1):
-        place = {"row": 1, "col": column} if len(axes) > 1 else {}
-        figure.update_xaxes(range=axis_range(sweep, name), **place)
     if spans_decades(sweep.compared.trials.values.values()):
         figure.update_yaxes(type="log")
-    return figure
+    return figure.update_layout(height=160 + 290 * rows)
 
 
 def contours(sweep: SweepData) -> go.Figure:
@@ -246,7 +255,8 @@ def _parameter_axis(sweep: SweepData, name: str) -> _Axis:
     found = sweep.searched_range(name)
     if found is not None:
         low, high, log = found
-        return _number_axis(name, low, high, log=log)
+        whole = all(isinstance(one, IntDistribution) for one in sweep.distributions(name))
+        return _number_axis(name, low, high, log=log, whole=whole)
     known = (d for d in sweep.distributions(name) if isinstance(d, CategoricalDistribution))
     values = [*(option for d in known for option in d.choices)]
     values += [t.params[name] for t in sweep.compared.selected if name in t.params]
@@ -260,7 +270,7 @@ def _parameter_axis(sweep: SweepData, name: str) -> _Axis:
     )
 
 
-def _number_axis(label: str, low: float, high: float, *, log: bool) -> _Axis:
+def _number_axis(label: str, low: float, high: float, *, log: bool, whole: bool = False) -> _Axis:
     scaled = math.log10 if log else float
     start, width = scaled(low), scaled(high) - scaled(low)
 
@@ -271,6 +281,8 @@ def _number_axis(label: str, low: float, high: float, *, log: bool) -> _Axis:
         inner = [10.0**power for power in range(math.ceil(start), math.floor(start + width) + 1)]
     else:
         inner = [low + width * quarter / 4 for quarter in (1, 2, 3)]
+    if whole:
+        inner = list(map(round, inner))
     # Not so near the ends that the texts overlap.
     inner = [value for value in inner if 0.07 < place(value) < 0.93]
     ticks = dict.fromkeys([low, *inner, high])

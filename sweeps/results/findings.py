@@ -74,9 +74,15 @@ def find(view: SweepStatus) -> Findings:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each dotted key, or the key itself if that is ambiguous."""
-    last = Counter(key.rsplit(".", 1)[-1] for key in keys)
-    return {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
+    """Return the last part of each dotted key, or the key itself if that is ambiguous.
+
+    A `name` alone says too little, so the part before it is added.
+    """
+    shortened = {
+        key: ".".join(key.split(".")[-2 if key.endswith(".name") else -1 :]) for key in keys
+    }
+    count = Counter(shortened.values())
+    return {key: short if count[short] == 1 else key for key, short in shortened.items()}
 
 
 class _Evidence:
@@ -141,12 +147,11 @@ class _Evidence:
         ended = {record.number for record in self.records if record.finished}
         failed = {record.number for record in self.records if record.state == "failed"}
         stopped = {r.number: r.epoch for r in self.records if _was_stopped(r)}
-        or_failed = " or failed" if failed else ""
         if stopped:
             first = min(stopped.values())
             at_first = {number for number, epoch in stopped.items() if epoch == first}
-            yield f"were stopped at epoch {first}{or_failed}", at_first | failed, ended
-            yield f"were stopped early{or_failed}", set(stopped) | failed, ended
+            yield f"were stopped at epoch {first}", at_first | failed, ended
+            yield "were stopped early", set(stopped) | failed, ended
         yield "failed", failed, ended
         values, epoch = self.compared.values, self.compared.epoch
         if len(values) > 1:
@@ -235,7 +240,11 @@ class _Evidence:
     def _region(self, region: BadRegion) -> Finding:
         name, value = self.names[region.key], format_value(region.value)
         where = f"{name} {value}" if region.side == "equal" else f"{name} {region.side} {value}"
-        return Finding("region", f"All {region.num_trials} trials with {where} {self.regions[1]}.")
+        failed = sum(self.records[number].state == "failed" for number in region.trials)
+        what = "failed" if failed == len(region.trials) else self.regions[1]
+        if 0 < failed < len(region.trials):
+            what = f"{what} or failed"
+        return Finding("region", f"All {len(region.trials)} trials with {where} {what}.")
 
     def _bound(self, bound: NearBound) -> Finding:
         end = "lower" if bound.side == "below" else "upper"

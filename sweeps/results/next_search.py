@@ -30,6 +30,8 @@ from sweeps.results.sweep_status import SweepStatus
 
 _WIDER = 1 / 3
 """By this part of its width, on its scale, a range grows beyond an end."""
+_MOST_TIMES = 10
+"""A range with a logarithmic scale grows at most by this factor."""
 _NARROWEST = 0.1
 """A smaller part of a range is not worth cutting off."""
 
@@ -111,10 +113,11 @@ def _widened(distribution: Distribution, bound: NearBound) -> dict[str, Any]:
     """Return the field that makes a range wider at one end; none if it cannot grow there."""
     low, high, *_ = distribution.arguments()
     scaled, up = scale(distribution), bound.side == "above"
+    log = isinstance(distribution, LogUniform | LogInt)
     width = (scaled(high) - scaled(low)) * _WIDER
+    width = min(width, math.log(_MOST_TIMES)) if log else width
     end = scaled(bound.bound) + (width if up else -width)
-    if isinstance(distribution, LogUniform | LogInt):
-        end = math.exp(end)
+    end = math.exp(end) if log else end
     # Most parameters that were never negative cannot be, and a share is at most 1.
     if not up and low >= 0:
         end = max(end, 1 if isinstance(distribution, Int) and low >= 1 else 0)
@@ -129,7 +132,7 @@ def _widened(distribution: Distribution, bound: NearBound) -> dict[str, Any]:
 def _rounded(distribution: Distribution, value: float, *, down: bool) -> float:
     """Return a value with two significant digits, or on the steps of a distribution."""
     rounding = ROUND_FLOOR if down else ROUND_CEILING
-    exact = Decimal(str(value))
+    exact = Decimal(f"{value:.10g}")  # without the rounding errors of a logarithm
     if isinstance(distribution, QUniform | Int) and not isinstance(distribution, LogInt):
         low, step = Decimal(str(distribution.low)), Decimal(str(distribution.step))
         found = low + ((exact - low) / step).to_integral_value(rounding) * step

@@ -28,6 +28,8 @@ _CHANCE = 0.05
 _LEADERS = 3
 _NEAR, _WITH_LEADERS = 0.1, 0.2
 """The parts of a range that are near its end: for the best trial, and for all leaders."""
+_MOST_BEYOND = 2
+"""The most trials between the best trial and the end of the range."""
 Side = Literal["below", "above", "equal"]
 Params = Mapping[int, Mapping[str, Any]]
 
@@ -39,8 +41,8 @@ class BadRegion(NamedTuple):
     side: Side
     value: Any
     """The first value beyond the region; of a `choice`, the option itself."""
-    num_trials: int
-    """How many trials are in the region."""
+    trials: frozenset[int]
+    """The numbers of the trials in the region."""
 
 
 class NearBound(NamedTuple):
@@ -71,8 +73,8 @@ def bad_regions(
     found = []
     for region in tested:
         having = {number for number in params if region.key in params[number]}
-        chance = _chance(len(having), len(having & bad), region.num_trials)
-        if region.num_trials >= _FEWEST and chance * len(tested) < _CHANCE:
+        chance = _chance(len(having), len(having & bad), len(region.trials))
+        if len(region.trials) >= _FEWEST and chance * len(tested) < _CHANCE:
             found.append((chance, region))
     return [region for _, region in sorted(found, key=lambda item: item[0])]
 
@@ -83,16 +85,15 @@ def _candidates(
     points = [(number, point[key]) for number, point in params.items() if key in point]
     if isinstance(distribution, Choice):
         for option in distribution.options:
-            mine = [number for number, value in points if repr(value) == repr(option)]
-            if mine:
-                yield BadRegion(key, "equal", option, len(mine) if bad >= set(mine) else 0)
+            mine = frozenset(n for n, value in points if repr(value) == repr(option))
+            yield BadRegion(key, "equal", option, mine if mine <= bad else frozenset())
         return
     good = [value for number, value in points if number not in bad and is_number(value)]
     if not good:
         return
     low, high = min(good), max(good)
-    yield BadRegion(key, "below", low, sum(value < low for _, value in points))
-    yield BadRegion(key, "above", high, sum(value > high for _, value in points))
+    yield BadRegion(key, "below", low, frozenset(n for n, value in points if value < low))
+    yield BadRegion(key, "above", high, frozenset(n for n, value in points if value > high))
 
 
 def _chance(count: int, num_bad: int, size: int) -> float:
@@ -111,8 +112,8 @@ def near_bounds(
 
     Args:
         space: The searched parameters.
-        params: The parameters of all trials. An end beyond which an earlier space had trials does
-            not count.
+        params: The parameters of all trials. If several lie between the best trial and the end,
+            or beyond it in an earlier space, they have shown that it is no better there.
         leaders: The best trials, the best first; the first three are looked at.
     """
     best = leaders[:_LEADERS]
@@ -124,12 +125,17 @@ def near_bounds(
         known = [at for value in values if (at := place(distribution, value)) is not None]
         if len(known) < len(best):
             continue
-        low, high = _range(distribution)
         tried = [value for point in params.values() if is_number(value := point.get(key))]
-        if known[0] <= _NEAR and max(known) <= _WITH_LEADERS and min(tried) >= low:
-            found.append(NearBound(key, "below", low, values[0], len(best)))
-        elif known[0] >= 1 - _NEAR and min(known) >= 1 - _WITH_LEADERS and max(tried) <= high:
-            found.append(NearBound(key, "above", high, values[0], len(best)))
+        low, high = _range(distribution)
+        if known[0] <= _NEAR and max(known) <= _WITH_LEADERS:
+            side: Side = "below"
+            end, beyond = low, sum(value < values[0] for value in tried)
+        elif known[0] >= 1 - _NEAR and min(known) >= 1 - _WITH_LEADERS:
+            side, end, beyond = "above", high, sum(value > values[0] for value in tried)
+        else:
+            continue
+        if beyond <= _MOST_BEYOND:
+            found.append(NearBound(key, side, end, values[0], len(best)))
     return found
 
 

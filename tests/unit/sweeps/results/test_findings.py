@@ -155,7 +155,7 @@ def test_option_of_which_all_trials_failed_is_named(tmp_path: Path) -> None:
             sweep.add("complete", 0.1 + number / 100, params=point)
     found = find(sweep.view)
     said = _said(found)
-    assert said["region"] == "All 8 trials with name sgd failed."
+    assert said["region"] == "All 8 trials with optimizer.name sgd failed."
     assert said["failures"] == (
         "8 of 24 trials failed: 8 like trial 1 (non_finite: the loss is nan at step 1)."
     )
@@ -174,6 +174,24 @@ def test_best_near_a_bound_widens_the_range(tmp_path: Path) -> None:
     (space,) = (one for one in found.overrides if one.startswith("space."))
     assert space == f"space.{LR}={{loguniform: [0.015, 1.0]}}"
     assert found.changes_space
+
+
+def test_explored_end_of_a_range_is_not_widened(tmp_path: Path) -> None:
+    """Three trials between the best and the end of the range are worse."""
+    sweep = stopped_sweep(tmp_path, low=1.5e-2, best=0.1)
+    assert "bound" in _said(find(sweep.view))
+    for rate in (0.097, 0.098, 0.099):
+        sweep.add("complete", *[0.9] * 10, params={LR: rate, NORM: 1.0, WARMUP: 0.1})
+    assert "bound" not in _said(find(sweep.view))
+
+
+def test_region_names_only_what_happened_there(tmp_path: Path) -> None:
+    """A trial failed elsewhere in the space."""
+    sweep = stopped_sweep(tmp_path)
+    sweep.add("failed", reason="oom: too large", params={LR: 0.09, NORM: 1.0, WARMUP: 0.1})
+    assert _said(find(sweep.view))["region"].endswith("were stopped at epoch 1.")
+    sweep.add("failed", reason="oom: too large", params={LR: 2e-4, NORM: 1.0, WARMUP: 0.1})
+    assert _said(find(sweep.view))["region"].endswith("were stopped at epoch 1 or failed.")
 
 
 def test_population_has_no_effect_of_a_parameter(tmp_path: Path) -> None:
@@ -235,8 +253,9 @@ def test_change_that_a_resume_would_refuse_is_left_out(tmp_path: Path) -> None:
 
 
 def test_short_names_stay_unambiguous() -> None:
-    keys = ["a.lr", "b.lr", "c.norm"]
-    assert short_names(keys) == {"a.lr": "a.lr", "b.lr": "b.lr", "c.norm": "norm"}
+    keys = ["a.lr", "b.lr", "c.norm", "c.d.name"]
+    wanted = ["a.lr", "b.lr", "norm", "d.name"]
+    assert short_names(keys) == dict(zip(keys, wanted, strict=True))
 
 
 def test_effect_of_one_outlier_is_not_an_effect() -> None:
