@@ -220,6 +220,7 @@ def resume(
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import check_kept
     from sweeps.ledger.warm_start import WarmStart
+    from sweeps.results.findings import find
     from sweeps.search.dry_run import dry_run
     from sweeps.store_access import check_sampler_state, remember_named
     from sweeps.sweep_lock import sweep_locked
@@ -238,7 +239,7 @@ def resume(
         done = view.concluded and is_unchanged(view.spec, spec)
         if done and not has_lost_runs(view, err, offline=offline):
             outcome = view.outcome()
-            messages.outcome(out, err, outcome, view.paths)
+            messages.outcome(out, err, outcome, view.paths, find(view))
             raise typer.Exit(outcome.exit_code)
         with document.attach_locations():
             dry_run(spec, WarmStart.from_data(view.ledger.warm_start()))

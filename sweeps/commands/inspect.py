@@ -73,8 +73,9 @@ def status(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state and progress of a sweep."""
+    """Show the state and progress of a sweep, and what a finished one found."""
     from sweeps.commands import render
+    from sweeps.results.findings import find
 
     if watch and as_json:
         fail(
@@ -89,7 +90,9 @@ def status(
     with input_errors():
         view = view_of(name, root)
         found = view.status()
-    show_found(found, as_json, lambda: render.status(found, view.spec, view.paths))
+        ended = view.state in ("finished", "failed") and not as_json
+        findings = find(view) if ended else None
+    show_found(found, as_json, lambda: render.status(found, view.spec, view.paths, findings))
 
 
 def trials(

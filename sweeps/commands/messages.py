@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from sweeps.commands import pareto
 from sweeps.commands.plain_console import PlainConsole, line
@@ -25,12 +26,27 @@ if TYPE_CHECKING:
     from sweeps.config.spec import SweepSpec
     from sweeps.driver.stop_requests import StopResult
     from sweeps.engine.task_check import TaskFacts
+    from sweeps.results.findings import Findings
     from sweeps.results.sweep_status import SweepOutcome
     from tracking.notification_queue import Undelivered
 
 
-def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths) -> None:
-    """Print how a sweep ended and the next command, which is the last line of an abnormal end."""
+def outcome(
+    out: Console,
+    err: Console,
+    result: SweepOutcome,
+    paths: SweepPaths,
+    findings: Findings | None = None,
+) -> None:
+    """Print how a sweep ended and the next command, which is the last line of an abnormal end.
+
+    Args:
+        out: Receives the results.
+        err: Receives messages.
+        result: How the sweep ended.
+        paths: The paths of the sweep.
+        findings: What was found; None: that is not printed.
+    """
 
     def sweep(command: str, *more: str) -> str:
         return paths.command(command, *more, program=program_name())
@@ -48,6 +64,8 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         )
         if best.state == "pruned":
             out.print(f"it was stopped early: {best.reason or 'pruned'}", soft_wrap=True)
+    for found in found_lines(findings):
+        out.print(found)
     if result.pending:
         err.print(
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
@@ -71,6 +89,8 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
     if result.stop is not None:
         more = result.stop.continue_overrides
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
+    if findings is not None and findings.changes_space:
+        more = tuple(findings.overrides)
     changes = [word for change in more for word in ("-s", change)]
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
@@ -80,7 +100,7 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
             ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
             *([] if result.lost_weights else [("export the best weights", take)]),
-            *([("try more", sweep("resume", *changes))] if grows else []),
+            *([(next_label(findings), sweep("resume", *changes))] if grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
         return
@@ -100,6 +120,17 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
     else:
         err.print("interrupted; every trial continues from its last checkpoint with:")
         resume(err, paths)
+
+
+def found_lines(findings: Findings | None) -> list[RenderableType]:
+    """Return what was found, one sentence a line."""
+    return [Text(f"- {one.sentence}") for one in (findings.sentences if findings else ())]
+
+
+def next_label(findings: Findings | None) -> str:
+    """Return what the command does that continues a finished sweep."""
+    changed = findings is not None and findings.changes_space
+    return "try next, in a better space" if changed else "try more"
 
 
 def sentence(err: Console, message: str, *, style: str) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from sweeps.commands import pareto
+from sweeps.commands import messages, pareto
 from sweeps.commands.plain_console import line, redraws
 from sweeps.commands.tables import TextTable, plain_table
 from sweeps.config.spec import SweepSpec
@@ -36,6 +36,7 @@ from sweeps.results.sweep_status import STATES, SweepStatus
 
 if TYPE_CHECKING:
     from sweeps.commands.doctor import Finding
+    from sweeps.results.findings import Findings
 
 _STATE_STYLES = {
     "running": "cyan",
@@ -75,8 +76,17 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
     return table
 
 
-def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
-    """Return the lines of `sweep status`."""
+def status(
+    found: dict[str, Any], spec: SweepSpec, paths: SweepPaths, findings: Findings | None = None
+) -> RenderableType:
+    """Return the lines of `sweep status`.
+
+    Args:
+        found: What `sweep status --json` prints.
+        spec: The sweep.
+        paths: Its paths.
+        findings: What was found; None: that is not shown.
+    """
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
     lines: list[RenderableType] = [
         Text.assemble(
@@ -98,6 +108,10 @@ def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> Rendera
             )
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
+    lines += messages.found_lines(findings)
+    if findings is not None and findings.overrides:
+        changes = [word for change in findings.overrides for word in ("-s", change)]
+        lines.append(line(f"{messages.next_label(findings)}: {paths.command('resume', *changes)}"))
     if found["outbox_pending"]:
         waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
         if found["state"] != "running":

@@ -34,7 +34,8 @@ from sweeps.errors import (
 )
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 from sweeps.paths import SweepPaths
-from sweeps.results.sweep_status import SweepOutcome
+from sweeps.results.findings import Findings, find
+from sweeps.results.sweep_status import SweepOutcome, SweepStatus
 from sweeps.store_access import reach_tracking, withheld_variables
 from sweeps.tracker import check_address, find_tracker
 from sweeps.webhook import check_webhook
@@ -166,8 +167,18 @@ def attempt(
     except (CurveDamaged, LedgerError, LockLost, StorageError, OSError) as error:
         return report_error(error, paths, err)
     (outcome,) = outcomes
-    messages.outcome(out, err, outcome, paths)
+    messages.outcome(out, err, outcome, paths, _findings(paths, outcome))
     return outcome.exit_code
+
+
+def _findings(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:
+    """Return what an ended sweep found; None if it was interrupted, or cannot be read now."""
+    if outcome.exit_code not in (0, NO_SUCCESS) or outcome.num_left:
+        return None
+    try:
+        return find(SweepStatus(paths))
+    except (LedgerError, OSError):  # the sweep itself has ended well
+        return None
 
 
 def _connect(

@@ -9,28 +9,26 @@ nor from the trials' metrics.
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.errors import LedgerError
 from sweeps.formatting import format_cells, format_parameter, format_reason, format_result, joined
-from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SweepPaths
-from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
+from sweeps.publishing.report_data import NotEnough, SweepData, read_sweep
+from sweeps.publishing.report_figures import Figure, figures
 from sweeps.publishing.report_page import PageSection, escape, page, table
-from sweeps.publishing.report_selection import select_trials
 from sweeps.results.compare import compare
-from sweeps.results.sweep_status import STATES, SweepStatus
+from sweeps.results.findings import find
+from sweeps.results.sweep_status import STATES
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 
@@ -53,10 +51,11 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     optuna.logging.set_verbosity(
         optuna.logging.ERROR
     )  # else Optuna logs each trial that a figure leaves out
-    sweep = _read(paths)
+    sweep = read_sweep(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = page(sweep.spec.name, _summary(sweep), [_leaders(sweep), *drawn, _failures(sweep)])
+    sections = [_found(sweep), _leaders(sweep), *drawn, _failures(sweep)]
+    text = page(sweep.spec.name, _summary(sweep), sections)
     try:
         _write_whole(text, target)
     except OSError as error:
@@ -79,79 +78,29 @@ def _write_whole(text: str, target: Path) -> None:
         aside.replace(place)
 
 
-def _read(paths: SweepPaths) -> SweepData:
-    view = SweepStatus(paths)
-    drawn = (key for record in view.records for key in record.params)
-    keys = list(dict.fromkeys([*view.spec.space, *drawn]))
-    last = Counter(key.rsplit(".", 1)[-1] for key in keys)
-    names = {k: short if last[short := k.rsplit(".", 1)[-1]] == 1 else k for k in keys}
-    # Without trials that were added after the view was read.
-    stored = Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
-    known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
-    study, front = (_study(known, names, view.ledger.minimizes[:count]) for count in (1, None))
-    states = {record.number: view.trial_state(record) for record in view.records}
-    curves = view.ledger.reports()
-    selection = select_trials(view.spec, states, curves)
-    selected = optuna.create_study(direction=study.direction)
-    for number, value in selection.values.items():
-        selected.add_trial(_renamed(known[number], names, TrialState.COMPLETE, [value]))
-    return SweepData(view, study, front, names, states, curves, selection, selected)
-
-
-def _study(
-    trials: Sequence[FrozenTrial], names: Mapping[str, str], minimizes: Sequence[bool]
-) -> optuna.Study:
-    """Return the ledger's study in memory, with one metric for each entry of `minimizes`."""
-    study = optuna.create_study(
-        directions=["minimize" if low else "maximize" for low in minimizes]
-    )
-    for trial in trials:
-        values = None if trial.values is None else trial.values[: len(minimizes)]
-        study.add_trial(_renamed(trial, names, trial.state, values))
-    return study
-
-
-def _at_its_best(
-    trial: FrozenTrial, record: TrialSummary, others: Sequence[FrozenTrial]
-) -> FrozenTrial:
-    """Return a trial with the parameters of its best value, if they changed while it trained."""
-    if not record.lineage:
-        return trial
-    drawn = {key: one for other in others for key, one in other.distributions.items()}
-    shown = copy.copy(trial)
-    shown.params = {key: value for key, value in record.best_params.items() if key in drawn}
-    shown.distributions = {key: drawn[key] for key in shown.params}
-    return shown
-
-
-def _renamed(
-    trial: FrozenTrial,
-    names: Mapping[str, str],
-    state: TrialState,
-    values: Sequence[float] | None,
-) -> FrozenTrial:
-    return create_trial(
-        state=state,
-        values=values,
-        params={names[key]: value for key, value in trial.params.items()},
-        distributions={names[key]: value for key, value in trial.distributions.items()},
-    )
-
-
 def _draw(sweep: SweepData, figure: Figure) -> PageSection:
-    sentence = figure.sentence
+    sentence, body = _drawn(sweep, figure)
+    if figure.of_survivors and sweep.survivors is not None:
+        note, again = _drawn(replace(sweep, compared=sweep.survivors), figure)
+        body += f"<h3>Survivors only</h3><p>{escape(note)}</p>\n{again}"
+    return PageSection(figure.title, f"{figure.sentence} {sentence}".rstrip(), body)
+
+
+def _drawn(sweep: SweepData, figure: Figure) -> tuple[str, str]:
+    """Return a note on a figure, and the figure as HTML or why there is none."""
     try:
         drawn = figure.draw(sweep)
     except NotEnough as missing:
-        body = f"<p class=missing>Not drawn: {escape(str(missing))}.</p>"
-    else:
-        drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
-        drawn.update_xaxes(exponentformat="none")  # 0.0001, not 100µ
-        drawn.update_yaxes(exponentformat="none")
-        config = {"responsive": True, "displaylogo": False}
-        body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
-        sentence = f"{sentence} {figure.note(sweep)}".rstrip()
-    return PageSection(figure.title, sentence, body)
+        return "", f"<p class=missing>Not drawn: {escape(str(missing))}.</p>"
+    drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
+    drawn.update_xaxes(exponentformat="none")  # 0.0001, not 100µ
+    drawn.update_yaxes(exponentformat="none")
+    # Few and full numbers on logarithmic axes: else Plotly writes 2 for 0.02.
+    drawn.update_xaxes(tickformat="~g", nticks=4, selector={"type": "log"})
+    drawn.update_yaxes(tickformat="~g", nticks=6, selector={"type": "log"})
+    config = {"responsive": True, "displaylogo": False}
+    body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
+    return figure.note(sweep), f"<div class=wide>{body}</div>"
 
 
 # -- words and tables -----------------------------------------------------------------------------
@@ -177,6 +126,21 @@ def _summary(sweep: SweepData) -> list[str]:
     return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
 
 
+def _found(sweep: SweepData) -> PageSection:
+    """Return what was found, and the command that continues a finished sweep."""
+    findings = find(sweep.view)
+    if not findings.sentences:
+        return PageSection("Findings", "", _NO_VALUE)
+    items = "".join(f"<li>{escape(one.sentence)}</li>\n" for one in findings.sentences)
+    body = f"<ul>{items}</ul>"
+    if findings.overrides:
+        changes = [word for change in findings.overrides for word in ("-s", change)]
+        label = "Try next, in a better space:" if findings.changes_space else "Try more:"
+        command = escape(sweep.view.paths.command("resume", *changes))
+        body += f"<p>{label}</p><pre>{command}</pre>"
+    return PageSection("Findings", "", body)
+
+
 def _leaders(sweep: SweepData) -> PageSection:
     found = compare([sweep.view], top=_LEADERS)
     keys = list(sweep.spec.space)
@@ -195,8 +159,8 @@ def _leaders(sweep: SweepData) -> PageSection:
     heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "clipped"]
     heads += [sweep.names.get(key, key) for key in keys]
     sentence = (
-        f"At most {_LEADERS} of the best trials, complete ones first: the value of a trial that "
-        "was stopped early is not final."
+        f"At most {_LEADERS} of the best trials, by their best value; that of a trial that was "
+        "stopped early is not final."
     )
     return PageSection("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
 

@@ -1,84 +1,49 @@
 """The figures of a sweep's report, each with a sentence that explains it.
 
-Optuna draws those that need only a study. The others show how trials ended and what they logged.
-What must not live here: summary and tables (`report`).
+Those that show values over parameters are in `report_value_figures`. The others show how trials
+ran and ended, and what they logged. What must not live here: summary and tables (`report`).
 """
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import NamedTuple
 
-import optuna
 import plotly.graph_objects as go
 from optuna import visualization
-from optuna.trial import FrozenTrial
-from plotly.colors import sample_colorscale, sequential
 
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_number
-from sweeps.publishing.report_selection import ReportSelection
+from sweeps.formatting import format_duration, format_number, format_reason
+from sweeps.ledger.reader import TrialSummary, has_result
+from sweeps.publishing.report_data import (
+    COLOURS,
+    MAX_POINTS,
+    NotEnough,
+    SweepData,
+    spans_decades,
+    thinned,
+)
 from sweeps.publishing.report_survival import rungs, survival
+from sweeps.publishing.report_value_figures import (
+    MAX_AXES,
+    axis_range,
+    contours,
+    importance,
+    parallel,
+    sampled_note,
+    selection_note,
+    slices,
+)
 from sweeps.results.compare import clip_fraction
-from sweeps.results.sweep_status import STATES, SweepStatus
+from sweeps.results.sweep_status import STATES
+from trainable.metrics_file import read_rows
 
-COLOURS = {
-    "complete": "#1a7f37",
-    "pruned": "#8c959f",
-    "failed": "#cf222e",
-    "running": "#0969da",
-    "waiting": "#bf8700",
-}
-_VISIBLE_BLUES = sequential.Blues[4:]
-"""Optuna's colour scale without its lightest shades, which are invisible on white."""
-_T = TypeVar("_T")
-_PREFERRED = ("train.optimizer.lr", "train.schedule.warmup", "train.clip.max_norm")
 _MAX_NORM = "train.clip.max_norm"
-_MAX_AXES = 3
-"""The most parameters of the contours (a plot for each pair) and metrics of the Pareto front."""
-_MAX_POINTS = 200
-"""The most points of one learning curve."""
-_MAX_TRIALS = 500
-"""The most trials for contours and importance: the cost grows with the square of their number.
-Contours of 4,000 trials make a page of 1.1 GB and need 6.6 GB of memory; importance of 1,000
-trials takes 30 s."""
-
-
-@dataclass(frozen=True)
-class SweepData:
-    """The data of all figures, read once."""
-
-    view: SweepStatus
-    study: optuna.Study
-    """The study with the first metric only, which most figures show."""
-    front: optuna.Study
-    """The study with all metrics."""
-    names: Mapping[str, str]
-    """The names of parameters on axes, by full key."""
-    states: Mapping[int, str]
-    curves: Mapping[int, Mapping[int, float]]
-    selection: ReportSelection
-    selected: optuna.Study
-    """A study of the selected trials, with their selected values."""
-
-    @property
-    def spec(self) -> SweepSpec:
-        return self.view.spec
-
-    @property
-    def metric(self) -> str:
-        """The first metric, which most figures show."""
-        return self.spec.metrics[0]
-
-    @property
-    def selected_trials(self) -> list[FrozenTrial]:
-        return self.selected.get_trials(deepcopy=False)
-
-
-class NotEnough(Exception):
-    """There is too little data for a figure; the message says what is missing."""
 
 
 class Figure(NamedTuple):
@@ -91,114 +56,118 @@ class Figure(NamedTuple):
     """Draws the figure, or raises `NotEnough`."""
     note: Callable[[SweepData], str] = lambda _: ""
     """Returns what else a reader must know about this sweep's figure; may be empty."""
-
-
-def _selection_note(sweep: SweepData) -> str:
-    """Return a sentence about the trials from which a figure of values is drawn."""
-    return sweep.selection.sentence
-
-
-def _sampled_note(sweep: SweepData) -> str:
-    """Return the same for a figure with a limited number of trials."""
-    if len(sweep.selected_trials) <= _MAX_TRIALS:
-        return _selection_note(sweep)
-    return f"{_selection_note(sweep)} At most {_MAX_TRIALS} of these are used, evenly spaced."
-
-
-def _sampled_study(sweep: SweepData) -> optuna.Study:
-    if len(sweep.selected_trials) <= _MAX_TRIALS:
-        return sweep.selected
-    study = optuna.create_study(direction=sweep.selected.direction)
-    study.add_trials(thinned(sweep.selected_trials, _MAX_TRIALS))
-    return study
-
-
-def _require_trials(sweep: SweepData, at_least: int) -> None:
-    found = len(sweep.selected_trials)
-    if found < at_least:
-        raise NotEnough(f"it needs {at_least} trials with a value, and there are {found}")
-
-
-def _axes(sweep: SweepData) -> list[str]:
-    """Return the parameters that have more than one value, the usual ones first."""
-    keys = [*(k for k in _PREFERRED if k in sweep.names), *sweep.names]
-    names = dict.fromkeys(sweep.names[key] for key in keys)
-    found = {name: {repr(t.params.get(name)) for t in sweep.selected_trials} for name in names}
-    axes = [name for name, values in found.items() if len(values) > 1]
-    if not axes:
-        raise NotEnough("these trials do not differ in any parameter")
-    return axes
+    of_survivors: bool = False
+    """Whether it is drawn again from the trials that went further than the others."""
 
 
 def _pareto(sweep: SweepData) -> go.Figure:
-    _require_trials(sweep, 1)
     metrics = sweep.spec.metrics
-    if len(metrics) > _MAX_AXES:
+    if not sweep.compared.selected:
+        raise NotEnough("it needs 1 trial with a value, and there are 0")
+    if len(metrics) > MAX_AXES:
         raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
-    return visualization.plot_pareto_front(sweep.front, target_names=list(metrics))
+    return visualization.plot_pareto_front(sweep.study, target_names=list(metrics))
 
 
 def _history(sweep: SweepData) -> go.Figure:
-    if "complete" not in sweep.states.values():
-        raise NotEnough("no trial is complete yet")
-    figure = visualization.plot_optimization_history(sweep.study, target_name=sweep.metric)
-    # Steps instead of slopes: the best value changes at a trial, not between two trials.
-    return figure.update_traces(line={"shape": "hv"}, selector={"mode": "lines"})
-
-
-def _parallel(sweep: SweepData) -> go.Figure:
-    _require_trials(sweep, 2)
-    figure = visualization.plot_parallel_coordinate(
-        sweep.selected, params=_axes(sweep), target_name=sweep.selection.target
-    )
-    *lines, scale = figure.data
-    for line in lines:  # its first coordinate is the trial's value, scaled to 0..1
-        shade = 1 - line.y[0] if scale.marker.reversescale else line.y[0]
-        (line.line.color,) = sample_colorscale(_VISIBLE_BLUES, [shade])
-    scale.marker.colorscale = _VISIBLE_BLUES
-    return figure
-
-
-def _slices(sweep: SweepData) -> go.Figure:
-    _require_trials(sweep, 2)
-    return visualization.plot_slice(
-        sweep.selected, params=_axes(sweep), target_name=sweep.selection.target
-    )
-
-
-def _contours(sweep: SweepData) -> go.Figure:
-    _require_trials(sweep, 3)
-    axes = _axes(sweep)[:_MAX_AXES]
-    if len(axes) < 2:
-        raise NotEnough("these trials differ in only one parameter")
-    figure = visualization.plot_contour(
-        _sampled_study(sweep), params=axes, target_name=sweep.selection.target
-    )
-    return figure.update_layout(height=820 if len(axes) > 2 else 480)
-
-
-def _importance(sweep: SweepData) -> go.Figure:
-    _require_trials(sweep, 4)
-    if len({t.value for t in sweep.selected_trials}) < 2:
-        raise NotEnough("these trials do not differ in their value")
-    # Conditions and edits of the space give trials different parameters or distributions.
-    first = sweep.selected_trials[0].distributions
-    axes = [
-        name
-        for name in _axes(sweep)
-        if name in first
-        and all(t.distributions.get(name) == first[name] for t in sweep.selected_trials)
-    ]
-    if not axes:
-        raise NotEnough(
-            "there is no parameter that all of these trials drew from one distribution"
+    known = [r for r in sweep.view.records if has_result(r.state) and r.value is not None]
+    if not known:
+        raise NotEnough("no trial has ended with a value yet")
+    figure = go.Figure()
+    for state in ("pruned", "complete"):
+        mine = [record for record in known if record.state == state]
+        if mine:
+            figure.add_trace(
+                go.Scatter(
+                    x=[record.number for record in mine],
+                    y=[record.value for record in mine],
+                    text=[f"trial {r.number}, epoch {r.best_epoch}" for r in mine],
+                    name=state,
+                    mode="markers",
+                    marker={"color": COLOURS[state], "size": 8},
+                    hovertemplate="%{text}: %{y:.4g}<extra></extra>",
+                )
+            )
+    best = min if sweep.view.ledger.minimize else max
+    values = [record.value for record in known if record.value is not None]
+    figure.add_trace(
+        go.Scatter(
+            x=[record.number for record in known],
+            y=list(accumulate(values, best)),
+            name="best so far",
+            mode="lines",
+            # Steps instead of slopes: the best value changes at a trial, not between two trials.
+            line={"shape": "hv", "color": "#000000", "width": 1.5},
+            hovertemplate="best so far: %{y:.4g}<extra></extra>",
         )
-    return visualization.plot_param_importances(
-        _sampled_study(sweep),
-        evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
-        params=axes,
-        target_name=sweep.selection.target,
     )
+    if spans_decades(values):
+        figure.update_yaxes(type="log")
+    _whole_numbers(figure.update_xaxes(title="trial"), len(sweep.view.records))
+    return figure.update_yaxes(title=sweep.metric)
+
+
+def _whole_numbers(figure: go.Figure, count: int) -> go.Figure:
+    """Show no ticks between the numbers of trials."""
+    return figure.update_xaxes(dtick=1) if count <= 12 else figure
+
+
+def _timeline(sweep: SweepData) -> go.Figure:
+    bars = [
+        (record, start, end)
+        for record in sweep.view.records
+        if (start := sweep.starts.get(record.number)) is not None
+        and (end := _end(sweep, record)) is not None
+    ]
+    if not bars:
+        raise NotEnough("no trial has started")
+    figure = go.Figure()
+    for state in STATES:
+        mine = [bar for bar in bars if sweep.states[bar[0].number] == state]
+        if not mine:
+            continue
+        lengths = [max(0.0, (end - start).total_seconds()) for _, start, end in mine]
+        figure.add_trace(
+            go.Bar(
+                base=[start.isoformat(timespec="milliseconds") for _, start, _ in mine],
+                x=[1000 * length for length in lengths],
+                y=[record.number for record, _, _ in mine],
+                orientation="h",
+                width=0.8,  # else the bars of a state with few trials are high
+                name=state,
+                marker={"color": COLOURS[state], "line": {"width": 0}},
+                text=[f"{r.attempts} attempts" if r.attempts > 1 else "" for r, _, _ in mine],
+                hovertext=[
+                    _bar_text(sweep, record, length)
+                    for (record, _, _), length in zip(mine, lengths, strict=True)
+                ],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )
+        )
+    count = len(sweep.view.records)
+    figure.update_xaxes(type="date", title="time (UTC)")
+    figure.update_yaxes(title="trial", range=[count - 0.4, -0.6], dtick=max(1, count // 20))
+    return figure.update_layout(barmode="overlay", height=min(900, 200 + 14 * count))
+
+
+def _end(sweep: SweepData, record: TrialSummary) -> datetime | None:
+    """Return when a trial ended, or when it last logged; None if it did neither."""
+    if record.ended_at is not None:
+        return record.ended_at
+    if sweep.states[record.number] == "running":
+        return datetime.now(UTC).replace(tzinfo=None)
+    times = [row.timestamp_ms for row in read_rows(sweep.view.paths.trial(record.number))]
+    if not times:
+        return None
+    return datetime.fromtimestamp(times[-1] / 1000, UTC).replace(tzinfo=None)
+
+
+def _bar_text(sweep: SweepData, record: TrialSummary, seconds: float) -> str:
+    attempts = f"{record.attempts} attempts" if record.attempts != 1 else "1 attempt"
+    state = sweep.states[record.number]
+    text = f"trial {record.number}: {state} at epoch {record.epoch}"
+    reason = f"<br>{html.escape(format_reason(record.reason))}" if record.reason else ""
+    return f"{text}<br>{format_duration(seconds)}, {attempts}{reason}"
 
 
 def _learning_curves(sweep: SweepData) -> go.Figure:
@@ -213,8 +182,7 @@ def _learning_curves(sweep: SweepData) -> go.Figure:
     if best:
         numbers = [record.number for record in best]
         figure.add_trace(_lines(sweep, numbers, "best", "#000000", width=2.5))
-    finite = [v for c in sweep.curves.values() for v in c.values() if math.isfinite(v)]
-    if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
+    if spans_decades(value for curve in sweep.curves.values() for value in curve.values()):
         figure.update_yaxes(type="log")
     figure.update_xaxes(title="epoch")
     return figure.update_yaxes(title=sweep.metric)
@@ -244,19 +212,12 @@ def _lines(
     )
 
 
-def thinned(curve: Sequence[_T], most: int = _MAX_POINTS) -> list[_T]:
-    """Return at most `most` points of a curve, evenly spaced, with its first and last point."""
-    step = max(1, math.ceil((len(curve) - 1) / (most - 1)))
-    kept = list(curve[::step])
-    return kept if not curve or kept[-1] == curve[-1] else [*kept, curve[-1]]
-
-
 def _thinning_note(sweep: SweepData) -> str:
-    cut = sum(len(curve) > _MAX_POINTS for curve in sweep.curves.values())
+    cut = sum(len(curve) > MAX_POINTS for curve in sweep.curves.values())
     if not cut:
         return ""
     return (
-        f"A curve with more than {_MAX_POINTS} reports ({cut} here) is drawn with at most so many "
+        f"A curve with more than {MAX_POINTS} reports ({cut} here) is drawn with at most so many "
         "points, evenly spaced, with the first and the last; metrics.jsonl has all."
     )
 
@@ -318,8 +279,12 @@ def _clipping(sweep: SweepData) -> go.Figure:
                     hovertemplate="%{text}<br>max_norm %{x:.4g}: %{y:.0%} clipped",
                 )
             )
-    log = getattr(sweep.spec.space.get(_MAX_NORM), "name", "").startswith("log")
-    figure.update_xaxes(title=_MAX_NORM, type="log" if log else "linear")
+    name = sweep.names[_MAX_NORM]
+    known = sweep.searched_range(name)
+    log = known is not None and known[2]
+    figure.update_xaxes(title=name, type="log" if log else "linear")
+    if known is not None:
+        figure.update_xaxes(range=axis_range(sweep, name))
     return figure.update_yaxes(title="steps clipped", tickformat=".0%", range=[-0.03, 1.03])
 
 
@@ -338,15 +303,16 @@ _FRONT = Figure(
 FIGURES = (
     Figure(
         "History",
-        "Each dot is a complete trial, in the order of their starts; the line is the best value "
-        "so far: where it is flat, the search found nothing better.",
+        "Each dot is a trial at its best value, in the order of their starts; grey dots were "
+        "stopped early. The line is the best value so far: where it is flat, the search found "
+        "nothing better.",
         _history,
     ),
     Figure(
         "Learning curves",
         "The metric after each epoch, one line per trial, coloured by how it ended; the black "
-        "line is the best complete trial. Grey lines are trials that were stopped early; their "
-        "last value is not final.",
+        "line is the best trial. Grey lines are trials that were stopped early; their last value "
+        "is not final.",
         _learning_curves,
         _thinning_note,
     ),
@@ -358,31 +324,35 @@ FIGURES = (
         _describe_rule,
     ),
     Figure(
-        "Parallel coordinates",
-        "Each line is a trial, from its value to its parameters; darker is better. Parameters "
-        "that were searched on a logarithmic scale have a logarithmic axis.",
-        _parallel,
-        _selection_note,
+        "Importance",
+        "How much of the value's variance each parameter explains, alone and together with "
+        "others (fANOVA): search important parameters more finely, and fix the others. The "
+        "findings compare ranks instead of values, and each parameter alone.",
+        importance,
+        sampled_note,
+        of_survivors=True,
     ),
     Figure(
         "Slices",
         "Value against one parameter at a time; darker dots came later in the search.",
-        _slices,
-        _selection_note,
+        slices,
+        selection_note,
+        of_survivors=True,
+    ),
+    Figure(
+        "Parallel coordinates",
+        "Each line is a trial, from its value to its parameters; darker is better. Each axis is "
+        "the whole searched range, logarithmic where it was searched so.",
+        parallel,
+        sampled_note,
+        of_survivors=True,
     ),
     Figure(
         "Contours",
         "Value over two parameters at a time, interpolated between the trials (dots): in a long "
         "valley one parameter compensates for the other.",
-        _contours,
-        _sampled_note,
-    ),
-    Figure(
-        "Importance",
-        "How much of the value's variance each parameter explains, alone and together with "
-        "others (fANOVA): search important parameters more finely, and fix the others.",
-        _importance,
-        _sampled_note,
+        contours,
+        sampled_note,
     ),
     Figure(
         "Clipping",
@@ -390,6 +360,12 @@ FIGURES = (
         "near 100 % the norm, not the learning rate, determines the step; at 0 % gradients are "
         "never clipped.",
         _clipping,
+    ),
+    Figure(
+        "Timeline",
+        "From each trial's first start to its end, with the pauses between two attempts; a "
+        "trial that has not ended is drawn until now, or to its last report.",
+        _timeline,
     ),
 )
 """In the order of the page."""

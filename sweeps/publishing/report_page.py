@@ -19,7 +19,11 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; margin: 0 auto; max
 h1 { font-size: 26px; margin: 0 0 8px; } h2 { font-size: 19px; margin: 40px 0 4px; }
 header p { margin: 2px 0; } nav { margin: 16px 0; } nav a { margin-right: 14px; color: #0969da; }
 section > p { color: #59636e; max-width: 900px; margin: 0 0 8px; }
-section > p.missing { color: #9a6700; }
+section p.missing { color: #9a6700; }
+h3 { font-size: 16px; margin: 20px 0 2px; }
+ul { margin: 8px 0; padding-left: 22px; } li { margin: 4px 0; max-width: 900px; }
+pre { background: #f6f8fa; padding: 10px 14px; margin: 0; font-size: 13px;
+      white-space: pre-wrap; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid #d1d9e0;
@@ -72,7 +76,7 @@ def page(title: str, facts: Sequence[str], sections: Sequence[PageSection]) -> s
     links = " ".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
     body = "\n".join(
         f'<section id="{_anchor(s.title)}"><h2>{escape(s.title)}</h2>'
-        f"<p>{escape(s.sentence)}</p>\n{s.body}</section>"
+        f"{f'<p>{escape(s.sentence)}</p>' if s.sentence else ''}\n{s.body}</section>"
         for s in sections
     )
     intro = "".join(f"<p>{escape(fact)}</p>" for fact in facts)

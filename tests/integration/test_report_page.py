@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page
 
 from sweeps.publishing.export import NoReport, draw_report
+from sweeps.results.findings import find
 from tests.integration.browser import photograph, require_chromium
 from tests.integration.report_reader import axes, colours, named, open_report, traces
 from tests.time_limits import scaled
@@ -27,15 +28,16 @@ SPACE = (
 EARLY = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}"
 LEVELS = (0, 2, 1, 3, 5, 4, 6, 7)
 """How good the complete trials are: not each is better than the one before."""
-COMPLETE, PRUNED = len(LEVELS), 6
+COMPLETE, PRUNED = len(LEVELS), 24
 COMPARED = "val/loss by epoch 1"
 SCALES = {"lr": "log", "max_norm": "log", "warmup": "linear"}
+RANGES = {"lr": (1e-4, 1e-1), "max_norm": (0.1, 10), "warmup": (0.0, 0.3)}
 EVIL = "oom: </script><script>document.title = 'taken over'</script>"
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> MadeSweep:
-    """Eight complete trials, the last of them the best; six pruned ones; one that failed."""
+    """Eight complete trials, the last of them the best; 24 pruned ones; one that failed."""
     made = MadeSweep(tmp_path_factory.mktemp("report"), space=SPACE, more=EARLY)
     for number, level in enumerate(LEVELS):
         made.add("complete", *(1.0 - 0.1 * level + 0.5 / epoch for epoch in range(1, 11)))
@@ -64,26 +66,28 @@ def page(sweep: MadeSweep) -> Iterator[Page]:
 @pytest.mark.browser
 def test_every_figure_is_drawn(page: Page) -> None:
     assert page.locator("h2").all_inner_texts() == [
+        "Findings",
         "Leaders",
         "History",
         "Learning curves",
         "Survival from rung to rung",
-        "Parallel coordinates",
-        "Slices",
-        "Contours",
         "Importance",
+        "Slices",
+        "Parallel coordinates",
+        "Contours",
         "Clipping",
+        "Timeline",
         "Failures",
     ]
     assert page.locator(".missing").count() == 0
-    assert page.locator(".js-plotly-plot").count() == 8
+    assert page.locator(".js-plotly-plot").count() == 9
     assert page.title() == "small"
 
 
 @pytest.mark.browser
 def test_texts_and_tables_describe_the_sweep(page: Page) -> None:
     text = page.locator("header").inner_text()
-    assert "15 of 15 trials: 8 complete, 6 pruned, 1 failed" in text
+    assert "33 of 33 trials: 8 complete, 24 pruned, 1 failed" in text
     assert "best: trial 7 with 0.35 " in text
     rows = page.locator("#leaders tr").all_inner_texts()
     assert len(rows) == 1 + 10
@@ -95,12 +99,15 @@ def test_texts_and_tables_describe_the_sweep(page: Page) -> None:
 @pytest.mark.browser
 def test_history_ends_at_the_best(page: Page, sweep: MadeSweep) -> None:
     traces = named(page, "History")
-    records = sweep.view.records
-    values = [r.value if r.state == "complete" else math.inf for r in records]
+    values = [record.value for record in sweep.view.records[: COMPLETE + PRUNED]]
     best_so_far = list(accumulate(values, min))
     assert best_so_far[:COMPLETE] != values[:COMPLETE], "each was better than the one before"
-    for name, wanted in (("val/loss", values[:COMPLETE]), ("Best Value", best_so_far)):
-        assert traces[name]["x"] == list(range(len(wanted)))
+    for name, first, wanted in (
+        ("complete", 0, values[:COMPLETE]),
+        ("pruned", COMPLETE, values[COMPLETE:]),
+        ("best so far", 0, best_so_far),
+    ):
+        assert traces[name]["x"] == list(range(first, first + len(wanted)))
         assert traces[name]["y"] == pytest.approx(wanted)
 
 
@@ -124,7 +131,7 @@ def test_survival_adds_up(page: Page) -> None:
     traces = named(page, "Survival")
     assert traces["continued"]["x"] == ["epoch 1", "epoch 3", "epoch 10"]
     assert traces["continued"]["y"] == [8, 8, 0]
-    assert traces["pruned"]["y"] == [6, 0, 0]
+    assert traces["pruned"]["y"] == [PRUNED, 0, 0]
     assert traces["failed"]["y"] == [1, 0, 0]
     assert traces["complete"]["y"] == [0, 0, 8]
 
@@ -137,10 +144,12 @@ def test_parallel_coordinates_have_one_axis_per_parameter(page: Page, sweep: Mad
             "[name, plot.layout.annotations.filter(a => a.x === place).map(a => a.text)])"
         )
     )
-    assert list(ticks) == [COMPARED, *SCALES]
+    assert set(ticks) == {COMPARED, *SCALES}
+    assert next(iter(ticks)) == COMPARED
     lines = [t["y"] for t in traces(page, "Parallel") if t["mode"] == "lines"]
     assert len(lines) == COMPLETE + PRUNED
-    for place, (name, scale) in enumerate(SCALES.items(), start=1):
+    for place, name in list(enumerate(ticks))[1:]:
+        scale = SCALES[name]
         values = [
             value
             for record in sweep.view.records[: COMPLETE + PRUNED]
@@ -149,7 +158,7 @@ def test_parallel_coordinates_have_one_axis_per_parameter(page: Page, sweep: Mad
         ]
         assert ("0.01" in ticks[name]) == (name == "lr")  # powers of ten, where it is logarithmic
         heights = [math.log(v) if scale == "log" else v for v in values]
-        low, high = min(heights), max(heights)
+        low, high = (math.log(v) if scale == "log" else v for v in RANGES[name])
         wanted = sorted((height - low) / (high - low) for height in heights)
         assert sorted(line[place] for line in lines) == pytest.approx(wanted)
 
@@ -190,11 +199,44 @@ def test_contours_use_the_searched_scales(page: Page) -> None:
 
 @pytest.mark.browser
 def test_value_figures_name_their_trials(page: Page) -> None:
-    """Eight trials are complete, and ten of the fourteen reached no more than the first epoch."""
+    """Eight trials are complete: too few for a view of survivors, which needs ten."""
     for title in ("Parallel", "Slices", "Contours", "Importance"):
         text = page.locator("section", has=page.locator("h2", has_text=title)).inner_text()
-        assert "Drawn from the 14 trials that reached epoch 1, each with its best" in text
-        assert "8 of them went further." in text
+        assert "Drawn from 32 trials, each with its best val/loss up to epoch 1" in text
+        assert "Survivors only" not in text
+
+
+@pytest.mark.browser
+def test_findings_open_the_page(page: Page, sweep: MadeSweep) -> None:
+    found = find(sweep.view)
+    assert page.locator("#findings li").all_inner_texts() == [f.sentence for f in found.sentences]
+    assert {"best", "epochs", "failures"} <= {one.topic for one in found.sentences}
+    assert f"-s {found.overrides[0]}" in page.locator("#findings pre").inner_text()
+    assert page.locator("section").first.get_attribute("id") == "findings"
+
+
+@pytest.mark.browser
+def test_timeline_has_a_bar_for_each_trial(page: Page) -> None:
+    bars = named(page, "Timeline")
+    assert {name: len(bar["y"]) for name, bar in bars.items()} == {
+        "complete": COMPLETE,
+        "pruned": PRUNED,
+        "failed": 1,
+    }
+
+
+@pytest.mark.browser
+def test_slices_show_trial_numbers_and_whole_ranges(page: Page) -> None:
+    ranges, colours = page.locator("#slices .js-plotly-plot").evaluate(
+        """plot => [
+          Object.fromEntries(["xaxis", "xaxis2", "xaxis3"].map(
+            a => [plot.layout[a].title.text, plot._fullLayout[a].range])),
+          plot._fullData.map(t => [...t.marker.color])]"""
+    )
+    for name, (low, high) in RANGES.items():
+        shown = [10**end for end in ranges[name]] if SCALES[name] == "log" else ranges[name]
+        assert shown[0] < low < high < shown[1]
+    assert colours == [list(range(COMPLETE + PRUNED))] * 3
 
 
 @pytest.mark.browser

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from optuna.samplers import RandomSampler
 
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ending, Ledger
+from sweeps.ledger.suggestion import Suggestion
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
 from tests.make_trials import ask
@@ -54,14 +56,19 @@ class MadeSweep:
         ending: Ending | None,
         *values: float | Sequence[float],
         reason: str | None = None,
+        params: dict[str, Any] | None = None,
     ) -> int:
         """Add a trial that reported `values` and so ended, or did not; returns its number.
 
-        With several metrics, each report is a sequence.
+        With several metrics, each report is a sequence. Without `params`, they are random.
         """
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
-        sampler = RandomSampler(seed=len(self.ledger.trials()))
-        number = ask(self.ledger, space, sampler).number
+        if params is None:
+            sampler = RandomSampler(seed=len(self.ledger.trials()))
+            number = ask(self.ledger, space, sampler).number
+        else:
+            drawn = Suggestion(params, {key: space[key] for key in params})
+            number = self.ledger.add(drawn).number
         for epoch, reported in enumerate(values, start=1):
             value, *others = reported if isinstance(reported, Sequence) else [reported]
             self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value, others=others)

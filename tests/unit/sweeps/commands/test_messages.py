@@ -16,6 +16,7 @@ from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import Failure, RepeatedFailure
+from sweeps.results.findings import Finding, Findings
 from sweeps.results.sweep_status import SweepOutcome, failure_cause
 from trainable.errors import ConfigError
 
@@ -61,6 +62,25 @@ def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool)
             )
             last = "correct it, then start a new sweep with:\n.* run FILE --name NAME\n$"
             assert bool(re.search(last, said)) is is_new, said
+
+
+def test_end_of_a_run_states_what_was_found(tmp_path: Path) -> None:
+    best = TrialSummary(number=3, state="complete", params={}, value=0.5)
+    outcome = SweepOutcome(0, [best], 8, pending=0, metrics=["val/loss"], max_trials=16)
+    for overrides, command in (
+        (("trials=16",), "try more: .* -s trials=16 --root"),
+        (
+            ("trials=16", "space.a={int: [1, 4]}"),
+            r"-s trials=16 -s 'space.a=\{int: \[1, 4\]\}' --",
+        ),
+    ):
+        findings = Findings([Finding("best", "One."), Finding("epochs", "Two.")], overrides)
+        out = io.StringIO()
+        console, paths = Console(file=out, width=500), SweepPaths(tmp_path, "small")
+        messages.outcome(console, console, outcome, paths, findings)
+        lines = out.getvalue().splitlines()
+        assert lines[1:3] == ["- One.", "- Two."]
+        assert re.search(command, lines[-1]), lines[-1]
 
 
 def _said(outcome: SweepOutcome, root: Path) -> str:

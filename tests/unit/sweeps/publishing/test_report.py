@@ -18,12 +18,12 @@ from sweeps.config.revisions import write_spec
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.early_stopping.halving import bracket_of
 from sweeps.ledger.reader import TrialSummary
-from sweeps.publishing import report_figures
+from sweeps.publishing import report_data
 from sweeps.publishing.report import write_report
-from sweeps.publishing.report_figures import thinned
+from sweeps.publishing.report_data import thinned
 from sweeps.publishing.report_page import PageSection, page, table
-from sweeps.publishing.report_selection import select_trials
 from sweeps.publishing.report_survival import rungs, survival
+from sweeps.results.comparable_trials import compare_survivors
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -169,7 +169,8 @@ def test_quadratic_figures_use_a_subset_of_trials(
     plot = visualization.plot_param_importances
 
     def importances(study: Study, **options: Any) -> Any:
-        used.append([trial.value for trial in study.trials])
+        assert len(study.trials) == 12, "each under its own number"
+        used.append([trial.value for trial in study.trials if trial.value is not None])
         return plot(study, **options)
 
     monkeypatch.setattr(visualization, "plot_param_importances", importances)
@@ -178,7 +179,7 @@ def test_quadratic_figures_use_a_subset_of_trials(
     for value in values:
         sweep.add("complete", value)
     for most, expected in ((12, values), (5, [*values[::3], values[-1]])):
-        monkeypatch.setattr(report_figures, "_MAX_TRIALS", most)
+        monkeypatch.setattr(report_data, "MAX_TRIALS", most)
         write_report(sweep.paths, tmp_path / "many.html")
         assert used.pop() == expected
         told = f"At most {most} of these are used, evenly spaced."
@@ -192,32 +193,32 @@ def test_values_are_compared_at_an_epoch_ten_trials_reached() -> None:
     curves[1][2] = math.nan
     states = {n: "complete" if end == 20 else "pruned" for n, end in enumerate(lengths)}
     states[14] = "failed"
-    found = select_trials(_spec(EARLY), states, curves)
+    found = compare_survivors(_spec(EARLY), states, curves)
     assert found.epoch == 2
     assert found.values == {n: n + (1.0 if n == 1 else 0.5) for n in range(14)}
     assert found.target == "val/loss by epoch 2"
-    assert "the 14 trials that reached epoch 2" in found.sentence
+    assert "14 trials that reached epoch 2" in found.sentence
     assert found.sentence.endswith("4 of them went further.")
 
 
 def test_few_trials_are_compared_where_the_first_ended() -> None:
     curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
     states = {0: "running", 1: "pruned", 2: "waiting"}
-    assert select_trials(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
-    assert select_trials(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
-    assert select_trials(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
+    assert compare_survivors(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
+    assert compare_survivors(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
+    assert compare_survivors(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
 
 
 def test_trial_without_a_value_by_that_epoch_is_omitted() -> None:
     curves = {0: {1: math.nan, 2: 0.3}, 1: {1: 0.4}}
-    found = select_trials(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
+    found = compare_survivors(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
     assert (found.epoch, found.values) == (1, {1: 0.4})
 
 
 def test_ten_finished_trials_compare_by_their_final_values() -> None:
     curves = {n: dict.fromkeys(range(1, 25), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
     states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
-    found = select_trials(_spec(EARLY), states, curves)
+    found = compare_survivors(_spec(EARLY), states, curves)
     assert (found.epoch, found.target, sorted(found.values)) == (24, "val/loss", list(range(10)))
     assert "reached the last epoch" in found.sentence
 

@@ -1,0 +1,189 @@
+"""The data of a report's figures, read once, and what the figures share.
+
+What must not live here: drawing (`report_figures`, `report_value_figures`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeps.config.spec import SweepSpec
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import SweepPaths
+from sweeps.results.comparable_trials import ComparableTrials, compare_all, compare_survivors
+from sweeps.results.findings import short_names
+from sweeps.results.sweep_status import SweepStatus
+
+COLOURS = {
+    "complete": "#1a7f37",
+    "pruned": "#8c959f",
+    "failed": "#cf222e",
+    "running": "#0969da",
+    "waiting": "#bf8700",
+}
+MAX_TRIALS = 500
+"""The most trials for contours, importance and parallel coordinates: the cost of the first two
+grows with the square of their number. Contours of 4,000 trials make a page of 1.1 GB and need
+6.6 GB of memory; importance of 1,000 trials takes 30 s."""
+MAX_POINTS = 200
+"""The most points of one learning curve."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Trials that are compared at one epoch."""
+
+    trials: ComparableTrials
+    study: optuna.Study
+    """Every trial of the sweep under its own number; those that are compared are complete, with
+    the value that is compared, and all others failed, so that figures leave them out."""
+
+    @property
+    def selected(self) -> list[FrozenTrial]:
+        """The trials that are compared."""
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """The data of all figures, read once."""
+
+    view: SweepStatus
+    study: optuna.Study
+    """The study with all metrics."""
+    names: Mapping[str, str]
+    """The names of parameters on axes, by full key."""
+    states: Mapping[int, str]
+    starts: Mapping[int, datetime]
+    """When each trial started, in UTC."""
+    curves: Mapping[int, Mapping[int, float]]
+    compared: Compared
+    """All trials, at the last epoch that every ended trial reached."""
+    survivors: Compared | None
+    """The trials that went further; None if these are all trials."""
+
+    @property
+    def spec(self) -> SweepSpec:
+        return self.view.spec
+
+    @property
+    def metric(self) -> str:
+        """The first metric, which most figures show."""
+        return self.spec.metrics[0]
+
+    def distributions(self, name: str) -> list[BaseDistribution]:
+        """Return the distributions of a parameter: of each trial, and of the current space."""
+        found = [t.distributions[name] for t in self.study.trials if name in t.distributions]
+        now = [self.spec.space[k].to_optuna() for k in self.spec.space if self.names[k] == name]
+        return [*found, *now]
+
+    def searched_range(self, name: str) -> tuple[float, float, bool] | None:
+        """Return the whole searched range, and whether its scale is logarithmic.
+
+        None for a parameter that is no range, and for one that was only partly a range.
+        """
+        known: list[Any] = self.distributions(name)
+        if not known or any(isinstance(one, CategoricalDistribution) for one in known):
+            return None
+        low, high = min(one.low for one in known), max(one.high for one in known)
+        return low, high, any(one.log for one in known) and low > 0
+
+
+class NotEnough(Exception):
+    """There is too little data for a figure; the message says what is missing."""
+
+
+def read_sweep(paths: SweepPaths) -> SweepData:
+    """Read the data of a sweep's figures."""
+    view = SweepStatus(paths)
+    drawn = (key for record in view.records for key in record.params)
+    names = short_names(list(dict.fromkeys([*view.spec.space, *drawn])))
+    # Without trials that were added after the view was read.
+    stored = Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
+    known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
+    low = view.ledger.minimizes
+    study = optuna.create_study(directions=["minimize" if one else "maximize" for one in low])
+    for trial in known:
+        study.add_trial(_renamed(trial, names, trial.state, trial.values))
+    states = {record.number: view.trial_state(record) for record in view.records}
+    curves = view.ledger.reports()
+    everyone = compare_all(view.spec, states, curves)
+    further = compare_survivors(view.spec, states, curves)
+    direction = study.directions[0]
+    return SweepData(
+        view,
+        study,
+        names,
+        states,
+        {t.number: t.datetime_start for t in stored if t.datetime_start is not None},
+        curves,
+        _compared(everyone, known, names, direction),
+        _compared(further, known, names, direction) if further.epoch > everyone.epoch else None,
+    )
+
+
+def _compared(
+    trials: ComparableTrials,
+    known: Sequence[FrozenTrial],
+    names: Mapping[str, str],
+    direction: optuna.study.StudyDirection,
+) -> Compared:
+    study = optuna.create_study(direction=direction)
+    for number, trial in enumerate(known):
+        if number in trials.values:
+            value = [trials.values[number]]
+            study.add_trial(_renamed(trial, names, TrialState.COMPLETE, value))
+        else:
+            study.add_trial(_renamed(trial, names, TrialState.FAIL, None))
+    return Compared(trials, study)
+
+
+def _at_its_best(
+    trial: FrozenTrial, record: TrialSummary, others: Sequence[FrozenTrial]
+) -> FrozenTrial:
+    """Return a trial with the parameters of its best value, if they changed while it trained."""
+    if not record.lineage:
+        return trial
+    drawn = {key: one for other in others for key, one in other.distributions.items()}
+    shown = copy.copy(trial)
+    shown.params = {key: value for key, value in record.best_params.items() if key in drawn}
+    shown.distributions = {key: drawn[key] for key in shown.params}
+    return shown
+
+
+def _renamed(
+    trial: FrozenTrial,
+    names: Mapping[str, str],
+    state: TrialState,
+    values: Sequence[float] | None,
+) -> FrozenTrial:
+    return create_trial(
+        state=state,
+        values=values,
+        params={names[key]: value for key, value in trial.params.items()},
+        distributions={names[key]: value for key, value in trial.distributions.items()},
+    )
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Return whether values need a logarithmic axis."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
+
+
+def thinned(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
+    """Return at most `most` of the points, evenly spaced, with the first and the last."""
+    step = max(1, math.ceil((len(points) - 1) / (most - 1)))
+    kept = list(points[::step])
+    return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]

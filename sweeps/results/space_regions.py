@@ -1,0 +1,160 @@
+"""Find where a search space was bad, and where the best trials lie at the end of a range.
+
+What must not live here: sentences (`findings`), and changes of the space (`next_search`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple
+
+from sweeps.config.space import (
+    Choice,
+    Distribution,
+    Int,
+    LogInt,
+    LogUniform,
+    QUniform,
+    Uniform,
+    is_number,
+)
+from sweeps.ledger.reader import TrialSummary
+
+_FEWEST = 5
+"""A bad region has at least so many trials."""
+_CHANCE = 0.05
+"""The probability that chance alone would show a bad region anywhere in the space."""
+_LEADERS = 3
+_NEAR, _WITH_LEADERS = 0.1, 0.2
+"""The parts of a range that are near its end: for the best trial, and for all leaders."""
+_MOST_BEYOND = 2
+"""The most trials between the best trial and the end of the range."""
+Side = Literal["below", "above", "equal"]
+Params = Mapping[int, Mapping[str, Any]]
+
+
+class BadRegion(NamedTuple):
+    """A part of the space in which every trial ended badly."""
+
+    key: str
+    side: Side
+    value: Any
+    """The first value beyond the region; of a `choice`, the option itself."""
+    trials: frozenset[int]
+    """The numbers of the trials in the region."""
+
+
+class NearBound(NamedTuple):
+    """A parameter of which the best trials are near one end of the searched range."""
+
+    key: str
+    side: Side
+    bound: float
+    value: float
+    """The value of the best trial."""
+    num_leaders: int
+
+
+def bad_regions(
+    space: Mapping[str, Distribution], params: Params, bad: Set[int]
+) -> list[BadRegion]:
+    """Return the largest bad region of each parameter, the least likely by chance first.
+
+    Only regions that chance does not explain: it would show one anywhere in the space in fewer
+    than one of twenty sweeps.
+
+    Args:
+        space: The searched parameters.
+        params: The parameters of each trial that is compared.
+        bad: The trials that ended badly.
+    """
+    tested = [region for key in space for region in _candidates(key, space[key], params, bad)]
+    found = []
+    for region in tested:
+        having = {number for number in params if region.key in params[number]}
+        chance = _chance(len(having), len(having & bad), len(region.trials))
+        if len(region.trials) >= _FEWEST and chance * len(tested) < _CHANCE:
+            found.append((chance, region))
+    return [region for _, region in sorted(found, key=lambda item: item[0])]
+
+
+def _candidates(
+    key: str, distribution: Distribution, params: Params, bad: Set[int]
+) -> Iterator[BadRegion]:
+    points = [(number, point[key]) for number, point in params.items() if key in point]
+    if isinstance(distribution, Choice):
+        for option in distribution.options:
+            mine = frozenset(n for n, value in points if repr(value) == repr(option))
+            yield BadRegion(key, "equal", option, mine if mine <= bad else frozenset())
+        return
+    good = [value for number, value in points if number not in bad and is_number(value)]
+    if not good:
+        return
+    low, high = min(good), max(good)
+    yield BadRegion(key, "below", low, frozenset(n for n, value in points if value < low))
+    yield BadRegion(key, "above", high, frozenset(n for n, value in points if value > high))
+
+
+def _chance(count: int, num_bad: int, size: int) -> float:
+    """Return the probability that `size` given trials are all among the bad ones by chance."""
+    if size > num_bad:
+        return 1.0
+    return math.comb(count - size, num_bad - size) / math.comb(count, num_bad)
+
+
+def near_bounds(
+    space: Mapping[str, Distribution],
+    params: Params,
+    leaders: Sequence[TrialSummary],
+) -> list[NearBound]:
+    """Return the parameters of which the best trials are near an end of the searched range.
+
+    Args:
+        space: The searched parameters.
+        params: The parameters of all trials. If several lie between the best trial and the end,
+            or beyond it in an earlier space, they have shown that it is no better there.
+        leaders: The best trials, the best first; the first three are looked at.
+    """
+    best = leaders[:_LEADERS]
+    if len(best) < _LEADERS:
+        return []
+    found = []
+    for key, distribution in space.items():
+        values = [value for one in best if is_number(value := one.best_params.get(key))]
+        known = [at for value in values if (at := place(distribution, value)) is not None]
+        if len(known) < len(best):
+            continue
+        tried = [value for point in params.values() if is_number(value := point.get(key))]
+        low, high = _range(distribution)
+        if known[0] <= _NEAR and max(known) <= _WITH_LEADERS:
+            side: Side = "below"
+            end, beyond = low, sum(value < values[0] for value in tried)
+        elif known[0] >= 1 - _NEAR and min(known) >= 1 - _WITH_LEADERS:
+            side, end, beyond = "above", high, sum(value > values[0] for value in tried)
+        else:
+            continue
+        if beyond <= _MOST_BEYOND:
+            found.append(NearBound(key, side, end, values[0], len(best)))
+    return found
+
+
+def scale(distribution: Distribution) -> Callable[[float], float]:
+    """Return the function that maps a number to the scale on which a range is searched."""
+    return math.log if isinstance(distribution, LogUniform | LogInt) else float
+
+
+def place(distribution: Distribution, value: object) -> float | None:
+    """Return where in its range a value lies, from 0 to 1; None if there is no such place."""
+    if not isinstance(distribution, Uniform | LogUniform | QUniform | Int):
+        return None
+    low, high = _range(distribution)
+    if not is_number(value) or not low <= value <= high or low == high:
+        return None
+    scaled = scale(distribution)
+    return (scaled(value) - scaled(low)) / (scaled(high) - scaled(low))
+
+
+def _range(distribution: Distribution) -> tuple[float, float]:
+    low, high, *_ = distribution.arguments()
+    return low, high
