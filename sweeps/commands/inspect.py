@@ -99,7 +99,7 @@ def trials(
         typer.Option(
             "--sort",
             metavar="COLUMN",
-            help="Sort by `value` (the best first), a parameter, epoch, step or state.",
+            help="Sort by `value` (the best first), a parameter, epoch, step, state or duration.",
             show_default=False,
         ),
     ] = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from datetime import datetime
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,11 @@ from sweeps.config.spec import SweepSpec
 from sweeps.formatting import (
     format_best,
     format_cells,
+    format_duration,
     format_number,
     format_parameter,
     format_reason,
+    format_time,
     format_value,
     joined,
 )
@@ -125,11 +128,13 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     # A column is left out if it says nothing: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
-    first = ["trial", "state", *spec.metrics, "epoch", "step"]
+    timed = any(one["duration"] is not None for one in found)
+    first = ["trial", "state", *spec.metrics, "epoch", "step", *["duration"] * timed]
     last = ["attempts"] * attempts + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
-        [*first, *short, *last], right={*spec.metrics, "epoch", "step", "attempts", *short}
+        [*first, *short, *last],
+        right={*spec.metrics, "epoch", "step", "duration", "attempts", *short},
     )
     for one in found:
         grid.rows.append(
@@ -139,6 +144,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 *format_cells(one["value"], spec.metrics),
                 str(one["epoch"]),
                 str(one["step"]),
+                *([format_duration(one["duration"])] if timed else []),
                 *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
                 *([format_reason(one["reason"] or "")] if reasons else []),
@@ -172,6 +178,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
                 table.add_row(Text(metric, style="bold"), Text(text))
         elif found[key] is not None:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
+    for key, text in _times(found).items():
+        table.add_row(Text(key, style="bold"), text)
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_value(value))
     for one in found["lineage"]:
@@ -185,6 +193,21 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         # Indented, to set it apart from this program's own lines.
         parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
     return Group(*parts)
+
+
+def _times(found: dict[str, Any]) -> dict[str, str]:
+    """Return when a trial started and ended, and for how long workers trained it."""
+    start, end, trained = found["started_at"], found["ended_at"], found["duration"]
+    times = {"started": start, "ended": end}
+    lines = {name: format_time(time) for name, time in times.items() if time is not None}
+    if trained is None:
+        return lines
+    lines["duration"] = format_duration(trained)
+    if start is not None and end is not None:
+        whole = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+        if whole > 1.05 * trained + 2.0:  # it waited at a rung, or for a resume
+            lines["duration"] += f" of training, {format_duration(whole)} from start to end"
+    return lines
 
 
 def best(

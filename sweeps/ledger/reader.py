@@ -79,8 +79,12 @@ class TrialSummary:
     """The best reported value of the (first) metric, None before the first report."""
     others: tuple[float, ...] = ()
     """The sweep's other metrics in the report of `value`: all belong to the best checkpoint."""
+    started_at: datetime | None = None
+    """When a worker first started it, in local time; None: never, or by an earlier release."""
     ended_at: datetime | None = None
-    """When its end was recorded."""
+    """When its end was recorded, in local time."""
+    seconds: float | None = None
+    """For how long workers trained it, all attempts together; None: an earlier release did."""
     finish_order: int = 0
     """Its position in the order of ends, from 1; 0 if an earlier release recorded the end."""
     attempts: int = 0
@@ -213,8 +217,14 @@ def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
     return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))
 
 
-def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trial's fields from its stored parameters and user attributes."""
+def trial_fields(
+    suggested: dict[str, Any], attributes: Mapping[str, Any], completed: datetime | None
+) -> dict[str, Any]:
+    """Return a trial's fields from its stored parameters and user attributes.
+
+    Args:
+        completed: When Optuna recorded its end, in the local time of the driver's host.
+    """
     attributes = clipped(attributes)
     progress = attributes.get("progress", {})
     lineage = tuple(PbtPerturbation(*one) for one in attributes.get(LINEAGE, ()))
@@ -228,12 +238,19 @@ def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> di
         "traceback": visible(text) if (text := attributes.get("traceback")) else None,
         "step": int(progress.get("step", 0)),
         "epoch": int(progress.get("epoch", 0)),
+        "started_at": _local(progress.get("started_ms")),
+        "ended_at": _local(progress.get("ended_ms")) or completed,
+        "seconds": None if (time := progress.get("seconds")) is None else float(time),
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
     }
+
+
+def _local(at_ms: int | None) -> datetime | None:
+    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000)
 
 
 def reports_in(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
@@ -380,8 +397,11 @@ class LedgerReader:
                 state=_STATES[state],
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
-                ended_at=datetime.fromisoformat(str(ended)) if ended else None,
-                **trial_fields(params.get(trial, {}), attributes.get(trial, {})),
+                **trial_fields(
+                    params.get(trial, {}),
+                    attributes.get(trial, {}),
+                    datetime.fromisoformat(str(ended)) if ended else None,
+                ),
             )
 
     def _best_values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:

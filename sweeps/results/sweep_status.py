@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,9 @@ class SweepStatus:
             "epoch": record.epoch,
             "attempts": record.attempts,
             "reason": record.reason,
+            "started_at": _iso(record.started_at),
+            "ended_at": _iso(record.ended_at),
+            "duration": record.seconds,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }
 
@@ -337,6 +341,11 @@ class SweepStatus:
                 else f"sweep '{self.paths.name}' has no trials yet"
             )
         return self.records[number]
+
+
+def _iso(time: datetime | None) -> str | None:
+    """Return a local time with its offset from UTC."""
+    return None if time is None else time.astimezone().isoformat(timespec="seconds")
 
 
 def failure_cause(records: Sequence[TrialSummary]) -> tuple[int | None, str]:

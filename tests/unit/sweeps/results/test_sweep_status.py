@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.commands import render
 from sweeps.config.revisions import write_spec
 from sweeps.formatting import (
     format_bytes,
@@ -170,7 +171,7 @@ def test_numbers_for_people() -> None:
         "x",
         "nan",
     ]
-    assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m05s", "1h03m"]
+    assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m 05s", "1h 03m"]
     assert [format_bytes(n) for n in (512, 49488, 3 * 2**30)] == ["512 B", "48.33 KiB", "3 GiB"]
 
 
@@ -179,3 +180,19 @@ def test_parameters_are_shown_as_a_spec_has_them() -> None:
     params = {"max_norm": None, "nesterov": True, "lr": 0.123456, "name": "adamw"}
     assert joined(params) == "max_norm null, nesterov true, lr 0.1235, name adamw"
     assert [format_parameter(params, key) for key in ("max_norm", "depth")] == ["null", "-"]
+
+
+def test_show_tells_training_from_waiting(sweep: MadeSweep) -> None:
+    number = sweep.add(None, 0.5)
+    sweep.ledger.start(number)
+    sweep.ledger.finish(number, "complete", seconds=72.0)
+    found = sweep.view.trial(sweep.view.record(number))
+    assert found["duration"] == 72.0
+    assert found["started_at"] <= found["ended_at"]
+    assert render._times(found)["duration"] == "1m 12s"
+    found |= {"started_at": "2026-11-26T10:00:00+01:00", "ended_at": "2026-11-26T12:05:00+01:00"}
+    assert render._times(found) == {
+        "started": "2026-11-26 10:00:00",
+        "ended": "2026-11-26 12:05:00",
+        "duration": "1m 12s of training, 2h 05m from start to end",
+    }
