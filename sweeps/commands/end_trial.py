@@ -52,7 +52,7 @@ def end_trial(view: SweepStatus, number: int) -> StopResult:
     finally:
         lock.release()
     message = (
-        f"trial {number} is {record.state} and does not resume; resume the sweep's other trials "
-        f"with: {paths.command('resume')}"
+        f"trial {number} is {record.state} and does not resume; the sweep has other trials; "
+        f"{SweepStatus(paths).resume_hint()}"
     )
     return StopResult(paths.name, number, record.finished, record.state, message)

@@ -89,7 +89,7 @@ def status(
     with input_errors():
         view = view_of(name, root)
         found = view.status()
-    show_found(found, as_json, lambda: render.status(found, view.spec, view.paths))
+    show_found(found, as_json, lambda: render.status(found, view))
 
 
 def trials(

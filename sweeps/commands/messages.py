@@ -18,6 +18,7 @@ from sweeps.commands.plain_console import PlainConsole, line
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, program_name
+from sweeps.policies.failure_policy import remedy
 from sweeps.results.observer import ShutdownNotices
 
 if TYPE_CHECKING:
@@ -54,19 +55,16 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         )
     if result.pending_weights:
         message = (
-            f"the best weights are not published: {result.pending_weights}; publish them with:"
+            f"the best weights are not published: {result.pending_weights}; when the store "
+            "answers again, publish them with:"
         )
         sentence(err, message, style="yellow")
         resume(err, paths)
     if result.lost_weights:
         message = f"there are no best weights to export: {result.lost_weights}"
         sentence(err, message, style="yellow")
-    grows = result.max_trials > result.num_trials
-    more: tuple[str, ...] = (f"trials={result.max_trials}",)
     if result.stop is not None:
-        more = result.stop.continue_overrides
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
-    changes = [word for change in more for word in ("-s", change)]
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
         take = sweep("best", *choose, "--export", "DIR")
@@ -75,26 +73,41 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
             ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
             *([] if result.lost_weights else [("export the best weights", take)]),
-            *([("try more", sweep("resume", *changes))] if grows else []),
+            *([("try more", sweep("resume", *_more_trials(result)))] if result.grows else []),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
         return
-    if result.exit_code == NO_SUCCESS:
+    if result.exit_code == NO_SUCCESS or result.is_aborted:
         cause = result.cause or "no trial succeeded"
         err.print(f"stopped: {cause}", style="red", soft_wrap=True)
-        look = sweep("trials") if result.failed is None else sweep("show", str(result.failed))
-        err.print(f"read more: {look}", soft_wrap=True)
-        if result.needs_new_sweep or not (result.num_left or grows):
-            err.print("correct it, then start a new sweep with:")
-            err.print(
-                shlex.join((program_name(), "run", "FILE", "--name", "NAME")), soft_wrap=True
-            )
-            return
-        err.print("correct it, then continue with:")
-        resume(err, paths, *(() if result.num_left else changes))
+        for text in after_failure(result, paths, program_name()):
+            err.print(text, soft_wrap=True)
     else:
         err.print("interrupted; every trial continues from its last checkpoint with:")
         resume(err, paths)
+
+
+def after_failure(result: SweepOutcome, paths: SweepPaths, program: str = "sweep") -> list[str]:
+    """Return what to read, what to change, and then the command that continues, as the last line.
+
+    A resume without a change would fail in the same way.
+    """
+    look = ("trials",) if result.failed is None else ("show", str(result.failed))
+    lines = [f"read more: {paths.command(*look, program=program)}"]
+    if result.needs_new_sweep or not (result.num_left or result.grows):
+        start = shlex.join((program, "run", "FILE", "--name", "NAME"))
+        return [*lines, f"{remedy(result.kind)}, then start a new sweep with:", start]
+    more = () if result.num_left else _more_trials(result)
+    command = paths.command("resume", *more, program=program) + _cluster()
+    return [*lines, f"{remedy(result.kind)}, then continue with:", command]
+
+
+def _more_trials(result: SweepOutcome) -> list[str]:
+    """Return the options of a resume that runs more trials."""
+    more = (
+        (f"trials={result.max_trials}",) if result.stop is None else result.stop.continue_overrides
+    )
+    return [word for change in more for word in ("-s", change)]
 
 
 def sentence(err: Console, message: str, *, style: str) -> None:

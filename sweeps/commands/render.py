@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sweeps.commands import pareto
+from sweeps.commands.messages import after_failure
 from sweeps.commands.plain_console import line, redraws
 from sweeps.commands.tables import TextTable, plain_table, titles
 from sweeps.config.spec import SweepSpec
@@ -33,7 +34,7 @@ from sweeps.formatting import (
     format_value,
     joined,
 )
-from sweeps.paths import SweepPaths, command_line
+from sweeps.paths import command_line
 from sweeps.results.sweep_status import STATES, SweepStatus
 
 if TYPE_CHECKING:
@@ -77,8 +78,9 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
     return table
 
 
-def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
+def status(found: dict[str, Any], view: SweepStatus) -> RenderableType:
     """Return the lines of `sweep status`."""
+    spec, paths = view.spec, view.paths
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
     lines: list[RenderableType] = [
         Text.assemble(
@@ -88,8 +90,12 @@ def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> Rendera
             f", {found['num_trials']} trials: {counts}",
         )
     ]
-    if found["stopped_by"] is not None:
-        lines.append(Text("{key} ended it: {why}".format(**found["stopped_by"])))
+    outcome = None if view.running else view.outcome()
+    if outcome is not None and outcome.cause:
+        who = "it stopped itself" if outcome.is_aborted else "stopped"
+        lines.append(Text(f"{who}: {outcome.cause}", style="red"))
+    if view.stop is not None:
+        lines.append(Text(f"{view.stop.key} ended it: {view.stop.why}"))
     if isinstance(found["best"], list):
         lines += pareto.lines(found["best"], spec.metrics)
     elif found["best"] is not None:
@@ -109,7 +115,9 @@ def status(found: dict[str, Any], spec: SweepSpec, paths: SweepPaths) -> Rendera
         lines.append(Text(found["outbox_held"], style="yellow"))
     if found["outbox_refused"]:
         lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
-    if found["state"] == "interrupted":
+    if outcome is not None and outcome.cause:
+        lines += map(line, after_failure(outcome, paths))
+    elif found["state"] == "interrupted":
         lines.append(line(f"continue with: {paths.command('resume')}"))
     return Group(*lines)
 
@@ -325,7 +333,7 @@ def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2
         while True:
             view = look()
             now = view.status()
-            found = status(now, view.spec, view.paths)
+            found = status(now, view)
             shown = Group(found, Text(), trials(view.rows(), view.spec))
             if live is not None:
                 live.update(shown)

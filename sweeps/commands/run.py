@@ -238,6 +238,8 @@ def report_error(
         cause = _describe_full_disk(error, paths)
     messages.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
     if paths.exists():
+        first = "when the other process has ended" if code == HELD else "when this is corrected"
+        messages.sentence(err, f"{first}, continue with:", style="")
         messages.resume(err, paths)
     return code
 

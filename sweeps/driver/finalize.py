@@ -16,6 +16,7 @@ from sweeps.driver.session import SweepSession
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.ledger import TrialRecord
+from sweeps.ledger.reader import Abort
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial
@@ -66,10 +67,14 @@ def finalize_attempt(
     failed: int | None = None
     cause: str | None = None
     published = _Published()
-    if abort_reason and (left or not best):  # otherwise the stop prevented no trial
+    kind: str | None = None
+    aborts = abort_reason is not None and bool(left or not best)  # else it prevented no trial
+    if abort_reason is not None and aborts:
         failed, cause = abort_reason.numbers[-1], abort_reason.cause
+        kind = abort_reason.failure.kind
+        ledger.store_abort(Abort(abort_reason.key, cause, failed, kind))
     elif not best:
-        failed, cause = failure_cause(trials)
+        failed, cause, kind = failure_cause(trials)
         if stop:
             cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
     if interruption.requested:
@@ -101,6 +106,8 @@ def finalize_attempt(
         spec.max_trials(2 * len(trials)),
         published.pending_weights,
         published.missing_weights,
+        kind,
+        is_aborted=aborts,
     )
 
 

@@ -24,6 +24,7 @@ from sweeps.config.provenance_check import Origin
 from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
+    ABORT,
     ACCUMULATION,
     ATTEMPT,
     ENDED,
@@ -33,9 +34,11 @@ from sweeps.ledger.reader import (
     SECONDS,
     SIGNALS,
     WARM_START,
+    Abort,
     Ending,
     PbtPerturbation,
     TrialRecord,
+    abort_in,
     attempts_in,
     best_report,
     best_reports,
@@ -259,6 +262,20 @@ class Ledger:
         """Store the host, command and versions of one more driver of the sweep."""
         number = len(self.attempts) + 1
         self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
+        if self.abort is not None:  # the earlier driver's
+            self._study.set_user_attr(ABORT, None)
+
+    @property
+    @_translated
+    def abort(self) -> Abort | None:
+        """Why the last driver stopped the sweep by itself; None if it did not."""
+        return abort_in(self._study.user_attrs)
+
+    @_in_transaction
+    def store_abort(self, abort: Abort) -> None:
+        """Store why this driver stops the sweep by itself; the next driver clears it."""
+        why = clipped_reason(abort.why)
+        self._study.set_user_attr(ABORT, [abort.key, why, abort.trial, abort.kind])
 
     @property
     @_translated

@@ -27,6 +27,8 @@ ATTEMPT = "attempt "
 """Study attributes, numbered from 1: the host, command and versions of each driver."""
 SECONDS = "seconds"
 """A study attribute: for how many seconds the trials have run."""
+ABORT = "stopped_itself"
+"""A study attribute: the failure for which the last driver stopped the sweep; null: for none."""
 SIGNALS = "signals"
 """A trial attribute: the health signals of its last report."""
 GENERATION = "generation"
@@ -53,6 +55,19 @@ _STATES = {
     "PRUNED": "pruned",
     "FAIL": "failed",
 }
+
+
+class Abort(NamedTuple):
+    """The failure for which a driver stopped a sweep before all of its trials had ended."""
+
+    key: str
+    """The key of the spec that says so: `failures`, or a key below it."""
+    why: str
+    """Which trials failed and how, in one line."""
+    trial: int
+    """The number of the last of these trials."""
+    kind: str
+    """The kind of the failure."""
 
 
 class PbtPerturbation(NamedTuple):
@@ -265,6 +280,15 @@ def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
     return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
 
 
+def abort_in(attributes: Mapping[str, Any]) -> Abort | None:
+    """Return the stored failure that stopped the sweep, from a study's attributes."""
+    found = attributes.get(ABORT)
+    if found is None:
+        return None
+    key, why, trial, kind = found
+    return Abort(str(key), printable(str(why)), int(trial), str(kind))
+
+
 class LedgerReader:
     """A snapshot of a ledger. The time to read it does not depend on the length of the curves.
 
@@ -301,6 +325,8 @@ class LedgerReader:
             """The host, command and versions of each driver of the sweep, as tags."""
             self.num_published = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best trial was last published; 0 before."""
+            self.abort = abort_in(notes)
+            """Why the last driver stopped the sweep by itself; None if it did not."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
             self.trials = list(self._read_trials(db))
