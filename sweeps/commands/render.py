@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from sweeps.commands import pareto
 from sweeps.commands.messages import after_failure
 from sweeps.commands.plain_console import line, redraws
 from sweeps.commands.tables import TextTable, plain_table, titles
+from sweeps.commands.trial_table import STATE_STYLES, trial_table
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import (
     format_best,
@@ -35,19 +37,15 @@ from sweeps.formatting import (
     joined,
 )
 from sweeps.paths import command_line
+from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
+from sweeps.results.sweep_progress import row_of
 from sweeps.results.sweep_status import STATES, SweepStatus
+from tracking.outbox_status import backlog
 
 if TYPE_CHECKING:
     from sweeps.commands.doctor import Finding
 
-_STATE_STYLES = {
-    "running": "cyan",
-    "finished": "green",
-    "complete": "green",
-    "interrupted": "yellow",
-    "failed": "red",
-    "pruned": "dim",
-}
+_STATE_STYLES = {**STATE_STYLES, "finished": "green"}
 _LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -328,19 +326,39 @@ def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2
     best trial changes.
     """
     table = Live(console=console, refresh_per_second=4, transient=True)
-    printed = None
+    printed, delivery = None, None
     with table if redraws(console) else nullcontext() as live:
         while True:
             view = look()
             now = view.status()
             found = status(now, view)
-            shown = Group(found, Text(), trials(view.rows(), view.spec))
-            if live is not None:
-                live.update(shown)
             if not view.running:
                 break
+            if live is not None:
+                delivery = delivery or DeliveryEstimate(partial(backlog, view.paths.outbox))
+                live.update(_running(console, view, found, delivery))
             if live is None and (changed := (now["trials"], now["best"])) != printed:
                 console.print(found, crop=False)
                 printed = changed
             time.sleep(every)
-    console.print(shown, crop=False)  # again, as the live display cuts long commands
+    console.print(Group(found, Text(), trials(view.rows(), view.spec)), crop=False)
+
+
+def _running(
+    console: Console, view: SweepStatus, found: RenderableType, delivery: DeliveryEstimate
+) -> RenderableType:
+    """Return the status of a running sweep, with as many trials as fit on the terminal."""
+    spec = view.spec
+    rows = [row_of(record, spec, view.trial_state(record)) for record in view.records]
+    for record, row in zip(view.records, rows, strict=True):
+        row.changed = record.finish_order
+    durations = {row.number: row.seconds for row in rows}
+    last = [f"ran {format_duration(view.ledger.seconds)}"]
+    if (left := seconds_left(view, delivery)) is not None:
+        last.append(f"about {format_duration(left)} left")
+    summary = Group(found, Text(" · ".join(last)), Text())
+    size = console.size
+    # Rich keeps the last line free.
+    height = size.height - len(console.render_lines(summary, console.options)) - 1
+    table = trial_table(rows, spec, durations, width=size.width, height=height, live=False)
+    return Group(summary, *(table if rows else []))

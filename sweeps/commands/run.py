@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
@@ -33,13 +34,14 @@ from sweeps.errors import (
     UserError,
 )
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
+from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepOutcome
 from sweeps.store_access import reach_tracking
 from sweeps.tracker import check_address, find_tracker
 from tracking.address import credentials
 from tracking.outbox_file import OutboxError
-from tracking.outbox_status import read_outbox
+from tracking.outbox_status import backlog, read_outbox
 from tracking.tracker import TrackingUnusable
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
@@ -118,20 +120,20 @@ def attempt(
                 from sweeps.driver.run import (
                     run_sweep,  # Ray, too, is imported while the child imports torch
                 )
+                from sweeps.results.remaining_time import DeliveryEstimate
 
             facts = inspection.facts()
             resource_plan = plan(
                 spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory
             )
 
-            def make_view(
-                finished: int, total: int, best: tuple[int, float] | None
-            ) -> ProgressTable | PlainLines:
+            def make_view(before: Sequence[TrialRecord], total: int) -> ProgressTable | PlainLines:
                 spinner.stop()
                 cluster = f", {machine.describe()}" if isinstance(machine, Cluster) else ""
                 messages.sentence(err, f"  {resource_plan.describe()}{cluster}", style="")
                 messages.task_facts(err, facts)
-                return view_on(out, spec, finished=finished, total=total, best=best)
+                delivery = None if offline else DeliveryEstimate(lambda: backlog(paths.outbox))
+                return view_on(out, spec, before, total=total, delivery=delivery)
 
             def say(activity: str) -> None:
                 spinner.update(activity)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +28,11 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
+from sweeps.results.remaining_time import MAX_DELIVERY_SECONDS
 from sweeps.results.sweep_status import NoBest, SweepOutcome, failure_cause
 from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError
 
-_DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
 
@@ -49,6 +50,7 @@ def finalize_attempt(
     sweep: SweepSession,
     interruption: Interruption,
     abort_reason: RepeatedFailure | None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> SweepOutcome:
     """Record the outcome in the sweep's own run, publish the best trial, and deliver records.
 
@@ -56,6 +58,7 @@ def finalize_attempt(
         sweep: The open sweep.
         interruption: Whether the driver must exit.
         abort_reason: The repeated failure for which the sweep stopped itself; None otherwise.
+        say: Receives a few words about each slow step.
 
     Returns:
         The outcome that the command prints, with its exit code.
@@ -87,9 +90,10 @@ def finalize_attempt(
             for number, tags in front_tags(best, trials).items():
                 recorder.tag(number, tags)
         else:
+            say("exporting the best weights")
             published = _publish_best(sweep, best[0], trials)
         recorder.finish(None, "FINISHED", {"stopped_by": stop.key} if stop else {})
-    pending = _deliver(sweep.delivery, interruption)
+    pending = _deliver(sweep.delivery, interruption, say)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and published.pending_weights is None:
         ledger.mark_published()
@@ -111,7 +115,9 @@ def finalize_attempt(
     )
 
 
-def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
+def _deliver(
+    delivery: BackgroundDelivery, interruption: Interruption, say: Callable[[str], None]
+) -> int:
     """Wait until the tracking server has all records, or the time limit is reached.
 
     After an interruption, the wait ends before the grace period does. The next resume delivers
@@ -120,9 +126,13 @@ def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
     Returns:
         How many records remain in the outbox.
     """
+    say("delivering to the tracking store")
     started = time.monotonic()
-    deadline = started + _DELIVERY_SECONDS
-    while (left := deadline - time.monotonic()) > 0 and delivery.flush(min(left, 0.2)):
+    deadline = started + MAX_DELIVERY_SECONDS
+    while (left := deadline - time.monotonic()) > 0 and (
+        waiting := delivery.flush(min(left, 0.2))
+    ):
+        say(f"delivering {waiting} records to the tracking store")
         now = time.monotonic()
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)
