@@ -40,14 +40,11 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         pareto.outcome(out, result)
     elif result.best:
         (best,) = result.best
-        out.print(
-            f"best: trial {best.number} with {format_number(best.value)} "
-            f"({joined(best.best_params)})",
-            style="bold",
-            soft_wrap=True,
-        )
+        value = format_number(best.value)
+        found = f"best: trial {best.number} with {value} ({joined(best.best_params)})"
+        words(out, found, style="bold")
         if best.state == "pruned":
-            out.print(f"it was stopped early: {best.reason or 'pruned'}", soft_wrap=True)
+            words(out, f"it was stopped early: {best.reason or 'pruned'}")
     if result.pending:
         err.print(
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
@@ -115,12 +112,17 @@ def sentence(err: Console, message: str, *, style: str) -> None:
     err.print(message, style=style, soft_wrap=True)
 
 
+def words(console: Console, text: str, *, style: str = "") -> None:
+    """Print text that has no command to copy; a terminal's lines break between words."""
+    console.print(text, style=style, soft_wrap=not console.is_terminal)
+
+
 def task_facts(console: Console, facts: TaskFacts) -> None:
     """Print what a run would be, in numbers, and warnings about probable mistakes."""
     for fact in facts.lines():
-        sentence(console, f"  {fact}", style="")
+        words(console, f"  {fact}")
     for caution in (*facts.cautions, *facts.checked):
-        sentence(console, caution, style="yellow")
+        words(console, caution, style="yellow")
 
 
 def not_checked(console: Console, spec: SweepSpec) -> None:

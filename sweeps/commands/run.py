@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
+from rich.status import Status
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.commands import messages
@@ -63,6 +64,7 @@ def attempt(
     address: str | None = None,
     accept_changes: bool = False,
     offline: bool = False,
+    spinner: Status | None = None,
 ) -> int:
     """Run a sweep until it ends or is interrupted, and print its outcome.
 
@@ -76,6 +78,7 @@ def attempt(
         address: The Ray cluster to run on; None: start a local Ray.
         accept_changes: Resume although code, data or the meaning of values has changed.
         offline: Contact no tracking server; everything stays in the outbox.
+        spinner: Says what time is spent on, and is stopped at the end; None: make one.
 
     Returns:
         The exit code.
@@ -86,13 +89,16 @@ def attempt(
     """
     inspection: TaskInspector | None = None
     outcomes: list[SweepOutcome] = []
+    spinner = spinner or err.status("")
     try:
-        with exit_on_signal(), err.status("loading the task") as spinner, ExitStack() as stack:
+        with exit_on_signal(), spinner, ExitStack() as stack:
+            spinner.update("checking the stores")
             check_tracking(spec)
             if not offline:
                 reach_tracking(paths, spec)  # before any process starts
             if address is None:
                 check_limits()
+            spinner.update("loading the task")
             machine: Machine | Cluster = Machine.probe()
             # Before the cluster's nodes are checked: a fault here is a fault there, too.
             probe_store(paths, spec, new=new)
@@ -122,6 +128,7 @@ def attempt(
                 )
                 from sweeps.results.remaining_time import DeliveryEstimate
 
+            spinner.update("checking the task")
             facts = inspection.facts()
             resource_plan = plan(
                 spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory

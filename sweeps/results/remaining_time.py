@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.halving import SuccessiveHalving
@@ -15,6 +16,8 @@ from sweeps.results.sweep_status import SweepStatus
 
 MAX_DELIVERY_SECONDS = 60.0
 """For how long a driver waits at its end until its records are delivered."""
+_USUAL_RATE = 50.0
+"""Delivered records a second, until the speed of the store is known."""
 
 
 def epochs_left(
@@ -24,28 +27,34 @@ def epochs_left(
 
     Args:
         spec: The sweep.
-        ended: The epochs of each trial that has ended. A new trial probably trains their mean.
+        ended: The epochs of each trial that has ended. A trial probably trains the mean of those
+            that came further than it.
         unfinished: The epochs so far of each trial that has started and not ended.
         num_unstarted: How many trials have not started.
     """
-    expected = _expected_epochs(spec, ended)
-    open_ = sum(
-        max(expected - epoch, 1.0 if epoch < spec.budget.epochs else 0.0) for epoch in unfinished
-    )
-    return open_ + num_unstarted * expected
-
-
-def _expected_epochs(spec: SweepSpec, ended: Sequence[int]) -> float:
     budget = spec.budget.epochs
     pausing = make_pausing_rule(spec)
     if isinstance(pausing, SuccessiveHalving):  # the trials that end first are the longest
-        bounds = [0, *pausing.rungs, budget]
-        shares = (float(pausing.reduction) ** -index for index in range(len(bounds)))
-        pairs = zip(bounds, bounds[1:], shares, strict=False)
-        return sum(share * (end - start) for start, end, share in pairs)
-    if pausing is not None or not ended:
-        return float(budget)
-    return max(sum(ended) / len(ended), 1.0)
+        whole = _epochs_of_halving(pausing, budget)
+        most = (len(ended) + len(unfinished) + num_unstarted) * whole
+        return max(most - sum(ended) - sum(unfinished), 0.0)
+    if pausing is not None:
+        ended = ()  # a population trains to the end
+    started = sum(_expected(epoch, ended, budget) - epoch for epoch in unfinished)
+    return started + num_unstarted * _expected(0, ended, budget)
+
+
+def _expected(epoch: int, ended: Sequence[int], budget: int) -> float:
+    """Return how many epochs a trial trains that has trained some already."""
+    longer = [one for one in ended if one > epoch]
+    return sum(longer) / len(longer) if longer else float(max(budget, epoch))
+
+
+def _epochs_of_halving(rule: SuccessiveHalving, budget: int) -> float:
+    """Return how many epochs a trial trains on average."""
+    bounds = [0, *rule.rungs, budget]
+    lengths = (end - start for start, end in pairwise(bounds))
+    return sum(length / rule.reduction**index for index, length in enumerate(lengths))
 
 
 def seconds_left(view: SweepStatus, delivery: DeliveryEstimate) -> float | None:
@@ -83,7 +92,7 @@ class DeliveryEstimate:
         self._started = self._looked = clock()
         self._waiting, self._first = backlog()
         self._waiting_at_start = self._waiting
-        self._rate = 0.0
+        self._rate = _USUAL_RATE
 
     def seconds(self, training: float) -> float:
         """Return the seconds from the end of training until all records are delivered.
@@ -93,9 +102,9 @@ class DeliveryEstimate:
         """
         if self._clock() - self._looked >= self._every:
             self._look()
-        if not self._waiting or not self._rate:
+        if not self._waiting:
             return 0.0
-        elapsed = self._looked - self._started
+        elapsed = max(self._looked - self._started, self._every)
         growth = (self._waiting - self._waiting_at_start) / elapsed
         at_the_end = max(self._waiting + growth * training, 0.0)
         return min(at_the_end / self._rate, MAX_DELIVERY_SECONDS)

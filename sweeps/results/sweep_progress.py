@@ -103,6 +103,7 @@ class SweepProgress:
         self.total = spec.trials if total is None else total
         self._delivery, self._clock = delivery, clock
         self._start = clock()
+        self._first_start: float | None = None
         self._rows = {
             one.number: row_of(one, spec, one.state if one.finished else "waiting")
             for one in sorted(before, key=lambda one: one.finish_order)
@@ -144,8 +145,7 @@ class SweepProgress:
         """A worker starts a trial, or starts it again."""
         row = self._rows.setdefault(number, TrialRow(number, params))
         row.params = params
-        self._change(number, "running")
-        self.is_starting = False
+        self._run(number)
 
     def reported(self, progress: TrialProgress) -> None:
         """A trial reported metrics."""
@@ -154,8 +154,7 @@ class SweepProgress:
 
     def promoted(self, number: int) -> None:
         """A paused trial resumes."""
-        self._change(number, "running")
-        self.is_starting = False
+        self._run(number)
 
     def ended(self, number: int, state: str) -> None:
         """A trial has no worker any more: it ended, waits, or was interrupted."""
@@ -175,8 +174,15 @@ class SweepProgress:
         if self.is_stopping or done <= 0 or not (unfinished or num_unstarted):
             return None
         left = epochs_left(self.spec, ended, unfinished, num_unstarted)
-        training = left * self.elapsed / done
+        since = self._start if self._first_start is None else self._first_start
+        training = left * (self._clock() - since) / done
         return training + (self._delivery.seconds(training) if self._delivery else 0.0)
+
+    def _run(self, number: int) -> None:
+        self._change(number, "running")
+        self.is_starting = False
+        if self._first_start is None:  # before, Ray started its workers
+            self._first_start = self._clock()
 
     def _change(self, number: int, state: str) -> None:
         row, now = self._rows[number], self._clock()

@@ -169,8 +169,8 @@ class SweepStatus:
     def resume_hint(self) -> str:
         """Return how to continue a sweep that no driver runs, for a message."""
         if self.state == "interrupted" and self.abort is None:
-            return f"resume it with: {self.paths.command('resume')}"
-        return f"how to continue: {self.paths.command('status')}"
+            return f"resume the sweep with: {self.paths.command('resume')}"
+        return f"how to continue the sweep: {self.paths.command('status')}"
 
     @property
     def concluded(self) -> bool:

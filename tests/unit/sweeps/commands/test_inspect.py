@@ -81,7 +81,7 @@ TOLD = [
     (["best", "both", "--trial", "3"], "show"),
     (["stop", "a b"], "resume"),
     (["stop", "both", "--trial", "0"], "trials"),
-    (["run", "both.yaml", "--name", "a b"], "resume"),
+    (["run", "both.yaml", "--name", "a b"], "status"),
 ]
 
 
