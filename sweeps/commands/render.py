@@ -341,24 +341,35 @@ def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2
                 console.print(found, crop=False)
                 printed = changed
             time.sleep(every)
-    console.print(Group(found, Text(), trials(view.rows(), view.spec)), crop=False)
+    if redraws(console):
+        more = line(f"all trials: {view.paths.command('trials')}")
+        console.print(Group(*_trials_that_fit(console, view, console.size.height - 4), more))
+        console.print(found, crop=False)
+    else:
+        console.print(Group(found, Text(), trials(view.rows(), view.spec)), crop=False)
 
 
 def _running(
     console: Console, view: SweepStatus, found: RenderableType, delivery: DeliveryEstimate
 ) -> RenderableType:
     """Return the status of a running sweep, with as many trials as fit on the terminal."""
+    last = [f"ran {format_duration(view.ledger.seconds)}"]
+    if (left := seconds_left(view, delivery)) is not None:
+        last.append(f"about {format_duration(left)} left")
+    summary = Group(found, Text(" · ".join(last)), Text())
+    # Rich keeps the last line free.
+    height = console.size.height - len(console.render_lines(summary, console.options)) - 1
+    return Group(summary, *_trials_that_fit(console, view, height))
+
+
+def _trials_that_fit(console: Console, view: SweepStatus, height: int) -> list[RenderableType]:
+    """Return the table of a sweep's trials with at most so many lines."""
+    if not view.records:
+        return []
     spec = view.spec
     rows = [row_of(record, spec, view.trial_state(record)) for record in view.records]
     for record, row in zip(view.records, rows, strict=True):
         row.changed = record.finish_order
     durations = {row.number: row.seconds for row in rows}
-    last = [f"ran {format_duration(view.ledger.seconds)}"]
-    if (left := seconds_left(view, delivery)) is not None:
-        last.append(f"about {format_duration(left)} left")
-    summary = Group(found, Text(" · ".join(last)), Text())
-    size = console.size
-    # Rich keeps the last line free.
-    height = size.height - len(console.render_lines(summary, console.options)) - 1
-    table = trial_table(rows, spec, durations, width=size.width, height=height, live=False)
-    return Group(summary, *(table if rows else []))
+    width = console.size.width
+    return trial_table(rows, spec, durations, width=width, height=height, live=False)

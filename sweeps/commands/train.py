@@ -142,7 +142,7 @@ def train_once(
         progress = stack.enter_context(_RunProgress(console, trainer, spec))
         metrics: dict[str, float] = {}
         for report in trainer.events():
-            metrics = report.metrics
+            metrics, progress.epoch = report.metrics, report.epoch
             yielded = [key for key in metrics if not _OURS.fullmatch(key)]
             keys = dict.fromkeys((*spec.metrics, *(yielded if facts.own_loop else _SHOWN)))
             shown = ", ".join(
@@ -151,7 +151,6 @@ def train_once(
             messages.words(console, f"epoch {report.epoch} step {report.step}: {shown}")
             for sentence in report.signals:
                 messages.words(console, f"  {sentence}", style="yellow")
-            progress.epoch = report.epoch
         if figures is not None:
             from trainable.figures import draw_run
 
@@ -196,7 +195,7 @@ class _RunProgress(Progress):
                 self._bar,
                 completed=max(self._position(), task.completed),
                 epoch=self.epoch,
-                left="" if left is None else f"about {format_duration(left)} left",
+                left=f"about {format_duration(left)} left" if left else "",
             )
         yield from super().get_renderables()
 
