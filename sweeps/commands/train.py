@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -176,28 +177,25 @@ class _RunProgress(Progress):
             disable=not console.is_terminal,
         )
         self._trainer = trainer
+        self._epochs = spec.budget.epochs
         self.epoch = trainer.store.saved_epoch()
         """How many epochs are complete."""
-        self._bar = self.add_task(
-            spec.name,
-            total=spec.budget.epochs,
-            completed=self._position(),
-            epoch=self.epoch,
-            left="",
-        )
+        self._began, self._first = time.monotonic(), self._position()
+        self._bar = self.add_task(spec.name, total=self._epochs, epoch=self.epoch, left="")
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """Move the bar to the current step before it is drawn."""
         if self._bar is not None:
-            (task,) = self.tasks
-            left = task.time_remaining
-            self.update(
-                self._bar,
-                completed=max(self._position(), task.completed),
-                epoch=self.epoch,
-                left=f"about {format_duration(left)} left" if left else "",
-            )
+            position = self._position()
+            self.update(self._bar, completed=position, epoch=self.epoch, left=self._left(position))
         yield from super().get_renderables()
+
+    def _left(self, position: float) -> str:
+        """Return the remaining time by the speed since this process began."""
+        done, left = position - self._first, self._epochs - position
+        if done <= 0 or left <= 0:
+            return ""
+        return f"about {format_duration((time.monotonic() - self._began) * left / done)} left"
 
     def _position(self) -> float:
         """Return how many epochs are trained, with the part of the current one."""

@@ -426,7 +426,7 @@ class Ledger:
         known = self._reports(trial)
         if epoch in known or trial.state.is_finished():
             return
-        progress = {"step": step, "epoch": epoch}
+        progress: dict[str, float] = {"step": step, "epoch": epoch}
         before = [values[0] for values in known.values() if is_finite(values)]
         # NaN and infinity are never best. The earlier of equal reports stays the best.
         if is_finite((value, *others)) and all(

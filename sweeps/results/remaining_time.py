@@ -54,7 +54,8 @@ def _epochs_of_halving(rule: SuccessiveHalving, budget: int) -> float:
     """Return how many epochs a trial trains on average."""
     bounds = [0, *rule.rungs, budget]
     lengths = (end - start for start, end in pairwise(bounds))
-    return sum(length / rule.reduction**index for index, length in enumerate(lengths))
+    shares = (float(rule.reduction) ** -index for index in range(len(bounds)))
+    return sum(length * share for length, share in zip(lengths, shares, strict=False))
 
 
 def seconds_left(view: SweepStatus, delivery: DeliveryEstimate) -> float | None:
