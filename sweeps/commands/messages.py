@@ -76,7 +76,7 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         return
     if result.exit_code == NO_SUCCESS or result.is_aborted:
         cause = result.cause or "no trial succeeded"
-        err.print(f"stopped: {cause}", style="red", soft_wrap=True)
+        words(err, f"stopped: {cause}", style="red")
         for text in after_failure(result, paths, program_name()):
             err.print(text, soft_wrap=True)
     else:
