@@ -42,9 +42,9 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         (best,) = result.best
         value = format_number(best.value)
         found = f"best: trial {best.number} with {value} ({joined(best.best_params)})"
-        words(out, found, style="bold")
+        paragraph(out, found, style="bold")
         if best.state == "pruned":
-            words(out, f"it was stopped early: {best.reason or 'pruned'}")
+            paragraph(out, f"it was stopped early: {best.reason or 'pruned'}")
     if result.pending:
         err.print(
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
@@ -76,7 +76,7 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         return
     if result.exit_code == NO_SUCCESS or result.is_aborted:
         cause = result.cause or "no trial succeeded"
-        words(err, f"stopped: {cause}", style="red")
+        paragraph(err, f"stopped: {cause}", style="red")
         for text in after_failure(result, paths, program_name()):
             err.print(text, soft_wrap=True)
     else:
@@ -112,7 +112,7 @@ def sentence(err: Console, message: str, *, style: str) -> None:
     err.print(message, style=style, soft_wrap=True)
 
 
-def words(console: Console, text: str, *, style: str = "") -> None:
+def paragraph(console: Console, text: str, *, style: str = "") -> None:
     """Print text that has no command to copy; a terminal's lines break between words."""
     console.print(text, style=style, soft_wrap=not console.is_terminal)
 
@@ -120,9 +120,9 @@ def words(console: Console, text: str, *, style: str = "") -> None:
 def task_facts(console: Console, facts: TaskFacts) -> None:
     """Print what a run would be, in numbers, and warnings about probable mistakes."""
     for fact in facts.lines():
-        words(console, f"  {fact}")
+        paragraph(console, f"  {fact}")
     for caution in (*facts.cautions, *facts.checked):
-        words(console, caution, style="yellow")
+        paragraph(console, caution, style="yellow")
 
 
 def not_checked(console: Console, spec: SweepSpec) -> None:

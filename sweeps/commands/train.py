@@ -72,7 +72,7 @@ def check_task(spec: SweepSpec, err: Console) -> None:
                 raise
             return
     for caution in facts.checked:
-        messages.words(err, caution, style="yellow")
+        messages.paragraph(err, caution, style="yellow")
 
 
 def _import_torch() -> None:
@@ -149,9 +149,9 @@ def train_once(
             shown = ", ".join(
                 f"{key} {format_number(metrics[key])}" for key in keys if key in metrics
             )
-            messages.words(console, f"epoch {report.epoch} step {report.step}: {shown}")
+            messages.paragraph(console, f"epoch {report.epoch} step {report.step}: {shown}")
             for sentence in report.signals:
-                messages.words(console, f"  {sentence}", style="yellow")
+                messages.paragraph(console, f"  {sentence}", style="yellow")
         if figures is not None:
             from trainable.figures import draw_run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,19 +67,12 @@ def finalize_attempt(
     trials, best = ledger.trials(), ledger.front()
     recorder.tag(None, health_tags(trials))
     left, stop = sweep.num_remaining, sweep.stopped
-    failed: int | None = None
-    cause: str | None = None
     published = _Published()
-    kind: str | None = None
-    aborts = abort_reason is not None and bool(left or not best)  # else it prevented no trial
-    if abort_reason is not None and aborts:
-        failed, cause = abort_reason.numbers[-1], abort_reason.cause
-        kind = abort_reason.failure.kind
-        ledger.store_abort(Abort(abort_reason.key, cause, failed, kind))
-    elif not best:
-        failed, cause, kind = failure_cause(trials)
-        if stop:
-            cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
+    failed, cause, kind, aborts = _failure(abort_reason, left, best, trials)
+    if abort_reason is not None and aborts and cause is not None:
+        ledger.store_abort(Abort(abort_reason.key, cause, abort_reason.numbers[-1], kind or ""))
+    elif cause is not None and stop:
+        cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
     if interruption.requested:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     elif cause is not None:
@@ -113,6 +106,23 @@ def finalize_attempt(
         kind,
         is_aborted=aborts,
     )
+
+
+def _failure(
+    abort_reason: RepeatedFailure | None,
+    left: int,
+    best: Sequence[TrialRecord],
+    trials: Sequence[TrialRecord],
+) -> tuple[int | None, str | None, str | None, bool]:
+    """Return the failed trial, the cause, its kind, and whether the sweep stopped itself for it.
+
+    A stop that prevented no trial does not count.
+    """
+    if abort_reason is not None and (left or not best):
+        return abort_reason.numbers[-1], abort_reason.cause, abort_reason.failure.kind, True
+    if best:
+        return None, None, None, False
+    return (*failure_cause(trials), False)
 
 
 def _deliver(

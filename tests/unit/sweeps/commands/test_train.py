@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.messages import words
+from sweeps.commands.messages import paragraph
 from sweeps.commands.train import OtherRun, _RunProgress, train_once
 from sweeps.config.spec import parse_spec
 from sweeps.paths import TRIAL_CONFIG
@@ -80,7 +80,7 @@ def test_lines_of_a_terminal_break_between_words() -> None:
     for is_terminal, count in ((True, 2), (False, 1)):
         said = io.StringIO()
         console = Console(file=said, force_terminal=is_terminal, width=20, color_system=None)
-        words(console, "val/loss 0.5, train/loss 0.25")
+        paragraph(console, "val/loss 0.5, train/loss 0.25")
         assert len(said.getvalue().splitlines()) == count
         assert "train/loss" in said.getvalue()
 
