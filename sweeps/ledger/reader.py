@@ -233,7 +233,7 @@ def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
 
 
 def trial_fields(
-    suggested: dict[str, Any], attributes: Mapping[str, Any], completed: datetime | None
+    suggested: dict[str, Any], attributes: Mapping[str, Any], completed: datetime | None = None
 ) -> dict[str, Any]:
     """Return a trial's fields from its stored parameters and user attributes.
 
