@@ -161,18 +161,21 @@ def run(
     address: Address = None,
 ) -> None:
     """Run a new sweep."""
-    from sweeps.commands.run import attempt
-    from sweeps.config.durations import parse_duration
-    from sweeps.engine.cluster_address import find_address
-    from sweeps.errors import SweepExists
-    from sweeps.ledger.location import ledger_location
-    from sweeps.ledger.warm_start import collect_warm_start
-    from sweeps.path_checks import check_writable
-    from sweeps.paths import SweepPaths, resolve_root
-    from sweeps.search.dry_run import dry_run
-    from sweeps.sweep_lock import is_held, read_holder, sweep_locked
+    with (
+        err.status("reading the spec") as spinner,
+        _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec,
+    ):
+        from sweeps.commands.run import attempt
+        from sweeps.config.durations import parse_duration
+        from sweeps.engine.cluster_address import find_address
+        from sweeps.errors import SweepExists
+        from sweeps.ledger.location import ledger_location
+        from sweeps.ledger.warm_start import collect_warm_start
+        from sweeps.path_checks import check_writable
+        from sweeps.paths import SweepPaths, resolve_root
+        from sweeps.search.dry_run import dry_run
+        from sweeps.sweep_lock import is_held, read_holder, sweep_locked
 
-    with _loaded(file, settings, name=name, tracking_uri=tracking_uri, to_run=True) as spec:
         paths = SweepPaths(resolve_root(root), spec.name)
         check_writable(paths.root, "--root")
         if is_held(paths.lock):  # refuse early, before slow imports; acquiring the lock decides
@@ -180,6 +183,7 @@ def run(
         if paths.exists():
             raise SweepExists(paths)
         ledger_location(paths, spec).check_available()
+        spinner.update("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
         seconds = parse_duration(grace, "--grace")
         code = attempt(
@@ -191,6 +195,7 @@ def run(
             grace=seconds,
             address=find_address(address),
             offline=offline,
+            spinner=spinner,
         )
         raise typer.Exit(code)
 
@@ -225,7 +230,7 @@ def resume(
     from sweeps.store_access import check_sampler_state, remember_named
     from sweeps.sweep_lock import sweep_locked
 
-    with input_errors():
+    with err.status("reading the sweep") as spinner, input_errors():
         view = view_of(name, root)
         if view.running:  # refuse early, before slow imports; acquiring the lock decides
             raise sweep_locked(view.paths.directory, view.holder)
@@ -239,9 +244,11 @@ def resume(
         done = view.concluded and is_unchanged(view.spec, spec)
         if done and not has_lost_runs(view, err, offline=offline):
             outcome = view.outcome()
+            spinner.stop()
             messages.outcome(out, err, outcome, view.paths, find(view))
             raise typer.Exit(outcome.exit_code)
         with document.attach_locations():
+            spinner.update("checking the search")
             dry_run(spec, WarmStart.from_data(view.ledger.warm_start()))
             seconds = parse_duration(grace, "--grace")
             code = attempt(
@@ -254,6 +261,7 @@ def resume(
                 address=find_address(address),
                 accept_changes=accept_changes,
                 offline=offline,
+                spinner=spinner,
             )
         raise typer.Exit(code)
 

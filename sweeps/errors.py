@@ -118,7 +118,8 @@ class SweepExists(ValueError):
     def __init__(self, paths: SweepPaths) -> None:
         super().__init__(
             f"sweep '{paths.name}' exists already; a name must be unique below the root; "
-            f"resume it with: {paths.command('resume')}, or choose another name with --name"
+            f"see how to continue it with: {paths.command('status')}, or choose another name "
+            "with --name"
         )
 
 

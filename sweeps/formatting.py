@@ -94,14 +94,21 @@ def format_reason(reason: str) -> str:
     return reason if len(reason) <= _LONGEST_CELL else reason[: _LONGEST_CELL - 1] + "…"
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration: `7s`, `2m05s`, `1h03m`."""
+def format_duration(seconds: float | None) -> str:
+    """Format a duration: `7s`, `2m 05s`, `1h 03m`; a dash if it is unknown."""
+    if seconds is None:
+        return "-"
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def format_time(time: str) -> str:
+    """Format a time in ISO 8601 for people: `2026-11-26 14:03:20`, in its own time zone."""
+    return time[:19].replace("T", " ")
 
 
 def format_bytes(count: float) -> str:

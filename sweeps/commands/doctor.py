@@ -126,7 +126,8 @@ def check_sweeps(root: Path) -> list[Finding]:
     found = []
     for paths in list_sweeps(root):
         try:
-            corrections = SweepStatus(paths).corrections()
+            view = SweepStatus(paths)
+            corrections = view.corrections()
         except (ValueError, OSError, LedgerError, StorageError) as error:
             found.append(Finding("fail", paths.name, str(error), "correct this, then resume"))
             continue
@@ -137,7 +138,7 @@ def check_sweeps(root: Path) -> list[Finding]:
                     "warn",
                     paths.name,
                     "; ".join(errors[:_SHOWN]) + more,
-                    f"resuming the sweep repairs what it can: {paths.command('resume')}",
+                    f"a resume repairs what it can; {view.resume_hint()}",
                 )
             )
     return found

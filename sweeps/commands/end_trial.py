@@ -52,7 +52,6 @@ def end_trial(view: SweepStatus, number: int) -> StopResult:
     finally:
         lock.release()
     message = (
-        f"trial {number} is {record.state} and does not resume; resume the sweep's other trials "
-        f"with: {paths.command('resume')}"
+        f"trial {number} is {record.state} and does not resume; {SweepStatus(paths).resume_hint()}"
     )
     return StopResult(paths.name, number, record.finished, record.state, message)

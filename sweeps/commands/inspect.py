@@ -92,7 +92,7 @@ def status(
         found = view.status()
         ended = view.state in ("finished", "failed") and not as_json
         findings = find(view) if ended else None
-    show_found(found, as_json, lambda: render.status(found, view.spec, view.paths, findings))
+    show_found(found, as_json, lambda: render.status(found, view, findings))
 
 
 def trials(
@@ -102,7 +102,7 @@ def trials(
         typer.Option(
             "--sort",
             metavar="COLUMN",
-            help="Sort by `value` (the best first), a parameter, epoch, step or state.",
+            help="Sort by `value` (the best first), a parameter, epoch, step, state or duration.",
             show_default=False,
         ),
     ] = None,

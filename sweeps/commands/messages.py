@@ -12,13 +12,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
-from rich.text import Text
 
 from sweeps.commands import pareto
 from sweeps.commands.plain_console import PlainConsole, line
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, program_name
+from sweeps.policies.failure_policy import remedy
 from sweeps.results.observer import ShutdownNotices
 
 if TYPE_CHECKING:
@@ -56,16 +56,13 @@ def outcome(
         pareto.outcome(out, result)
     elif result.best:
         (best,) = result.best
-        out.print(
-            f"best: trial {best.number} with {format_number(best.value)} "
-            f"({joined(best.best_params)})",
-            style="bold",
-            soft_wrap=True,
-        )
+        value = format_number(best.value)
+        found = f"best: trial {best.number} with {value} ({joined(best.best_params)})"
+        paragraph(out, found, style="bold")
         if best.state == "pruned":
-            out.print(f"it was stopped early: {best.reason or 'pruned'}", soft_wrap=True)
-    for found in found_lines(findings):
-        out.print(found)
+            paragraph(out, f"it was stopped early: {best.reason or 'pruned'}")
+    for one in found_lines(findings):
+        paragraph(out, one)
     if result.pending:
         err.print(
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
@@ -77,21 +74,16 @@ def outcome(
         )
     if result.pending_weights:
         message = (
-            f"the best weights are not published: {result.pending_weights}; publish them with:"
+            f"the best weights are not published: {result.pending_weights}; when the store "
+            "answers again, publish them with:"
         )
         sentence(err, message, style="yellow")
         resume(err, paths)
     if result.lost_weights:
         message = f"there are no best weights to export: {result.lost_weights}"
         sentence(err, message, style="yellow")
-    grows = result.max_trials > result.num_trials
-    more: tuple[str, ...] = (f"trials={result.max_trials}",)
     if result.stop is not None:
-        more = result.stop.continue_overrides
         sentence(out, f"{result.stop.key} ended the sweep: {result.stop.why}", style="")
-    if findings is not None and findings.changes_space:
-        more = tuple(findings.overrides)
-    changes = [word for change in more for word in ("-s", change)]
     if result.exit_code == 0:
         choose = ("--trial", "K") if several else ()
         take = sweep("best", *choose, "--export", "DIR")
@@ -100,37 +92,63 @@ def outcome(
             ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
             *([] if result.lost_weights else [("export the best weights", take)]),
-            *([(next_label(findings), sweep("resume", *changes))] if grows else []),
+            *(
+                [(next_label(findings), sweep("resume", *_changes(result, findings)))]
+                if result.grows
+                else []
+            ),
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
         return
-    if result.exit_code == NO_SUCCESS:
+    if result.exit_code == NO_SUCCESS or result.is_aborted:
         cause = result.cause or "no trial succeeded"
-        err.print(f"stopped: {cause}", style="red", soft_wrap=True)
-        look = sweep("trials") if result.failed is None else sweep("show", str(result.failed))
-        err.print(f"read more: {look}", soft_wrap=True)
-        if result.needs_new_sweep or not (result.num_left or grows):
-            err.print("correct it, then start a new sweep with:")
-            err.print(
-                shlex.join((program_name(), "run", "FILE", "--name", "NAME")), soft_wrap=True
-            )
-            return
-        err.print("correct it, then continue with:")
-        resume(err, paths, *(() if result.num_left else changes))
+        paragraph(err, f"stopped: {cause}", style="red")
+        for text in after_failure(result, paths, program_name()):
+            err.print(text, soft_wrap=True)
     else:
         err.print("interrupted; every trial continues from its last checkpoint with:")
         resume(err, paths)
 
 
-def found_lines(findings: Findings | None) -> list[RenderableType]:
+def found_lines(findings: Findings | None) -> list[str]:
     """Return what was found, one sentence a line."""
-    return [Text(f"- {one.sentence}") for one in (findings.sentences if findings else ())]
+    return [f"- {one.sentence}" for one in (findings.sentences if findings else ())]
 
 
 def next_label(findings: Findings | None) -> str:
     """Return what the command does that continues a finished sweep."""
     changed = findings is not None and findings.changes_space
     return "try next, in a better space" if changed else "try more"
+
+
+def after_failure(result: SweepOutcome, paths: SweepPaths, program: str = "sweep") -> list[str]:
+    """Return what to read, what to change, and then the command that continues, as the last line.
+
+    A resume without a change would fail in the same way.
+    """
+    look = ("trials",) if result.failed is None else ("show", str(result.failed))
+    lines = [f"read more: {paths.command(*look, program=program)}"]
+    if result.needs_new_sweep or not (result.num_left or result.grows):
+        start = shlex.join((program, "run", "FILE", "--name", "NAME"))
+        return [*lines, f"{remedy(result.kind)}, then start a new sweep with:", start]
+    more = () if result.num_left else _more_trials(result)
+    command = paths.command("resume", *more, program=program) + _cluster()
+    return [*lines, f"{remedy(result.kind)}, then continue with:", command]
+
+
+def _changes(result: SweepOutcome, findings: Findings | None) -> list[str]:
+    """Return the options of the resume that is recommended: a better space, or more trials."""
+    if findings is None or not findings.changes_space:
+        return _more_trials(result)
+    return [word for change in findings.overrides for word in ("-s", change)]
+
+
+def _more_trials(result: SweepOutcome) -> list[str]:
+    """Return the options of a resume that runs more trials."""
+    more = (
+        (f"trials={result.max_trials}",) if result.stop is None else result.stop.continue_overrides
+    )
+    return [word for change in more for word in ("-s", change)]
 
 
 def sentence(err: Console, message: str, *, style: str) -> None:
@@ -144,12 +162,17 @@ def notifications(left: Undelivered) -> str:
     return f"{wait} for the webhook" + (f" ({left.reason})" if left.reason else "")
 
 
+def paragraph(console: Console, text: str, *, style: str = "") -> None:
+    """Print text that has no command to copy; a terminal's lines break between words."""
+    console.print(text, style=style, soft_wrap=not console.is_terminal)
+
+
 def task_facts(console: Console, facts: TaskFacts) -> None:
     """Print what a run would be, in numbers, and warnings about probable mistakes."""
     for fact in facts.lines():
-        sentence(console, f"  {fact}", style="")
+        paragraph(console, f"  {fact}")
     for caution in (*facts.cautions, *facts.checked):
-        sentence(console, caution, style="yellow")
+        paragraph(console, caution, style="yellow")
 
 
 def not_checked(console: Console, spec: SweepSpec) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -20,32 +22,31 @@ from rich.text import Text
 from sweeps.commands import messages, pareto
 from sweeps.commands.plain_console import line, redraws
 from sweeps.commands.tables import TextTable, plain_table
+from sweeps.commands.trial_table import STATE_STYLES, trial_table
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import (
     format_best,
     format_cells,
+    format_duration,
     format_number,
     format_parameter,
     format_reason,
+    format_time,
     format_value,
     joined,
     titles,
 )
-from sweeps.paths import SweepPaths, command_line
+from sweeps.paths import command_line
+from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
+from sweeps.results.sweep_progress import row_of
 from sweeps.results.sweep_status import STATES, SweepStatus
+from tracking.outbox_status import backlog
 
 if TYPE_CHECKING:
     from sweeps.commands.doctor import Finding
     from sweeps.results.findings import Findings
 
-_STATE_STYLES = {
-    "running": "cyan",
-    "finished": "green",
-    "complete": "green",
-    "interrupted": "yellow",
-    "failed": "red",
-    "pruned": "dim",
-}
+_STATE_STYLES = {**STATE_STYLES, "finished": "green"}
 _LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -77,16 +78,16 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
 
 
 def status(
-    found: dict[str, Any], spec: SweepSpec, paths: SweepPaths, findings: Findings | None = None
+    found: dict[str, Any], view: SweepStatus, findings: Findings | None = None
 ) -> RenderableType:
     """Return the lines of `sweep status`.
 
     Args:
         found: What `sweep status --json` prints.
-        spec: The sweep.
-        paths: Its paths.
+        view: The sweep.
         findings: What was found; None: that is not shown.
     """
+    spec, paths = view.spec, view.paths
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
     lines: list[RenderableType] = [
         Text.assemble(
@@ -96,8 +97,12 @@ def status(
             f", {found['num_trials']} trials: {counts}",
         )
     ]
-    if found["stopped_by"] is not None:
-        lines.append(Text("{key} ended it: {why}".format(**found["stopped_by"])))
+    outcome = None if view.running else view.outcome()
+    if outcome is not None and outcome.cause:
+        who = "it stopped itself" if outcome.is_aborted else "stopped"
+        lines.append(Text(f"{who}: {outcome.cause}", style="red"))
+    if view.stop is not None:
+        lines.append(Text(f"{view.stop.key} ended it: {view.stop.why}"))
     if isinstance(found["best"], list):
         lines += pareto.lines(found["best"], spec.metrics)
     elif found["best"] is not None:
@@ -108,8 +113,9 @@ def status(
             )
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
-    lines += messages.found_lines(findings)
-    if findings is not None and findings.overrides:
+    lines += map(Text, messages.found_lines(findings))
+    failed = outcome is not None and outcome.cause
+    if findings is not None and findings.overrides and not failed:
         changes = [word for change in findings.overrides for word in ("-s", change)]
         lines.append(line(f"{messages.next_label(findings)}: {paths.command('resume', *changes)}"))
     if found["outbox_pending"]:
@@ -121,7 +127,9 @@ def status(
         lines.append(Text(found["outbox_held"], style="yellow"))
     if found["outbox_refused"]:
         lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
-    if found["state"] == "interrupted":
+    if outcome is not None and failed:
+        lines += map(line, messages.after_failure(outcome, paths))
+    elif found["state"] == "interrupted":
         lines.append(line(f"continue with: {paths.command('resume')}"))
     return Group(*lines)
 
@@ -140,11 +148,13 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     # A column is left out if it says nothing: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
-    first = ["trial", "state", *spec.metrics, "epoch", "step"]
+    timed = any(one["duration"] is not None for one in found)
+    first = ["trial", "state", *spec.metrics, "epoch", "step", *["duration"] * timed]
     last = ["attempts"] * attempts + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
-        [*first, *short, *last], right={*spec.metrics, "epoch", "step", "attempts", *short}
+        [*first, *short, *last],
+        right={*spec.metrics, "epoch", "step", "duration", "attempts", *short},
     )
     for one in found:
         grid.rows.append(
@@ -154,6 +164,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 *format_cells(one["value"], spec.metrics),
                 str(one["epoch"]),
                 str(one["step"]),
+                *([format_duration(one["duration"])] if timed else []),
                 *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
                 *([format_reason(one["reason"] or "")] if reasons else []),
@@ -187,6 +198,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
                 table.add_row(Text(metric, style="bold"), Text(text))
         elif found[key] is not None:
             table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
+    for key, text in _times(found).items():
+        table.add_row(Text(key, style="bold"), text)
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_value(value))
     for one in found["lineage"]:
@@ -200,6 +213,21 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         # Indented, to set it apart from this program's own lines.
         parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
     return Group(*parts)
+
+
+def _times(found: dict[str, Any]) -> dict[str, str]:
+    """Return when a trial started and ended, and for how long workers trained it."""
+    start, end, trained = found["started_at"], found["ended_at"], found["duration"]
+    times = {"started": start, "ended": end}
+    lines = {name: format_time(time) for name, time in times.items() if time is not None}
+    if trained is None:
+        return lines
+    lines["duration"] = format_duration(trained)
+    if start is not None and end is not None:
+        whole = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+        if whole > 1.05 * trained + 2.0:  # it waited at a rung, or for a resume
+            lines["duration"] += f" of training, {format_duration(whole)} from start to end"
+    return lines
 
 
 def best(
@@ -312,19 +340,50 @@ def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2
     best trial changes.
     """
     table = Live(console=console, refresh_per_second=4, transient=True)
-    printed = None
+    printed, delivery = None, None
     with table if redraws(console) else nullcontext() as live:
         while True:
             view = look()
             now = view.status()
-            found = status(now, view.spec, view.paths)
-            shown = Group(found, Text(), trials(view.rows(), view.spec))
-            if live is not None:
-                live.update(shown)
+            found = status(now, view)
             if not view.running:
                 break
+            if live is not None:
+                delivery = delivery or DeliveryEstimate(partial(backlog, view.paths.outbox))
+                live.update(_running(console, view, found, delivery))
             if live is None and (changed := (now["trials"], now["best"])) != printed:
                 console.print(found, crop=False)
                 printed = changed
             time.sleep(every)
-    console.print(shown, crop=False)  # again, as the live display cuts long commands
+    if redraws(console):
+        more = line(f"all trials: {view.paths.command('trials')}")
+        console.print(Group(*_trials_that_fit(console, view, console.size.height - 4), more))
+        console.print(found, crop=False)
+    else:
+        console.print(Group(found, Text(), trials(view.rows(), view.spec)), crop=False)
+
+
+def _running(
+    console: Console, view: SweepStatus, found: RenderableType, delivery: DeliveryEstimate
+) -> RenderableType:
+    """Return the status of a running sweep, with as many trials as fit on the terminal."""
+    last = [f"ran {format_duration(view.ledger.seconds)}"]
+    if (left := seconds_left(view, delivery)) is not None:
+        last.append(f"about {format_duration(left)} left")
+    summary = Group(found, Text(" · ".join(last)), Text())
+    # Rich keeps the last line free.
+    height = console.size.height - len(console.render_lines(summary, console.options)) - 1
+    return Group(summary, *_trials_that_fit(console, view, height))
+
+
+def _trials_that_fit(console: Console, view: SweepStatus, height: int) -> list[RenderableType]:
+    """Return the table of a sweep's trials with at most so many lines."""
+    if not view.records:
+        return []
+    spec = view.spec
+    rows = [row_of(record, spec, view.trial_state(record)) for record in view.records]
+    for record, row in zip(view.records, rows, strict=True):
+        row.changed = record.finish_order
+    durations = {row.number: row.seconds for row in rows}
+    width = console.size.width
+    return trial_table(rows, spec, durations, width=width, height=height, live=False)

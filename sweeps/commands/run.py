@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
+from rich.status import Status
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.commands import messages
@@ -33,6 +35,7 @@ from sweeps.errors import (
     UserError,
 )
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
+from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.results.findings import Findings, find
 from sweeps.results.sweep_status import SweepOutcome, SweepStatus
@@ -40,7 +43,7 @@ from sweeps.store_access import reach_tracking, withheld_variables
 from sweeps.tracker import check_address, find_tracker
 from sweeps.webhook import check_webhook
 from tracking.outbox_file import OutboxError
-from tracking.outbox_status import read_outbox
+from tracking.outbox_status import backlog, read_outbox
 from tracking.tracker import TrackingUnusable
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
@@ -62,6 +65,7 @@ def attempt(
     address: str | None = None,
     accept_changes: bool = False,
     offline: bool = False,
+    spinner: Status | None = None,
 ) -> int:
     """Run a sweep until it ends or is interrupted, and print its outcome.
 
@@ -75,6 +79,7 @@ def attempt(
         address: The Ray cluster to run on; None: start a local Ray.
         accept_changes: Resume although code, data or the meaning of values has changed.
         offline: Contact no tracking server; everything stays in the outbox.
+        spinner: Says what time is spent on, and is stopped at the end; None: make one.
 
     Returns:
         The exit code.
@@ -85,14 +90,17 @@ def attempt(
     """
     inspection: TaskInspector | None = None
     outcomes: list[SweepOutcome] = []
+    spinner = spinner or err.status("")
     try:
-        with exit_on_signal(), err.status("loading the task") as spinner, ExitStack() as stack:
+        with exit_on_signal(), spinner, ExitStack() as stack:
+            spinner.update("checking the stores")
             check_tracking(spec)
             check_webhook(spec)
             if not offline:
                 reach_tracking(paths, spec)  # before any process starts
             if address is None:
                 check_limits()
+            spinner.update("loading the task")
             machine: Machine | Cluster = Machine.probe()
             # Before the cluster's nodes are checked: a fault here is a fault there, too.
             probe_store(paths, spec, new=new)
@@ -120,20 +128,21 @@ def attempt(
                 from sweeps.driver.run import (
                     run_sweep,  # Ray, too, is imported while the child imports torch
                 )
+                from sweeps.results.remaining_time import DeliveryEstimate
 
+            spinner.update("checking the task")
             facts = inspection.facts()
             resource_plan = plan(
                 spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory
             )
 
-            def make_view(
-                finished: int, total: int, best: tuple[int, float] | None
-            ) -> ProgressTable | PlainLines:
+            def make_view(before: Sequence[TrialRecord], total: int) -> ProgressTable | PlainLines:
                 spinner.stop()
                 cluster = f", {machine.describe()}" if isinstance(machine, Cluster) else ""
                 messages.sentence(err, f"  {resource_plan.describe()}{cluster}", style="")
                 messages.task_facts(err, facts)
-                return view_on(out, spec, finished=finished, total=total, best=best)
+                delivery = None if offline else DeliveryEstimate(lambda: backlog(paths.outbox))
+                return view_on(out, spec, before, total=total, delivery=delivery)
 
             def say(activity: str) -> None:
                 spinner.update(activity)
@@ -250,6 +259,8 @@ def report_error(
         cause = _describe_full_disk(error, paths)
     messages.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
     if paths.exists():
+        first = "when the other process has ended" if code == HELD else "when this is corrected"
+        messages.sentence(err, f"{first}, continue with:", style="")
         messages.resume(err, paths)
     return code
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from sweeps.commands import messages
 from sweeps.config.error_messages import key_path
@@ -23,7 +24,7 @@ from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
 from sweeps.errors import Issue, UserError
-from sweeps.formatting import format_number
+from sweeps.formatting import format_duration, format_number
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
 from sweeps.store_access import withheld_variables
@@ -60,6 +61,7 @@ def check_task(spec: SweepSpec, err: Console) -> None:
         TaskRefused: The task cannot be trained.
     """
     with ExitStack() as stack:
+        stack.enter_context(err.status("checking the task"))
         inspection = TaskInspector(spec, None)
         stack.callback(inspection.terminate)
         _import_torch()  # while the child imports it, too
@@ -70,7 +72,7 @@ def check_task(spec: SweepSpec, err: Console) -> None:
                 raise
             return
     for caution in facts.checked:
-        messages.sentence(err, caution, style="yellow")
+        messages.paragraph(err, caution, style="yellow")
 
 
 def _import_torch() -> None:
@@ -138,36 +140,71 @@ def train_once(
             message = f"{directory}: resumes at step {trainer.resumed_at} of {total}"
             messages.sentence(err, message, style="")
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
-        progress = stack.enter_context(
-            Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("epochs"),
-                TimeRemainingColumn(),
-                console=console,
-                disable=not console.is_terminal,
-            )
-        )
-        bar = progress.add_task(spec.name, total=spec.budget.epochs)
+        progress = stack.enter_context(_RunProgress(console, trainer, spec))
         metrics: dict[str, float] = {}
         for report in trainer.events():
-            metrics = report.metrics
+            metrics, progress.epoch = report.metrics, report.epoch
             yielded = [key for key in metrics if not _OURS.fullmatch(key)]
             keys = dict.fromkeys((*spec.metrics, *(yielded if facts.own_loop else _SHOWN)))
             shown = ", ".join(
                 f"{key} {format_number(metrics[key])}" for key in keys if key in metrics
             )
-            console.print(f"epoch {report.epoch} step {report.step}: {shown}", soft_wrap=True)
+            messages.paragraph(console, f"epoch {report.epoch} step {report.step}: {shown}")
             for sentence in report.signals:
-                console.print(f"  {sentence}", style="yellow", soft_wrap=True)
-            progress.update(bar, completed=report.epoch)
+                messages.paragraph(console, f"  {sentence}", style="yellow")
         if figures is not None:
             from trainable.figures import draw_run
 
             for path in draw_run(config, trainer, directory, figures):
                 console.print(f"wrote {path}", soft_wrap=True)
     return metrics
+
+
+class _RunProgress(Progress):
+    """A bar with the epochs and the remaining time of a run; it moves with each step.
+
+    A custom loop counts no steps: its bar moves with each report.
+    """
+
+    def __init__(self, console: Console, trainer: Trainer | CustomLoop, spec: SweepSpec) -> None:
+        self._bar: TaskID | None = None  # the base class draws at once
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn(f"{{task.fields[epoch]}}/{spec.budget.epochs} epochs"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._trainer = trainer
+        self._epochs = spec.budget.epochs
+        self.epoch = trainer.store.saved_epoch()
+        """How many epochs are complete."""
+        self._began, self._first = time.monotonic(), self._position()
+        self._bar = self.add_task(spec.name, total=self._epochs, epoch=self.epoch, left="")
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Move the bar to the current step before it is drawn."""
+        if self._bar is not None:
+            position = self._position()
+            self.update(self._bar, completed=position, epoch=self.epoch, left=self._left(position))
+        yield from super().get_renderables()
+
+    def _left(self, position: float) -> str:
+        """Return the remaining time by the speed since this process began."""
+        done, left = position - self._first, self._epochs - position
+        if done <= 0 or left <= 0:
+            return ""
+        return f"about {format_duration((time.monotonic() - self._began) * left / done)} left"
+
+    def _position(self) -> float:
+        """Return how many epochs are trained, with the part of the current one."""
+        from trainable.loop import Trainer
+
+        if not isinstance(self._trainer, Trainer):
+            return float(self.epoch)
+        progress, windows = self._trainer.state.progress, self._trainer.plans[0].windows
+        return progress.epoch + min(progress.window / windows, 1.0)
 
 
 @contextmanager

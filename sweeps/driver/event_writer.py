@@ -79,6 +79,7 @@ class EventWriter:
         observer: Receives each trial's progress for the display.
         fence: Called right before the ledger is written; raises if another driver may run the
             sweep.
+        seconds_of: Returns for how long workers have trained a trial.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class EventWriter:
         observer: ProgressObserver,
         *,
         fence: Callable[[], None],
+        seconds_of: Callable[[int], float | None] = lambda _: None,
     ) -> None:
+        self._seconds_of = seconds_of
         self._spec = spec
         self._paths = paths
         self._ledger = ledger
@@ -162,6 +165,10 @@ class EventWriter:
         for sentence in damage:
             self._observer.warned(report.number, sentence)
 
+    def seconds(self, number: int) -> float:
+        """Return for how long workers have trained a trial, by the ledger."""
+        return self._ledger.trial(number).seconds or 0.0
+
     def signals(self, number: int) -> list[str]:
         """Return the health signals that the ledger has of a trial."""
         return list(self._ledger.trial(number).signals or ())
@@ -173,11 +180,13 @@ class EventWriter:
         self._observer.promoted(number)
 
     def paused(self, number: int) -> None:
-        """Show that a trial waits at a rung."""
+        """Record that a trial waits at a rung."""
+        self._record_seconds(number)
         self._observer.paused(number, self._ledger.trial(number).value)
 
     def record_interruption(self, number: int, tags: Mapping[str, str]) -> None:
         """Record that a trial was interrupted; it resumes with the sweep."""
+        self._record_seconds(number)
         self._recorder.finish(number, "INTERRUPTED", tags)
         self._observer.ended(number, "interrupted", None, None)
 
@@ -257,12 +266,19 @@ class EventWriter:
                         one["step"],
                         one[OBJECTIVE],
                         [one["metrics"][metric] for metric in others],
+                        self._seconds_of(report.number),
                     )
                     for one in report.reports
                 ],
             )
         for key, value in report.notes.items():
             self._ledger.set_attr(report.number, key, value)
+
+    def _record_seconds(self, number: int) -> None:
+        seconds = self._seconds_of(number)
+        if seconds is not None:
+            self._fence()
+            self._ledger.store_trial_seconds(number, seconds)
 
     def _log(self, number: int, rows: Iterable[Row], *, ended: bool = False) -> None:
         self._recorder.log(number, thin_rows(rows, self._spec.tracking.every, ended=ended))
@@ -304,7 +320,12 @@ class EventWriter:
                 self._report_to_ledger(last)
             ending, reason = end_of(self._ledger.trial(number))
             return self._ledger.finish(
-                number, ending, reason=reason, traceback=traceback, lineage=lineage
+                number,
+                ending,
+                reason=reason,
+                traceback=traceback,
+                lineage=lineage,
+                seconds=self._seconds_of(number),
             )
 
         # Check outside the transaction: the check of a database lock could wait for its end.

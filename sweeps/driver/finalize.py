@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from sweeps.driver.session import SweepSession
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.ledger import TrialRecord
+from sweeps.ledger.reader import Abort
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial
@@ -27,12 +29,12 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
+from sweeps.results.remaining_time import MAX_DELIVERY_SECONDS
 from sweeps.results.sweep_status import NoBest, SweepOutcome, failure_cause
 from tracking.notification_queue import Undelivered
 from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError
 
-_DELIVERY_SECONDS = 60.0
 _DELIVERY_SECONDS_AFTER_A_SIGNAL = 5.0
 _SILENCE_SECONDS = 10.0
 _NOTIFICATION_SECONDS = 10.0
@@ -52,6 +54,7 @@ def finalize_attempt(
     sweep: SweepSession,
     interruption: Interruption,
     abort_reason: RepeatedFailure | None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> SweepOutcome:
     """Record the outcome in the sweep's own run, publish the best trial, and deliver records.
 
@@ -59,6 +62,7 @@ def finalize_attempt(
         sweep: The open sweep.
         interruption: Whether the driver must exit.
         abort_reason: The repeated failure for which the sweep stopped itself; None otherwise.
+        say: Receives a few words about each slow step.
 
     Returns:
         The outcome that the command prints, with its exit code.
@@ -67,15 +71,12 @@ def finalize_attempt(
     trials, best = ledger.trials(), ledger.front()
     recorder.tag(None, health_tags(trials))
     left, stop = sweep.num_remaining, sweep.stopped
-    failed: int | None = None
-    cause: str | None = None
     published = _Published()
-    if abort_reason and (left or not best):  # otherwise the stop prevented no trial
-        failed, cause = abort_reason.numbers[-1], abort_reason.cause
-    elif not best:
-        failed, cause = failure_cause(trials)
-        if stop:
-            cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
+    failed, cause, kind, aborts = _failure(abort_reason, left, best, trials)
+    if abort_reason is not None and aborts and cause is not None:
+        ledger.store_abort(Abort(abort_reason.key, cause, abort_reason.numbers[-1], kind or ""))
+    elif cause is not None and stop:
+        cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
     why = cause or (stop.why if stop else None)
     description = {DESCRIPTION: describe_sweep(trials, best, spec, why)}
     if interruption.requested:
@@ -88,10 +89,11 @@ def finalize_attempt(
             for number, tags in front_tags(best, trials).items():
                 recorder.tag(number, tags)
         else:
+            say("exporting the best weights")
             published = _publish_best(sweep, best[0], trials)
         stopped = {"stopped_by": stop.key} if stop else {}
         recorder.finish(None, "FINISHED", stopped | description)
-    pending = _deliver(sweep.delivery, interruption)
+    pending = _deliver(sweep.delivery, interruption, say)
     undelivered = _deliver_notifications(sweep, interruption)
     code = interruption.exit_code or (NO_SUCCESS if cause else 0)
     if not interruption.requested and not left and published.pending_weights is None:
@@ -110,10 +112,31 @@ def finalize_attempt(
         published.pending_weights,
         published.missing_weights,
         undelivered,
+        kind,
+        is_aborted=aborts,
     )
 
 
-def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
+def _failure(
+    abort_reason: RepeatedFailure | None,
+    left: int,
+    best: Sequence[TrialRecord],
+    trials: Sequence[TrialRecord],
+) -> tuple[int | None, str | None, str | None, bool]:
+    """Return the failed trial, the cause, its kind, and whether the sweep stopped itself for it.
+
+    A stop that prevented no trial does not count.
+    """
+    if abort_reason is not None and (left or not best):
+        return abort_reason.numbers[-1], abort_reason.cause, abort_reason.failure.kind, True
+    if best:
+        return None, None, None, False
+    return (*failure_cause(trials), False)
+
+
+def _deliver(
+    delivery: BackgroundDelivery, interruption: Interruption, say: Callable[[str], None]
+) -> int:
     """Wait until the tracking server has all records, or the time limit is reached.
 
     After an interruption, the wait ends before the grace period does. The next resume delivers
@@ -122,9 +145,13 @@ def _deliver(delivery: BackgroundDelivery, interruption: Interruption) -> int:
     Returns:
         How many records remain in the outbox.
     """
+    say("delivering to the tracking store")
     started = time.monotonic()
-    deadline = started + _DELIVERY_SECONDS
-    while (left := deadline - time.monotonic()) > 0 and delivery.flush(min(left, 0.2)):
+    deadline = started + MAX_DELIVERY_SECONDS
+    while (left := deadline - time.monotonic()) > 0 and (
+        waiting := delivery.flush(min(left, 0.2))
+    ):
+        say(f"delivering {waiting} records to the tracking store")
         now = time.monotonic()
         if interruption.requested:
             soon = min(_DELIVERY_SECONDS_AFTER_A_SIGNAL, interruption.left - 1.0)

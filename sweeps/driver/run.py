@@ -7,7 +7,7 @@ loop over trials (`tune_loop`), and what is published at the end (`finalize`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.errors import LedgerError, SweepExists
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
+from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
@@ -41,11 +42,9 @@ from trainable.storage.durable import make_directory
 _LAST_NOTIFICATION_SECONDS = 5.0
 """The time limit for notifications when the driver ends with an error."""
 
-ObserverFactory = Callable[
-    [int, int, tuple[int, float] | None], AbstractContextManager[ProgressObserver]
-]
-"""Makes the progress display. Its arguments: how many trials an earlier driver finished, how many
-trials there are, and the number and value of the best trial so far."""
+ObserverFactory = Callable[[Sequence[TrialRecord], int], AbstractContextManager[ProgressObserver]]
+"""Makes the progress display. Its arguments: the trials that earlier drivers have started, and how
+many trials the sweep has."""
 
 
 def run_sweep(
@@ -197,24 +196,20 @@ class _Driver:
     def run_and_finalize(self, tell: Callable[[SweepOutcome], None]) -> None:
         """Run the remaining trials, then publish the best one and deliver to tracking."""
         sweep = self.sweep
-        num_finished = sum(trial.finished for trial in sweep.ledger.trials())
         abort_reason = None
         if sweep.num_remaining and not self.interruption.requested:
-            abort_reason = self._run_trials(num_finished)
+            abort_reason = self._run_trials()
         self.lock.check()
-        self.say("delivering to the tracking store")
-        tell(finalize_attempt(sweep, self.interruption, abort_reason))
+        tell(finalize_attempt(sweep, self.interruption, abort_reason, self.say))
 
-    def _run_trials(self, num_finished: int) -> RepeatedFailure | None:
+    def _run_trials(self) -> RepeatedFailure | None:
         """Start Ray, run trials, and close the checkpoint stores that killed workers left open."""
         sweep, abort_reason = self.sweep, None
         self.say("starting Ray")
         make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
         with self._engine():
             if not self.interruption.requested:  # a signal can come while Ray starts
-                front = sweep.ledger.front()
-                best = (front[0].number, front[0].values[0]) if front else None
-                with self.make_view(num_finished, sweep.num_trials, best) as observer:
+                with self.make_view(sweep.ledger.trials(), sweep.num_trials) as observer:
                     abort_reason = tune_trials(
                         sweep,
                         self.plan,
@@ -224,6 +219,7 @@ class _Driver:
                         self.lock,
                         node_died=self._node_died,
                     )
+            self.say("stopping Ray")
         self.lock.check()  # otherwise the stores belong to the workers of another driver
         sweep.close_stores()
         return abort_reason

@@ -184,9 +184,7 @@ def stop_trial(
         after = f" after epoch {record.epoch}" if record.epoch else " before its first report"
         message = f"trial {number} is {record.state}{after}{value}; the sweep continues"
     elif gone:
-        message = (
-            f"the sweep ended before trial {number} did; resume it with: {paths.command('resume')}"
-        )
+        message = f"the sweep ended before trial {number} did; {SweepStatus(paths).resume_hint()}"
     else:
         message = (
             f"trial {number} has not ended after {seconds:g} s; it ends at its next step, "
@@ -207,7 +205,7 @@ def _holder(paths: SweepPaths) -> LockOwner:
                 "driver's directory; stop the sweep on that host"
             )
         state = status.state
-        after = f"; resume it with: {paths.command('resume')}" * (state == "interrupted")
+        after = f"; {status.resume_hint()}" * (state == "interrupted")
         raise NoDriverError(
             f"sweep '{paths.name}' is {state} and no driver runs it; only a running sweep can be "
             f"stopped{after}"

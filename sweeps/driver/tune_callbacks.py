@@ -32,6 +32,7 @@ from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
+from sweeps.driver.trial_clock import TrialClock
 from sweeps.driver.write_queue import WriteQueue
 from sweeps.engine.ray_compat.tune_internals import (
     end_at_next_loss,
@@ -130,7 +131,10 @@ class TuneEventHandler(Callback):
         self._stop_reason = stop_reason
         self._node_died = node_died
         self._end_of_worker = end_of_worker
-        self._event_writer = EventWriter(spec, paths, ledger, recorder, observer, fence=fence)
+        self._clock = TrialClock()
+        self._event_writer = EventWriter(
+            spec, paths, ledger, recorder, observer, fence=fence, seconds_of=self._clock.seconds
+        )
         self._queue: WriteQueue[Entry] = WriteQueue(self._event_writer.write)
         self._num_existing = len(ledger.frozen_trials())
         self._live: set[int] = set()
@@ -235,6 +239,7 @@ class TuneEventHandler(Callback):
         if number in self._paused:
             self._paused.discard(number)
             self._live.add(number)
+            self._clock.start(number)
             self._queue.put(partial(self._event_writer.promoted, number, start))
             if self._spec.early_stopping.rule.is_population:  # the parameters may have changed
                 self.flush()
@@ -244,12 +249,14 @@ class TuneEventHandler(Callback):
         self._live.add(number)
         if is_first:
             self._signals[number] = []
+            self._clock.start(number)
             self._event_writer.open_run(number, start)
             self._queue.put(partial(self._event_writer.record_first_start, number, params))
             return
         self._queue.put(partial(self._event_writer.record_restart, number, params, start))
         self.flush()
         self._signals[number] = self._event_writer.signals(number)
+        self._clock.start(number, before=self._event_writer.seconds(number))
 
     def on_trial_result(
         self,
@@ -292,7 +299,7 @@ class TuneEventHandler(Callback):
                 )
                 self._failures.passed()
             case "paused" if number not in self._stop_requested:
-                self._training.discard(number)
+                self._worker_left(number)
                 self._live.discard(number)
                 self._paused.add(number)
                 self._queue.put(partial(writer.paused, number))
@@ -323,11 +330,11 @@ class TuneEventHandler(Callback):
         self._fence()
         self._flush_last_report(trial.config["number"])  # the trial does not end now
         if trial.config["number"] in self._killed:
-            self._training.discard(trial.config["number"])
+            self._worker_left(trial.config["number"])
             self._restart_after_kill(trial)
             return
         if self._node_died(worker_error(trial)):
-            self._training.discard(trial.config["number"])
+            self._worker_left(trial.config["number"])
             return
         number = trial.config["number"]
         if number not in self._training:
@@ -338,7 +345,7 @@ class TuneEventHandler(Callback):
             ):
                 end_at_next_loss(trial)  # workers fail to start: the next loss ends the sweep
             return
-        self._training.discard(number)
+        self._worker_left(number)
         end = self._note_worker_end(trial)
         if not self._crash_counter.lost(number, self._newest_generation(number)):
             self._retries_exhausted[number] = self._describe_loss(trial, end)
@@ -407,7 +414,7 @@ class TuneEventHandler(Callback):
 
     def _interrupt(self, number: int) -> None:
         tags = {"stopped_by": "failures"} if self.abort_reason else STOPPED_BY_INTERRUPT
-        self._training.discard(number)
+        self._worker_left(number)
         self._live.discard(number)
         self._paused.discard(number)
         self._flush_last_report(number)
@@ -429,9 +436,13 @@ class TuneEventHandler(Callback):
         self._end(number, partial(self._event_writer.failed, number, failure))
         self._failures.failed(number, failure)
 
+    def _worker_left(self, number: int) -> None:
+        self._training.discard(number)
+        self._clock.stop(number)
+
     def _end(self, number: int, write: Callable[[], None]) -> None:
         self._signals.pop(number, None)
-        self._training.discard(number)
+        self._worker_left(number)
         self._deadlines.pop(number, None)
         self._live.discard(number)
         self._paused.discard(number)

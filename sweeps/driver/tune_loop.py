@@ -88,6 +88,7 @@ class _TrialLoop:
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
         self._interruption, self._requests, self._lock = interruption, requests, lock
+        self._observer = observer
         self._stopped: set[int] = set()
         self._scheduler = _replayed_scheduler(sweep)
         self.events = TuneEventHandler(
@@ -165,6 +166,8 @@ class _TrialLoop:
         self._stop_trials(self._requests.trials, BY_THE_USER)
         criterion = self._stop_monitor.look()
         self._searcher.paused = criterion is not None
+        if self._searcher.stopping or self._searcher.paused:
+            self._observer.stopping()
         if criterion is not None:
             self.events.flush()
             open_trials = [one.number for one in self._ledger.trials() if not one.finished]

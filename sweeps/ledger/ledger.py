@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ from sweeps.config.provenance_check import Origin
 from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
+    ABORT,
     ACCUMULATION,
     ATTEMPT,
     ENDED,
@@ -32,9 +34,11 @@ from sweeps.ledger.reader import (
     SECONDS,
     SIGNALS,
     WARM_START,
+    Abort,
     Ending,
     PbtPerturbation,
     TrialRecord,
+    abort_in,
     attempts_in,
     best_report,
     best_reports,
@@ -82,12 +86,14 @@ class LedgerReport(NamedTuple):
         step: Optimizer steps taken.
         value: The (first) metric.
         others: The sweep's other metrics.
+        seconds: For how long workers have trained the trial; None: unknown.
     """
 
     epoch: int
     step: int
     value: float
     others: Sequence[float] = ()
+    seconds: float | None = None
 
 
 _P = ParamSpec("_P")
@@ -256,6 +262,20 @@ class Ledger:
         """Store the host, command and versions of one more driver of the sweep."""
         number = len(self.attempts) + 1
         self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
+        if self.abort is not None:  # the earlier driver's
+            self._study.set_user_attr(ABORT, None)
+
+    @property
+    @_translated
+    def abort(self) -> Abort | None:
+        """Why the last driver stopped the sweep by itself; None if it did not."""
+        return abort_in(self._study.user_attrs)
+
+    @_in_transaction
+    def store_abort(self, abort: Abort) -> None:
+        """Store why this driver stops the sweep by itself; the next driver clears it."""
+        why = clipped_reason(abort.why)
+        self._study.set_user_attr(ABORT, [abort.key, why, abort.trial, abort.kind])
 
     @property
     @_translated
@@ -359,9 +379,19 @@ class Ledger:
         Returns:
             The attempt's number, from 1.
         """
-        attempts = self._attempts(self._storage.get_trial(self._id(number))) + 1
+        trial = self._storage.get_trial(self._id(number))
+        attempts = self._attempts(trial) + 1
         self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
+        if attempts == 1:
+            self._store_progress(trial, started_ms=_now_ms())
         return attempts
+
+    @_in_transaction
+    def store_trial_seconds(self, number: int, seconds: float) -> None:
+        """Store for how long workers have trained a trial; an ended one stays unchanged."""
+        trial = self._storage.get_trial(self._id(number))
+        if not trial.state.is_finished():
+            self._store_progress(trial, seconds=round(seconds, 3))
 
     def report(
         self, number: int, *, epoch: int, step: int, value: float, others: Sequence[float] = ()
@@ -384,26 +414,39 @@ class Ledger:
             self._report(number, *report)
 
     def _report(
-        self, number: int, epoch: int, step: int, value: float, others: Sequence[float]
+        self,
+        number: int,
+        epoch: int,
+        step: int,
+        value: float,
+        others: Sequence[float],
+        seconds: float | None,
     ) -> None:
         trial = self._storage.get_trial(self._id(number))
         known = self._reports(trial)
         if epoch in known or trial.state.is_finished():
             return
-        progress = {**trial.user_attrs.get("progress", {}), "step": step, "epoch": epoch}
+        progress: dict[str, float] = {"step": step, "epoch": epoch}
         before = [values[0] for values in known.values() if is_finite(values)]
         # NaN and infinity are never best. The earlier of equal reports stays the best.
         if is_finite((value, *others)) and all(
             value < other if self.minimize else value > other for other in before
         ):
             progress |= {"best_step": step, "best_epoch": epoch}
-        self._storage.set_trial_user_attr(self._id(number), "progress", progress)
+        if seconds is not None:
+            progress["seconds"] = round(seconds, 3)
+        self._store_progress(trial, **progress)
         if others:
             self._storage.set_trial_user_attr(
                 self._id(number), f"{REPORT}{epoch}", [value, *others]
             )
         else:
             self._storage.set_trial_intermediate_value(self._id(number), epoch, value)
+
+    def _store_progress(self, trial: FrozenTrial, **changed: float) -> None:
+        """Change some entries of a trial's progress."""
+        progress = {**trial.user_attrs.get("progress", {}), **changed}
+        self._storage.set_trial_user_attr(self._id(trial.number), "progress", progress)
 
     @_in_transaction
     def set_attr(self, number: int, key: str, value: Any) -> None:
@@ -448,6 +491,7 @@ class Ledger:
         reason: str | None = None,
         traceback: str | None = None,
         lineage: Sequence[PbtPerturbation] | None = None,
+        seconds: float | None = None,
     ) -> TrialRecord:
         """Record how a trial ended; a second call changes nothing.
 
@@ -460,6 +504,7 @@ class Ledger:
             reason: The reason, in one sentence.
             traceback: The exception's traceback.
             lineage: The mutations that the trial trained with; None: all that PBT decided.
+            seconds: For how long workers trained it; None: as stored before.
 
         Returns:
             The finished trial.
@@ -477,6 +522,10 @@ class Ledger:
             )
         self._ends += 1  # a transaction that fails skips a number
         self._storage.set_trial_user_attr(self._id(number), ENDED, self._ends)
+        trained = {} if seconds is None else {"seconds": round(seconds, 3)}
+        self._store_progress(
+            self._storage.get_trial(self._id(number)), ended_ms=_now_ms(), **trained
+        )
         value = record.result if ending == "complete" else None
         return self._record(self._study.tell(number, value, state=_ENDINGS[ending]))
 
@@ -505,9 +554,12 @@ class Ledger:
             reports=reports,
             value=best[0],
             others=tuple(value for value in best[1:] if value is not None),
-            ended_at=trial.datetime_complete,
-            **trial_fields(dict(trial.params), trial.user_attrs),
+            **trial_fields(dict(trial.params), trial.user_attrs, trial.datetime_complete),
         )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ ATTEMPT = "attempt "
 """Study attributes, numbered from 1: the host, command and versions of each driver."""
 SECONDS = "seconds"
 """A study attribute: for how many seconds the trials have run."""
+ABORT = "stopped_itself"
+"""A study attribute: the failure for which the last driver stopped the sweep; null: for none."""
 SIGNALS = "signals"
 """A trial attribute: the health signals of its last report."""
 GENERATION = "generation"
@@ -55,6 +57,19 @@ _STATES = {
 }
 
 
+class Abort(NamedTuple):
+    """The failure for which a driver stopped a sweep before all of its trials had ended."""
+
+    key: str
+    """The key of the spec that says so: `failures`, or a key below it."""
+    why: str
+    """Which trials failed and how, in one line."""
+    trial: int
+    """The number of the last of these trials."""
+    kind: str
+    """The kind of the failure."""
+
+
 class PbtPerturbation(NamedTuple):
     """A change by PBT: a trial resumes from another trial's checkpoint with other parameters."""
 
@@ -79,8 +94,12 @@ class TrialSummary:
     """The best reported value of the (first) metric, None before the first report."""
     others: tuple[float, ...] = ()
     """The sweep's other metrics in the report of `value`: all belong to the best checkpoint."""
+    started_at: datetime | None = None
+    """When a worker first started it, in local time; None: never, or by an earlier release."""
     ended_at: datetime | None = None
-    """When its end was recorded."""
+    """When its end was recorded, in local time."""
+    seconds: float | None = None
+    """For how long workers trained it, all attempts together; None: an earlier release did."""
     finish_order: int = 0
     """Its position in the order of ends, from 1; 0 if an earlier release recorded the end."""
     attempts: int = 0
@@ -213,8 +232,14 @@ def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
     return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))
 
 
-def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trial's fields from its stored parameters and user attributes."""
+def trial_fields(
+    suggested: dict[str, Any], attributes: Mapping[str, Any], completed: datetime | None = None
+) -> dict[str, Any]:
+    """Return a trial's fields from its stored parameters and user attributes.
+
+    Args:
+        completed: When Optuna recorded its end, in the local time of the driver's host.
+    """
     attributes = clipped(attributes)
     progress = attributes.get("progress", {})
     lineage = tuple(PbtPerturbation(*one) for one in attributes.get(LINEAGE, ()))
@@ -228,12 +253,19 @@ def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> di
         "traceback": visible(text) if (text := attributes.get("traceback")) else None,
         "step": int(progress.get("step", 0)),
         "epoch": int(progress.get("epoch", 0)),
+        "started_at": _local(progress.get("started_ms")),
+        "ended_at": _local(progress.get("ended_ms")) or completed,
+        "seconds": None if (time := progress.get("seconds")) is None else float(time),
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
     }
+
+
+def _local(at_ms: int | None) -> datetime | None:
+    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000)
 
 
 def reports_in(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
@@ -246,6 +278,15 @@ def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the tags of each driver from a study's attributes, in order."""
     names = (f"{ATTEMPT}{number}" for number in itertools.count(1))
     return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
+
+
+def abort_in(attributes: Mapping[str, Any]) -> Abort | None:
+    """Return the stored failure that stopped the sweep, from a study's attributes."""
+    found = attributes.get(ABORT)
+    if found is None:
+        return None
+    key, why, trial, kind = found
+    return Abort(str(key), printable(str(why)), int(trial), str(kind))
 
 
 class LedgerReader:
@@ -284,6 +325,8 @@ class LedgerReader:
             """The host, command and versions of each driver of the sweep, as tags."""
             self.num_published = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best trial was last published; 0 before."""
+            self.abort = abort_in(notes)
+            """Why the last driver stopped the sweep by itself; None if it did not."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
             self.trials = list(self._read_trials(db))
@@ -380,8 +423,11 @@ class LedgerReader:
                 state=_STATES[state],
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
-                ended_at=datetime.fromisoformat(str(ended)) if ended else None,
-                **trial_fields(params.get(trial, {}), attributes.get(trial, {})),
+                **trial_fields(
+                    params.get(trial, {}),
+                    attributes.get(trial, {}),
+                    datetime.fromisoformat(str(ended)) if ended else None,
+                ),
             )
 
     def _best_values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:

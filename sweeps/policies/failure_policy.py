@@ -36,6 +36,26 @@ _STORAGE_ERRNOS = {
 _PROCESS_ERRNOS = {errno.EFBIG, errno.EMFILE, errno.ENOMEM, errno.EBADF}
 
 
+_REMEDIES = {
+    "config": "change what the message names",
+    "task": "correct the task's code",
+    "error": "correct the task's code or data",
+    "checkpoint": "restore the checkpoints that cannot be read",
+    "storage": "free space on the storage, or correct its permissions",
+    "fenced": "end the other process that writes to the trial",
+    "lost": "find out what ends the processes, such as lack of memory",
+    "limit": "correct what the task changes in its process",
+    "hang": "correct the code that blocks, or raise failures.step_timeout",
+    "non_finite": "lower the learning rates, or clip gradients",
+    "oom": "use smaller batches or models, or set failures.out_of_memory=halve_batch",
+}
+
+
+def remedy(kind: str | None) -> str:
+    """Return what a user changes before a sweep resumes that a failure of this kind stopped."""
+    return _REMEDIES.get(kind or "", "correct the cause")
+
+
 def kind_of(reason: str) -> str:
     """Return the kind of failure that a reason begins with; `error`: the task's code raised it."""
     kind = reason.partition(":")[0]
@@ -110,6 +130,11 @@ class RepeatedFailure:
         alike = " in the same way" if others else ""
         where = f" ({self.failure.place})" if self.failure.place else ""
         return f"{who} failed{alike}: {self.failure.reason}{where}"
+
+    @property
+    def key(self) -> str:
+        """The key of the spec that stops the sweep for it."""
+        return "failures.same_failure_limit" if len(self.numbers) > 1 else "failures"
 
 
 class RepeatedFailureDetector:

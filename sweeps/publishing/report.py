@@ -21,7 +21,14 @@ from pathlib import Path
 import optuna
 
 from sweeps.errors import LedgerError
-from sweeps.formatting import format_cells, format_parameter, format_reason, format_result, joined
+from sweeps.formatting import (
+    format_cells,
+    format_duration,
+    format_parameter,
+    format_reason,
+    format_result,
+    joined,
+)
 from sweeps.paths import SweepPaths
 from sweeps.publishing.report_data import NotEnough, SweepData, read_sweep
 from sweeps.publishing.report_figures import Figure, figures
@@ -151,12 +158,13 @@ def _leaders(sweep: SweepData) -> PageSection:
             *format_cells(one["value"], sweep.spec.metrics),
             str(one["epoch"]),
             str(one["attempts"]),
+            format_duration(one["duration"]),
             "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",
             *(format_parameter(one["params"], key) for key in keys),
         ]
         for one in found["leaders"]
     ]
-    heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "clipped"]
+    heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "duration", "clipped"]
     heads += [sweep.names.get(key, key) for key in keys]
     sentence = (
         f"At most {_LEADERS} of the best trials, by their best value; that of a trial that was "

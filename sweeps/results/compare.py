@@ -151,6 +151,7 @@ def _row(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
         "value": record.result,
         "epoch": record.epoch,
         "attempts": record.attempts,
+        "duration": record.seconds,
         "clip_fraction": clip_fraction(view.paths.trial(record.number)),
         "params": resolved(view, record),
         "mlflow_run_id": view.delivered.run_ids.get(record.number),

@@ -39,6 +39,9 @@ class ProgressObserver(Protocol):
     def warned(self, number: int, sentence: str) -> None:
         """A trial has a warning that needs no action."""
 
+    def stopping(self) -> None:
+        """The sweep ends without its remaining trials; may be called repeatedly."""
+
     def ended(
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
-from sweeps.ledger.reader import LedgerReader, TrialSummary
+from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary
 from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
@@ -66,6 +68,15 @@ class SweepOutcome:
     """Why there are no weights of the best trial."""
     undelivered: Undelivered | None = None
     """The notifications that wait for the webhook; None if none does."""
+    kind: str | None = None
+    """The kind of the failure that is the cause."""
+    is_aborted: bool = False
+    """Whether the sweep stopped itself because of a failure that each further trial repeats."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether a resume can add trials."""
+        return self.max_trials > self.num_trials
 
     @property
     def needs_new_sweep(self) -> bool:
@@ -142,10 +153,27 @@ class SweepStatus:
         """`running`, `interrupted`, `finished` or `failed`."""
         if self.running:
             return "running"
-        few = len(self.records) < self.spec.trials and self.stop is None
-        if few or not all(trial.finished for trial in self.records):
+        if self.num_left:
             return "interrupted"
         return "finished" if self.ledger.front() else "failed"
+
+    @property
+    def num_left(self) -> int:
+        """How many trials have not ended, or not started."""
+        unfinished = sum(not trial.finished for trial in self.records)
+        return unfinished + (0 if self.stop else max(0, self.spec.trials - len(self.records)))
+
+    @property
+    def abort(self) -> Abort | None:
+        """Why the sweep stopped itself; None if it did not, or if that prevented no trial."""
+        hindered = not self.running and (self.num_left or not self.ledger.front())
+        return self.ledger.abort if hindered else None
+
+    def resume_hint(self) -> str:
+        """Return how to continue a sweep that no driver runs, for a message."""
+        if self.state == "interrupted" and self.abort is None:
+            return f"resume the sweep with: {self.paths.command('resume')}"
+        return f"how to continue the sweep: {self.paths.command('status')}"
 
     @property
     def concluded(self) -> bool:
@@ -164,19 +192,23 @@ class SweepStatus:
         )
 
     def outcome(self) -> SweepOutcome:
-        """Return how a concluded sweep ended."""
-        best = self.ledger.front()
-        code, failed, cause = 0, None, None
-        if not best:
-            failed, cause = failure_cause(self.records)
-            code = NO_SUCCESS
+        """Return how a sweep ended, or why it stopped itself; not of a running one."""
+        best, abort = self.ledger.front(), self.abort
+        failed, cause, kind = None, None, None
+        if abort is not None:
+            failed, cause, kind = abort.trial, abort.why, abort.kind
+        elif self.state == "failed":
+            failed, cause, kind = failure_cause(self.records)
         return SweepOutcome(
-            code,
+            NO_SUCCESS if cause else 0,
             best,
             len(self.records),
             pending=0,
+            num_left=self.num_left,
             cause=cause,
             failed=failed,
+            kind=kind,
+            is_aborted=abort is not None,
             metrics=self.spec.metrics,
             stop=self.stop,
             max_trials=self.spec.max_trials(2 * len(self.records)),
@@ -225,6 +257,7 @@ class SweepStatus:
 
     def status(self) -> dict[str, Any]:
         """Return the object that `sweep status --json` prints."""
+        reason = self.stop or self.abort
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
             counts["waiting"] += max(0, self.spec.trials - len(self.records))
@@ -241,7 +274,7 @@ class SweepStatus:
             "state": self.state,
             "trials": {state: counts[state] for state in STATES},
             "num_trials": self.num_trials,
-            "stopped_by": self.stop and {"key": self.stop.key, "why": self.stop.why},
+            "stopped_by": reason and {"key": reason.key, "why": reason.why},
             "best": best if self.several else best[0] if best else None,
             "outbox_pending": self.delivered.pending,
             "outbox_held": self.delivered.blocked_artifacts,
@@ -330,6 +363,9 @@ class SweepStatus:
             "epoch": record.epoch,
             "attempts": record.attempts,
             "reason": record.reason,
+            "started_at": _iso(record.started_at),
+            "ended_at": _iso(record.ended_at),
+            "duration": record.seconds,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }
 
@@ -349,15 +385,24 @@ class SweepStatus:
         return self.records[number]
 
 
-def failure_cause(records: Sequence[TrialSummary]) -> tuple[int | None, str]:
-    """Return why no trial succeeded: the last failed trial's number, and the cause in one line."""
+def _iso(time: datetime | None) -> str | None:
+    """Return a local time with its offset from UTC."""
+    return None if time is None else time.astimezone().isoformat(timespec="seconds")
+
+
+def failure_cause(records: Sequence[TrialSummary]) -> tuple[int | None, str, str | None]:
+    """Return why no trial succeeded.
+
+    Returns:
+        The last failed trial's number, the cause in one line, and the kind of the failure.
+    """
     failed = [record for record in records if record.state == "failed"]
     if not failed:
-        return None, "no trial succeeded"
+        return None, "no trial succeeded", None
     count, last = len(failed), failed[-1]
     who = (
         f"no trial succeeded, {count} failed; trial {last.number}"
         if count > 1
         else "the trial failed"
     )
-    return last.number, f"{who}: {last.reason}"
+    return last.number, f"{who}: {last.reason}", kind_of(last.reason or "")

@@ -18,7 +18,16 @@ from sweeps.errors import UserError
 from sweeps.quoting import quoted
 from sweeps.results.sweep_status import STATES
 
-_NUMBERS = ("number", "epoch", "step", "attempts")
+_COLUMNS = (
+    "number",
+    "epoch",
+    "step",
+    "attempts",
+    "duration",
+    "state",
+    "started_at",
+    "ended_at",
+)
 
 
 def select_rows(
@@ -34,8 +43,8 @@ def select_rows(
     Args:
         rows: As `SweepStatus.rows` returns them.
         spec: The sweep.
-        sort: `value` or a metric sorts the best first; `number`, `epoch`, `step`, `attempts`,
-            `state` or a parameter in ascending order. Rows without a value come last. None: the
+        sort: `value` or a metric sorts the best first; another column of `_COLUMNS` or a
+            parameter in ascending order. Rows without a value come last. None: the
             order of the rows.
         top: How many rows at most; None: all.
         state: Only trials in this state; None: all.
@@ -57,7 +66,8 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
     keys = list(spec.space)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    first, last = ["number", "state"], ["attempts", "reason", "mlflow_run_id"]
+    first = ["number", "state"]
+    last = ["attempts", "reason", "started_at", "ended_at", "duration", "mlflow_run_id"]
     writer.writerow([*first, *spec.metrics, "epoch", "step", *keys, *last])
     for row in rows:
         values = row["value"] if isinstance(row["value"], list) else [row["value"]]
@@ -79,14 +89,14 @@ def _column(name: str, spec: SweepSpec) -> tuple[str, int]:
         metric = spec.metrics[0] if name == "value" else name
         return metric, -1 if spec.modes[spec.metrics.index(metric)] == "max" else 1
     ends = [key for key in spec.space if key == name or key.endswith(f".{name}")]
-    if name in (*_NUMBERS, "state") or len(ends) == 1:
-        return (name if name in (*_NUMBERS, "state") else ends[0]), 1
+    if name in _COLUMNS or len(ends) == 1:
+        return (name if name in _COLUMNS else ends[0]), 1
     if len(ends) > 1:
         raise UserError(
             f"--sort: {quoted(name)} names {len(ends)} parameters; write one in full: "
             f"{', '.join(ends)}"
         )
-    columns = ["value", *spec.metrics, *_NUMBERS, "state", *spec.space]
+    columns = ["value", *spec.metrics, *_COLUMNS, *spec.space]
     raise UserError(_unknown("--sort", name, columns, "column"))
 
 

@@ -40,6 +40,7 @@ from sweeps.ledger.ledger import Ending, Ledger, TrialRecord
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import SweepPaths
 from sweeps.results.observer import ShutdownNotices
+from sweeps.results.sweep_progress import SweepProgress
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.sweep_lock import SweepLock
 from tests.bench.quality_problems import METRIC
@@ -82,7 +83,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
             sweep = open_sweep(paths, spec, Origin(), new=True, offline=True, fence=lock.check)
             try:
                 sweep.reconcile(print)
-                with PlainLines(Console(quiet=True), spec, finished=0) as view:
+                with PlainLines(Console(quiet=True), SweepProgress(spec)) as view:
                     tune_trials(sweep, ways, view, interruption, requests, lock)
                 if interruption.requested:
                     raise KeyboardInterrupt

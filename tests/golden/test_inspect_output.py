@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def test_printed_output(tmp_path: Path, made: type[MadeSweep], golden: str) -> N
     )
     text = "\n".join(line.rstrip() for line in done.stdout.splitlines())
     text = text.replace(str(tmp_path), "ROOT") + "\n"
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", "TIME", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", text)
     path = HERE / golden
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")

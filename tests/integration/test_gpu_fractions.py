@@ -17,6 +17,7 @@ from sweeps.driver.run import run_sweep
 from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
+from sweeps.results.sweep_progress import SweepProgress
 from sweeps.results.sweep_status import SweepOutcome
 from tests.integration.commandline import wait_until
 from tests.message_parts import assert_parts
@@ -53,7 +54,7 @@ def test_four_half_gpu_trials_run_on_two_gpus(spec: SweepSpec, tmp_path: Path) -
         spec,
         ways,
         TWO_GPUS,
-        lambda finished, *_: PlainLines(log, spec, finished=finished),
+        lambda before, *_: PlainLines(log, SweepProgress(spec, before)),
         new=True,
         tell=ended.append,
     )

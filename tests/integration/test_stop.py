@@ -81,6 +81,9 @@ def test_stopping_a_sweep_and_its_trials_from_elsewhere(cli: CommandLine) -> Non
     printed, _ = driver.communicate(timeout=scaled(20))
     assert driver.returncode == 130, printed
     assert printed.splitlines()[-1] == "sweep resume small"
+    ends = [line for line in printed.splitlines() if " interrupted (" in line]
+    assert ends
+    assert not any(line.endswith(" left") for line in ends), "a sweep that stops takes no longer"
     assert no_process_of(token)
     assert not (cli.root / "small/control").exists()
     nothing = cli("stop", "small")

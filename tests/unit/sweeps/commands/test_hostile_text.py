@@ -17,6 +17,7 @@ from sweeps.config.spec import parse_spec
 from sweeps.formatting import format_value, joined
 from sweeps.ledger.reader import trial_fields
 from sweeps.publishing.report_page import table
+from sweeps.results.sweep_progress import SweepProgress
 from trainable.errors import TaskError
 
 HOSTILE = "bad\ntrial 7 complete, best 0.0\r\x1b[2J\x1b]0;title\x07\x9b2J\u202e\u2066"
@@ -43,14 +44,15 @@ def _shown(console: PlainConsole) -> str:
 
 def test_one_event_of_a_sweep_is_one_line() -> None:
     console = _console()
-    lines = PlainLines(console, parse_spec(SPEC, "s.yaml"))
+    progress = SweepProgress(parse_spec(SPEC, "s.yaml"), clock=lambda: 0.0)
+    lines = PlainLines(console, progress)
     lines.started(3, {"task.x": HOSTILE}, 1)
     lines.warned(3, HOSTILE)
     lines.ended(3, "failed", None, HOSTILE)
     assert _shown(console).splitlines() == [
-        f"trial 3 started: task.x {SHOWN}",
+        f"trial 3 started: task.x {SHOWN} · 0s",
         f"trial 3: {SHOWN}",
-        f"trial 3 failed: {SHOWN} (1/2 trials)",
+        f"trial 3 failed: {SHOWN} (1/2 trials) · 0s",
     ]
 
 

@@ -14,12 +14,14 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.commands.plain_console import PlainConsole
-from sweeps.commands.render import watch
+from sweeps.commands.render import _running, watch
 from sweeps.ledger import postgres
+from sweeps.results.remaining_time import DeliveryEstimate
 from sweeps.results.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -81,7 +83,7 @@ TOLD = [
     (["best", "both", "--trial", "3"], "show"),
     (["stop", "a b"], "resume"),
     (["stop", "both", "--trial", "0"], "trials"),
-    (["run", "both.yaml", "--name", "a b"], "resume"),
+    (["run", "both.yaml", "--name", "a b"], "status"),
 ]
 
 
@@ -153,6 +155,36 @@ def test_watch_without_a_terminal_prints_changes(tmp_path: Path) -> None:
         "small: running, 3 trials: 2 waiting, 1 running",
         "small: interrupted, 3 trials: 2 waiting, 1 complete",
     ]
+
+
+class _Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_watch_fits_a_small_terminal(tmp_path: Path) -> None:
+    said, views = _Terminal(), []
+    sweep = MadeSweep(tmp_path)
+    for number in range(30):
+        sweep.add("complete", 0.5 + number)
+    sweep.add(None, 0.7)
+    for running in (True, False):
+        views.append(SweepStatus(sweep.paths))
+        views[-1].running = running
+    terminal = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    console = PlainConsole(file=said, _environ=terminal, color_system=None)
+    shown = console.render_lines(
+        _running(console, views[0], Text("small"), DeliveryEstimate(lambda: (0, 0))),
+        console.options,
+    )
+    lines = ["".join(part.text for part in line).rstrip() for line in shown]
+    assert len(lines) <= 23
+    (head,) = (index for index, line in enumerate(lines) if line.startswith("trial "))
+    order = [line.split()[0] for line in lines[head + 1 : -1]]
+    assert order[:3] == ["30", "0", "29"], "running, best, newest"
+    assert lines[-1] == f"+ {31 - len(order)} more trials"
+    watch(console, iter(views).__next__, every=0)
+    assert "all trials: sweep trials small" in said.getvalue()
 
 
 def test_list_contacts_silent_databases_concurrently(

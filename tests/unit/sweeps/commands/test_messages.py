@@ -60,7 +60,7 @@ def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool)
                 SweepOutcome(NO_SUCCESS, [], 6, 0, num_left=left, cause=cause, max_trials=12),
                 tmp_path,
             )
-            last = "correct it, then start a new sweep with:\n.* run FILE --name NAME\n$"
+            last = ", then start a new sweep with:\n.* run FILE --name NAME\n$"
             assert bool(re.search(last, said)) is is_new, said
 
 
@@ -81,6 +81,21 @@ def test_end_of_a_run_states_what_was_found(tmp_path: Path) -> None:
         lines = out.getvalue().splitlines()
         assert lines[1:3] == ["- One.", "- Two."]
         assert re.search(command, lines[-1]), lines[-1]
+
+
+@pytest.mark.parametrize("code", [NO_SUCCESS, 130])
+@pytest.mark.parametrize(
+    ("kind", "change"), [("storage", "free space"), ("hang", "failures.step_timeout")]
+)
+def test_aborted_sweep_says_what_to_change(
+    tmp_path: Path, code: int, kind: str, change: str
+) -> None:
+    cause = f"trial 2 failed: {kind}: x"
+    aborted = SweepOutcome(code, [], 4, 0, 2, cause, 2, kind=kind, is_aborted=True)
+    said = _said(aborted, tmp_path).splitlines()
+    assert said[0] == f"stopped: {cause}"
+    assert change in said[-2]
+    assert " resume small " in said[-1]
 
 
 def _said(outcome: SweepOutcome, root: Path) -> str:

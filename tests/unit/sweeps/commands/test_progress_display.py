@@ -9,7 +9,9 @@ from rich.console import Console
 
 from sweeps.commands.progress_display import PlainLines, ProgressTable, view_on
 from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.ledger.reader import TrialRecord
 from sweeps.results.observer import TrialProgress
+from sweeps.results.sweep_progress import SweepProgress
 
 SPEC = """
 name: s
@@ -53,35 +55,79 @@ def _play(view: ProgressTable | PlainLines) -> None:
         view.started(3, PARAMS, 1)
 
 
-def test_terminal_table_shows_running_first_then_leaders(spec: SweepSpec) -> None:
+def _record(number: int, state: str, value: float, *, order: int = 0) -> TrialRecord:
+    return TrialRecord(
+        number=number,
+        state=state,
+        params=PARAMS,
+        suggested=PARAMS,
+        value=value,
+        reports={1: value, 2: value + 1},
+        epoch=2,
+        finish_order=order,
+        seconds=72.0,
+    )
+
+
+def _lines(table: ProgressTable, width: int = 100) -> list[str]:
+    plain = Console(file=io.StringIO(), width=width)
+    plain.print(table.render())
+    return plain.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_running_trials_come_first_then_best_then_newest(spec: SweepSpec) -> None:
     console = Console(
         file=io.StringIO(), force_terminal=True, width=100, height=30, color_system=None
     )
-    table = ProgressTable(console, spec)
+    table = ProgressTable(console, SweepProgress(spec))
     _play(table)
-    plain = Console(file=io.StringIO(), width=100)
-    plain.print(table.render())
-    lines = [line.split() for line in plain.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    lines = [line.split() for line in _lines(table)]
     # The rate that is applied is shown where it is not the searched one.
     assert lines[0] == ["trial", "state", "epoch", "val/loss", "best", "lr", "grad_norm", "time"]
     assert [line[:2] for line in lines[1:5]] == [
         ["3", "running"],
         ["0", "complete"],
-        ["1", "pruned"],
         ["2", "failed"],
+        ["1", "pruned"],
     ]
     assert lines[2][2:7] == ["2/2", "0.6", "0.5", "0.01", "1.5"]
     assert " ".join(lines[5]).startswith("s · 3/4 trials · best val/loss 0.5 (trial 0) · ")
     assert lines[5][-1] == "left"
 
 
-def test_best_of_an_earlier_driver_stays_until_beaten(spec: SweepSpec) -> None:
-    table = ProgressTable(Console(file=io.StringIO()), spec, finished=2, best=(7, 0.3))
-    for number, value, best in ((0, 0.5, "0.3 (trial 7)"), (1, 0.2, "0.2 (trial 1)")):
-        table.started(number, PARAMS, 1)
-        table.reported(_progress(number, 2, value, value))
-        table.ended(number, "complete", value, None)
-        assert f"{3 + number}/4 trials · best val/loss {best} · " in table._summary()
+def test_table_shows_trials_of_earlier_drivers(spec: SweepSpec) -> None:
+    before = [
+        _record(0, "pruned", 0.9, order=2),
+        _record(1, "complete", 0.3, order=1),
+        _record(2, "running", 0.7),
+    ]
+    console = Console(file=io.StringIO(), width=100, height=30)
+    table = ProgressTable(console, SweepProgress(spec, before))
+    assert "starting workers" in _lines(table)[-1]
+    table.started(2, PARAMS, 2)
+    lines = [line.split() for line in _lines(table)]
+    assert [line[:2] for line in lines[1:4]] == [
+        ["2", "running"],
+        ["1", "complete"],
+        ["0", "pruned"],
+    ]
+    assert lines[2][2:] == ["2/2", "1.3", "0.3", "0.01", "-", "1m", "12s"]
+    assert " ".join(lines[4]).startswith("s · 2/4 trials · best val/loss 0.3 (trial 1) · ")
+    table.reported(_progress(2, 2, 0.2, 0.2))
+    table.ended(2, "complete", 0.2, None)
+    assert "best val/loss 0.2 (trial 2)" in _lines(table)[-1]
+
+
+def test_remaining_time_goes_when_the_sweep_stops(spec: SweepSpec) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    table = ProgressTable(console, SweepProgress(spec))
+    table.started(0, PARAMS, 1)
+    assert "left" not in _lines(table)[-1], "no epoch has ended"
+    table.reported(_progress(0, 1, 0.5, 0.5))
+    assert "left" in _lines(table)[-1]
+    table.stopping()
+    assert "left" not in _lines(table)[-1]
+    assert "stopping" in _lines(table)[-1]
 
 
 class _Terminal(io.StringIO):
@@ -105,18 +151,23 @@ def test_live_table_needs_a_terminal(
 
 def test_table_before_the_first_trial(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=100)
-    console.print(ProgressTable(console, spec).render())
+    console.print(ProgressTable(console, SweepProgress(spec)).render())
     assert "starting workers" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_table_never_outgrows_the_terminal(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=100, height=12)
-    table = ProgressTable(console, spec)
+    table = ProgressTable(console, SweepProgress(spec))
     for number in range(40):
         table.started(number, PARAMS, 1)
         table.ended(number, "pruned", None, None)
+    table.started(40, PARAMS, 1)
+    for running in range(41, 61):
+        table.started(running, PARAMS, 1)
     console.print(table.render())
-    assert len(console.file.getvalue().splitlines()) <= 12  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 11, "Rich keeps the last line free"
+    assert " ".join(lines[-2].split()) == "+ 53 more trials"
 
 
 WIDE = SPEC.replace(
@@ -129,12 +180,20 @@ WIDE = SPEC.replace(
 @pytest.mark.parametrize(
     ("width", "columns", "more"),
     [
-        (80, ["warmup"], "+ 36 more trials, 3 more parameters"),
-        (120, ["warmup", "max_norm", "batch_size"], "+ 36 more trials, 1 more parameter"),
+        (
+            80,
+            ["warmup", "max_norm", "batch_size"],
+            "+ 35 more trials, 1 more parameter, 2 more columns",
+        ),
+        (
+            120,
+            ["warmup", "max_norm", "batch_size", "a_long_name_of_an_argument", "lr"],
+            "+ 35 more trials, 1 more column",
+        ),
         (
             160,
-            ["warmup", "max_norm", "batch_size", "a_long_name_of_an_argument"],
-            "+ 36 more trials",
+            ["warmup", "max_norm", "batch_size", "a_long_name_of_an_argument", "lr", "grad_norm"],
+            "+ 35 more trials",
         ),
     ],
 )
@@ -149,15 +208,15 @@ def test_table_shows_what_fits_and_counts_the_rest(
         "task.a_long_name_of_an_argument": 0.5,
     }
     console = Console(file=io.StringIO(), width=width, height=9)
-    table = ProgressTable(console, spec)
+    table = ProgressTable(console, SweepProgress(spec))
     for number in range(40):
         table.started(number, params, 1)
         table.reported(_progress(number, 2, 0.123456 + number, 0.123456 + number))
         table.ended(number, "pruned", None, None)
     console.print(table.render())
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) <= 9
-    expected = ["trial", "state", "epoch", "val/loss", "best", *columns, "lr", "grad_norm", "time"]
+    assert len(lines) <= 8
+    expected = ["trial", "state", "epoch", "val/loss", "best", *columns, "time"]
     assert lines[0].split() == expected
     assert lines[1].split()[:6] == ["0", "pruned", "2/2", "0.1235", "0.1235", "0.1235"]
     assert "…" not in "".join(lines), "nothing is cropped"
@@ -166,8 +225,10 @@ def test_table_shows_what_fits_and_counts_the_rest(
 
 def test_plain_output_prints_each_event_once(spec: SweepSpec) -> None:
     console = Console(file=io.StringIO(), width=40)
-    _play(PlainLines(console, spec, finished=1))
-    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+    earlier = [_record(9, "pruned", 0.9, order=1)]
+    _play(PlainLines(console, SweepProgress(spec, earlier, clock=lambda: 5.0)))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.partition(" · ")[0] for line in lines] == [
         "trial 0 started: train.optimizer.lr 0.01",
         "trial 0 epoch 1/2: val/loss 0.5, train/lr 0.01, train/grad_norm 1.5",
         "trial 1 started (attempt 2): train.optimizer.lr 0.01",
@@ -182,10 +243,26 @@ def test_plain_output_prints_each_event_once(spec: SweepSpec) -> None:
     ]
 
 
+def test_plain_lines_have_elapsed_and_remaining_time(spec: SweepSpec) -> None:
+    now = 0.0
+    console = Console(file=io.StringIO(), width=40)
+    lines = PlainLines(console, SweepProgress(spec, clock=lambda: now))
+    lines.started(0, PARAMS, 1)
+    now = 60.0
+    lines.reported(_progress(0, 1, 0.5, 0.5))
+    now = 61.0
+    lines.stopping()
+    lines.ended(0, "interrupted", None, None)
+    printed = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    ends = [line.split(" · ")[1:] for line in printed]
+    # Of 8 epochs, one took a minute.
+    assert ends == [["0s"], ["1m 00s", "about 7m 00s left"], ["1m 01s"]]
+
+
 def test_trials_beyond_the_limit_are_counted(spec: SweepSpec) -> None:
     for file, said in ((_Terminal(), "6/6 trials · best"), (io.StringIO(), "(6/6 trials)")):
         console = Console(file=file, width=100, _environ={"TERM": "xterm"})
-        view = view_on(console, spec, finished=5, total=6)
+        view = view_on(console, spec, [_record(n, "complete", 0.9) for n in range(5)], total=6)
         with view:
             view.started(5, PARAMS, 2)
             view.reported(_progress(5, 2, 0.5, 0.5))
@@ -199,14 +276,17 @@ def test_several_metrics_stand_side_by_side() -> None:
     )
     metrics = {"val/loss": 0.5, "speed": 20.0, "best/val/loss": 0.4, "best/speed": 10.0}
     console = Console(file=io.StringIO(), width=100)
-    table, lines = ProgressTable(console, two), PlainLines(console, two)
+    table, lines = (
+        ProgressTable(console, SweepProgress(two)),
+        PlainLines(console, SweepProgress(two)),
+    )
     for view in (table, lines):
         view.started(0, PARAMS, 1)
         view.reported(TrialProgress(0, PARAMS, 2, 20, metrics))
         view.ended(0, "complete", [0.4, 10.0], None)
     console.print(table.render())
     printed = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert printed[1:3] == [
+    assert [line.partition(" · ")[0] for line in printed[1:3]] == [
         "trial 0 epoch 2/2: val/loss 0.5, speed 20",
         "trial 0 complete, val/loss 0.4, speed 10 (1/4 trials)",
     ]

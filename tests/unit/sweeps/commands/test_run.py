@@ -58,11 +58,11 @@ def test_storage_failure_stops_a_sweep(paths: SweepPaths) -> None:
     for error in _failures(paths):
         code, lines = _end(error, paths)
         assert code == NO_SUCCESS
-        assert len(lines) == 2
+        assert len(lines) == 3
         assert lines[0].startswith("stopped: ")
         for part in (str(paths.directory), "bytes are free", "untouched"):
             assert part in lines[0]
-        assert lines[1].endswith(f"resume digits --root {paths.root}")
+        assert lines[-1].endswith(f"resume digits --root {paths.root}")
 
 
 def test_storage_failure_at_creation_refuses_the_sweep(paths: SweepPaths) -> None:
@@ -111,7 +111,7 @@ def test_ray_that_fails_to_start_ends_with_a_message(
     code, lines = _end(late.value, paths)
     assert code == NO_SUCCESS
     assert lines[0].startswith("stopped: Ray could not be started: The current node timed out")
-    assert lines[1].endswith(f"resume digits --root {paths.root}")
+    assert lines[-1].endswith(f"resume digits --root {paths.root}")
 
 
 def test_finished_sweep_rejects_values_equal_only_in_python(

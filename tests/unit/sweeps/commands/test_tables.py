@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.commands.tables import TextTable, plain_table, titles
+from sweeps.commands.tables import TextTable, plain_table
+from sweeps.formatting import titles
 
 COLUMNS = ("trial", "state", "val/loss", "reason")
 ROWS = [

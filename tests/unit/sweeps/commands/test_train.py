@@ -14,10 +14,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.train import OtherRun, train_once
+from sweeps.commands.messages import paragraph
+from sweeps.commands.train import OtherRun, _RunProgress, train_once
 from sweeps.config.spec import parse_spec
 from sweeps.paths import TRIAL_CONFIG
 from tests.message_parts import assert_parts
+from trainable.build import open_trainer
+from trainable.loop import Trainer
 
 SPEC = "name: one\ntask: {task}\nmetric: {metric}\nmode: max\ntrials: 1\nbudget: {{epochs: 1}}\n"
 TASKS = """
@@ -54,6 +57,32 @@ def test_metric_is_shown_first(
     train_once(spec, None, Console(file=said, width=200), Console(file=io.StringIO()))
     (line,) = (line for line in said.getvalue().splitlines() if line.startswith("epoch 1"))
     assert line.partition(": ")[2].startswith(shown)
+
+
+def test_bar_moves_within_an_epoch(tmp_path: Path) -> None:
+    spec = parse_spec(SPEC.format(task="spiral", metric="val/accuracy"), "one.yaml")
+    trainer = open_trainer(spec.trial_config(0, {}), tmp_path, device="cpu")
+    try:
+        console = Console(file=io.StringIO(), force_terminal=True, width=100)
+        bar = _RunProgress(console, trainer, spec)
+        list(bar.get_renderables())
+        assert (bar.tasks[0].completed, bar.tasks[0].fields["left"]) == (0, "")
+        assert isinstance(trainer, Trainer)
+        trainer.state.progress.window = trainer.plans[0].windows // 2
+        list(bar.get_renderables())
+        assert 0 < bar.tasks[0].completed < 1
+        assert bar.tasks[0].fields["left"].endswith(" left")
+    finally:
+        trainer.close()
+
+
+def test_lines_of_a_terminal_break_between_words() -> None:
+    for is_terminal, count in ((True, 2), (False, 1)):
+        said = io.StringIO()
+        console = Console(file=said, force_terminal=is_terminal, width=20, color_system=None)
+        paragraph(console, "val/loss 0.5, train/loss 0.25")
+        assert len(said.getvalue().splitlines()) == count
+        assert "train/loss" in said.getvalue()
 
 
 SMALL = """

@@ -32,7 +32,7 @@ def test_rejected_records_are_reported(tmp_path: Path) -> None:
     found = sweep.view.status()
     assert (found["outbox_pending"], found["outbox_refused"]) == (0, 1)
     text = io.StringIO()
-    Console(file=text, width=200).print(render.status(found, sweep.spec, sweep.paths))
+    Console(file=text, width=200).print(render.status(found, sweep.view))
     assert "1 records were refused by the tracking store" in text.getvalue()
 
 
@@ -46,7 +46,7 @@ def test_artifacts_that_cannot_be_stored_are_reported(tmp_path: Path) -> None:
     found = sweep.view.status()
     assert (found["outbox_pending"], found["outbox_refused"]) == (1, 0)
     text = io.StringIO()
-    Console(file=text, width=200).print(render.status(found, sweep.spec, sweep.paths))
+    Console(file=text, width=200).print(render.status(found, sweep.view))
     assert "1 artifact waits: sweep.yaml of trial 0 cannot be stored" in text.getvalue()
 
 

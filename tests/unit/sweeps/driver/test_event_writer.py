@@ -347,3 +347,26 @@ def test_lock_is_checked_before_each_write(kept: Kept) -> None:
     assert len(commits) > 1
     for before, commit in zip([0, *commits], commits, strict=False):
         assert "fence" in done[before:commit]
+
+
+def test_training_time_is_written_with_each_event(kept: Kept) -> None:
+    now = 0.0
+    kept.keeper._clock._clock = lambda: now
+    kept.starts()
+    now = 2.0
+    kept.reports(1)
+    kept.written()
+    assert kept.sweep.ledger.trial(kept.number).seconds == 2.0
+    now = 3.0
+    kept.ends(ending="interrupted")
+    now = 50.0
+    kept.written()
+    assert kept.sweep.ledger.trial(kept.number).seconds == 3.0
+    kept.starts()
+    now = 54.0
+    kept.reports(2, ending="finished")
+    kept.ends()
+    now = 90.0
+    kept.written()
+    record = kept.sweep.ledger.trial(kept.number)
+    assert (record.state, record.seconds, record.attempts) == ("complete", 7.0, 2)

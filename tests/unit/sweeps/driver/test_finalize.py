@@ -10,6 +10,7 @@ import pytest
 
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
+from sweeps.ledger.reader import LedgerReader
 from sweeps.policies.failure_policy import Failure, RepeatedFailureDetector
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -60,9 +61,16 @@ def test_repeated_failure_fails_sweep_unless_it_is_complete(
     )
     made.ledger.add_attempt({})
     outcome = finalize_attempt(sweep, uninterrupted, same.abort_reason)
+    assert outcome.is_aborted is bool(code)
     assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
     if code:
         assert "failed in the same way: ValueError: x (task.py:3)" in str(outcome.cause)
+        abort = made.ledger.abort
+        assert abort is not None
+        assert (abort.key, abort.why) == ("failures.same_failure_limit", outcome.cause)
+        assert made.ledger.abort == LedgerReader(made.paths.ledger).abort
+        made.ledger.add_attempt({})
+        assert made.ledger.abort is None, "the next driver has not stopped itself"
     else:
         assert recorder.runs[None].tags["best_trial"] == "0"
         assert made.view.ledger.num_published == trials

@@ -128,7 +128,7 @@ def test_driver_that_dies_meanwhile_is_noticed(paths: SweepPaths, driver: Driver
     stopped = stop_requests.stop_trial(paths, 1, seconds=10, say=_silent)
     assert not stopped.done
     assert stopped.message == (
-        f"the sweep ended before trial 1 did; resume it with: {paths.command('resume')}"
+        f"the sweep ended before trial 1 did; resume the sweep with: {paths.command('resume')}"
     )
 
 

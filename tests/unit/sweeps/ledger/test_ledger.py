@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import RandomSampler
 
 from sweeps.errors import LedgerBusy, LedgerError
-from sweeps.ledger.ledger import SIGNALS, Ledger, TrialRecord
+from sweeps.ledger.ledger import SIGNALS, Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader, PbtPerturbation, TrialSummary
 from sweeps.ledger.sqlite import LedgerFile
@@ -446,3 +447,24 @@ def test_threads_take_turns(ledger: Ledger) -> None:
         list(threads.map(report, numbers))
     for trial in Ledger.open(ledger.location).trials():
         assert (trial.state, len(trial.reports)) == ("complete", 5)
+
+
+def test_times_of_a_trial_are_stored(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    assert (ledger.trial(number).started_at, ledger.trial(number).seconds) == (None, None)
+    before = datetime.now()
+    ledger.start(number)
+    started = ledger.trial(number).started_at
+    assert started is not None
+    assert abs(started - before) < timedelta(minutes=10)
+    ledger.report_all(number, [LedgerReport(1, 10, 0.5, (), 2.5)])
+    ledger.store_trial_seconds(number, 3.25)
+    ledger.start(number)  # a second attempt
+    ledger.report(number, epoch=2, step=20, value=0.4)
+    ledger.finish(number, "complete", seconds=4.5)
+    ledger.store_trial_seconds(number, 9.0)  # too late
+    for found in (ledger.trial(number), LedgerReader(ledger.location).trials[number]):
+        assert (found.started_at, found.seconds, found.attempts) == (started, 4.5, 2)
+        assert found.ended_at is not None
+        assert found.ended_at >= started
+        assert (found.epoch, found.best_epoch) == (2, 2)

@@ -144,7 +144,7 @@ def test_a_sweep_without_a_complete_trial_has_no_front(sweep: MadeSweep) -> None
     assert found["best"] == []
     console = Console(file=io.StringIO(), width=200)
     console.print(render.sweeps([found], sweep.paths.root))
-    console.print(render.status(found, sweep.spec, sweep.paths))
+    console.print(render.status(found, sweep.view))
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert told.splitlines()[1].split()[-1] == "-"
     assert "best:" not in told

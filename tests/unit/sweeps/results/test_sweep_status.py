@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from sweeps.commands import render
 from sweeps.config.revisions import write_spec
 from sweeps.formatting import (
     format_bytes,
@@ -14,6 +17,7 @@ from sweeps.formatting import (
     format_parameter,
     joined,
 )
+from sweeps.ledger.reader import Abort
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.publishing.export import export_best
 from sweeps.results.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial
@@ -170,7 +174,7 @@ def test_numbers_for_people() -> None:
         "x",
         "nan",
     ]
-    assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m05s", "1h03m"]
+    assert [format_duration(s) for s in (6.6, 125, 3785)] == ["7s", "2m 05s", "1h 03m"]
     assert [format_bytes(n) for n in (512, 49488, 3 * 2**30)] == ["512 B", "48.33 KiB", "3 GiB"]
 
 
@@ -179,3 +183,47 @@ def test_parameters_are_shown_as_a_spec_has_them() -> None:
     params = {"max_norm": None, "nesterov": True, "lr": 0.123456, "name": "adamw"}
     assert joined(params) == "max_norm null, nesterov true, lr 0.1235, name adamw"
     assert [format_parameter(params, key) for key in ("max_norm", "depth")] == ["null", "-"]
+
+
+def test_show_tells_training_from_waiting(sweep: MadeSweep) -> None:
+    number = sweep.add(None, 0.5)
+    sweep.ledger.start(number)
+    sweep.ledger.finish(number, "complete", seconds=72.0)
+    found = sweep.view.trial(sweep.view.record(number))
+    assert found["duration"] == 72.0
+    assert found["started_at"] <= found["ended_at"]
+    assert render._times(found)["duration"] == "1m 12s"
+    found |= {"started_at": "2026-11-26T10:00:00+01:00", "ended_at": "2026-11-26T12:05:00+01:00"}
+    assert render._times(found) == {
+        "started": "2026-11-26 10:00:00",
+        "ended": "2026-11-26 12:05:00",
+        "duration": "1m 12s of training, 2h 05m from start to end",
+    }
+
+
+def test_stopped_sweep_says_why_and_what_to_change(sweep: MadeSweep) -> None:
+    sweep.add("failed", 0.5, reason="OSError: no data")
+    waiting = sweep.add(None)
+    abort = Abort("failures.same_failure_limit", "trials 0 and 1 failed: no data", 0, "error")
+    sweep.ledger.store_abort(abort)
+    view = sweep.view
+    assert view.status()["stopped_by"] == {"key": abort.key, "why": abort.why}
+    text = io.StringIO()
+    Console(file=text, width=200).print(render.status(view.status(), view))
+    said = text.getvalue().splitlines()
+    assert f"it stopped itself: {abort.why}" in said
+    assert "code or data, then continue with:" in said[-2]
+    assert " resume small " in said[-1]
+    assert "status small" in view.resume_hint()
+    assert "resume small" not in view.resume_hint()
+    sweep.ledger.finish(waiting, "pruned")
+    sweep.add("complete", 0.4)
+    assert sweep.view.status()["stopped_by"] is None, "the stop prevented no trial"
+
+
+def test_interrupted_sweep_is_resumed_as_it_is(sweep: MadeSweep) -> None:
+    sweep.add(None, 0.5)
+    text = io.StringIO()
+    Console(file=text, width=200).print(render.status(sweep.view.status(), sweep.view))
+    assert text.getvalue().splitlines()[-1].startswith("continue with: sweep resume small")
+    assert "resume small" in sweep.view.resume_hint()

@@ -115,3 +115,13 @@ def test_command_selects_for_table_json_and_csv(sweep: MadeSweep) -> None:
 def _json(line: list[str]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
     return found
+
+
+def test_trials_are_sorted_by_duration(sweep: MadeSweep) -> None:
+    for seconds in (9.0, 72.0, 5.0):
+        number = sweep.add(None, 0.5)
+        sweep.ledger.finish(number, "complete", seconds=seconds)
+    assert _numbers(sweep, sort="duration", top=3) == [7, 5, 6]
+    rows = list(csv.DictReader(io.StringIO(to_csv(sweep.view.rows(), sweep.spec))))
+    assert (rows[6]["duration"], rows[4]["duration"], rows[4]["ended_at"]) == ("72.0", "", "")
+    assert rows[6]["ended_at"]

@@ -1,0 +1,192 @@
+"""Follow the trials of a running sweep, for a display.
+
+What must not live here: printing, and the layout of a table (`commands.trial_table`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeps.config.space import configured
+from sweeps.config.spec import SweepSpec
+from sweeps.ledger.reader import ENDINGS, TrialRecord, TrialSummary, has_result
+from sweeps.results.observer import TrialProgress
+from sweeps.results.remaining_time import DeliveryEstimate, epochs_left
+
+
+@dataclass
+class TrialRow:
+    """One trial in a table of a running sweep."""
+
+    number: int
+    params: Mapping[str, Any]
+    state: str = "running"
+    epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The last values that are known; `best/<metric>` is the best value of the first metric."""
+    seconds: float | None = 0.0
+    """For how long workers trained it, without the current one; None: unknown."""
+    since: float | None = None
+    """When the current worker began, in monotonic seconds; None: no worker trains it."""
+    changed: int = 0
+    """Orders the trials by their last start, pause or end."""
+
+    def duration(self, now: float) -> float | None:
+        """Return for how long workers have trained it."""
+        return self.seconds if self.since is None else (self.seconds or 0.0) + now - self.since
+
+
+def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
+    """Return the row of a trial as the ledger has it.
+
+    Args:
+        record: The trial.
+        spec: The sweep.
+        state: The state to show; see `SweepStatus.trial_state`.
+    """
+    metrics = dict(zip(spec.metrics, record.values, strict=False))
+    if record.value is not None:
+        metrics[best_name(spec)] = record.value
+    if isinstance(record, TrialRecord) and record.reports:
+        metrics[spec.metrics[0]] = record.reports[max(record.reports)]
+    params = configured(spec.space, record.best_params)
+    return TrialRow(
+        record.number, params, state, record.epoch, metrics, record.seconds, changed=record.number
+    )
+
+
+def best_name(spec: SweepSpec) -> str:
+    """Return the name under which a trial reports the best value of the first metric."""
+    return f"best/{spec.metrics[0]}"
+
+
+def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
+    """Return the trial with the best value of the first metric; see `ledger.reader.front`."""
+    name, sign = best_name(spec), 1 if spec.modes[0] == "min" else -1
+    found = [row for row in rows if has_result(row.state) and name in row.metrics]
+    return min(
+        found, key=lambda row: (sign * row.metrics[name], row.state != "complete"), default=None
+    )
+
+
+def in_order(rows: Sequence[TrialRow], best: TrialRow | None) -> list[TrialRow]:
+    """Return the running trials, then the best one, then the newest others."""
+    running = sorted((r for r in rows if r.state == "running"), key=lambda row: row.number)
+    others = [row for row in rows if row.state != "running" and row is not best]
+    return [*running, *([best] if best else []), *sorted(others, key=lambda row: -row.changed)]
+
+
+class SweepProgress:
+    """The trials of a sweep, by the events of its driver.
+
+    Args:
+        spec: The sweep.
+        before: The trials that earlier drivers have started.
+        total: The number of trials of the sweep; None: that of the spec.
+        delivery: Estimates how long the delivery takes after the training; None: it takes no time.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        before: Sequence[TrialSummary] = (),
+        *,
+        total: int | None = None,
+        delivery: DeliveryEstimate | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self.total = spec.trials if total is None else total
+        self._delivery, self._clock = delivery, clock
+        self._start = clock()
+        self._first_start: float | None = None
+        self._rows = {
+            one.number: row_of(one, spec, one.state if one.finished else "waiting")
+            for one in sorted(before, key=lambda one: one.finish_order)
+        }
+        for changed, row in enumerate(self._rows.values()):
+            row.changed = changed
+        self._epochs_before = sum(row.epoch for row in self._rows.values())
+        self._changes = len(self._rows)
+        self.is_starting = True
+        """Whether no trial has started under this driver."""
+        self.is_stopping = False
+        """Whether the sweep ends without its remaining trials."""
+
+    @property
+    def rows(self) -> list[TrialRow]:
+        """All trials that have started; a copy, because another thread may add some."""
+        return list(self._rows.values())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this driver began."""
+        return self._clock() - self._start
+
+    @property
+    def num_finished(self) -> int:
+        """How many trials have ended."""
+        return sum(row.state in ENDINGS for row in self.rows)
+
+    def row(self, number: int) -> TrialRow:
+        """Return the row of a trial."""
+        return self._rows[number]
+
+    def durations(self) -> dict[int, float | None]:
+        """Return for how long workers have trained each trial."""
+        now = self._clock()
+        return {row.number: row.duration(now) for row in self.rows}
+
+    def started(self, number: int, params: Mapping[str, Any]) -> None:
+        """A worker starts a trial, or starts it again."""
+        row = self._rows.setdefault(number, TrialRow(number, params))
+        row.params = params
+        self._run(number)
+
+    def reported(self, progress: TrialProgress) -> None:
+        """A trial reported metrics."""
+        row = self._rows[progress.number]
+        row.epoch, row.metrics = progress.epoch, progress.metrics
+
+    def promoted(self, number: int) -> None:
+        """A paused trial resumes."""
+        self._run(number)
+
+    def ended(self, number: int, state: str) -> None:
+        """A trial has no worker any more: it ended, waits, or was interrupted."""
+        self._rows.setdefault(number, TrialRow(number, {}))
+        self._change(number, state)
+
+    def seconds_left(self) -> float | None:
+        """Return how long the sweep probably still takes, with the delivery of its records.
+
+        None before the first epoch, after the last trial, and when the sweep stops early.
+        """
+        rows = self.rows
+        done = sum(row.epoch for row in rows) - self._epochs_before
+        ended = [row.epoch for row in rows if row.state in ENDINGS]
+        unfinished = [row.epoch for row in rows if row.state not in ENDINGS]
+        num_unstarted = max(self.total - len(rows), 0)
+        if self.is_stopping or done <= 0 or not (unfinished or num_unstarted):
+            return None
+        left = epochs_left(self.spec, ended, unfinished, num_unstarted)
+        since = self._start if self._first_start is None else self._first_start
+        training = left * (self._clock() - since) / done
+        return training + (self._delivery.seconds(training) if self._delivery else 0.0)
+
+    def _run(self, number: int) -> None:
+        self._change(number, "running")
+        self.is_starting = False
+        if self._first_start is None:  # before, Ray started its workers
+            self._first_start = self._clock()
+
+    def _change(self, number: int, state: str) -> None:
+        row, now = self._rows[number], self._clock()
+        row.seconds = row.duration(now)
+        row.state, row.since = state, now if state == "running" else None
+        self._changes += 1
+        row.changed = self._changes
