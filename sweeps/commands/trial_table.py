@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_duration, format_number, format_parameter
+from sweeps.formatting import format_duration, format_number, format_parameter, titles
 from sweeps.results.sweep_progress import TrialRow, best_name, best_of, in_order
 
 STATE_STYLES = {
