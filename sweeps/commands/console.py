@@ -56,6 +56,12 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
     return read
 
 
+def read_numbers(text: object) -> list[int]:
+    """Parse the numbers of trials, such as `4` or `4,7`."""
+    read = read_whole(0)
+    return [read(part.strip()) for part in str(text).split(",")]
+
+
 Root = Annotated[
     Path | None,
     typer.Option(
@@ -86,6 +92,16 @@ Overrides = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a key of the spec, such as train.batch_size=32; repeatable.",
+        show_default=False,
+    ),
+]
+Finish = Annotated[
+    list[list[int]] | None,
+    typer.Option(
+        "--finish",
+        parser=read_numbers,
+        metavar="K",
+        help="Train pruned trial K to its end, exempt from early stopping; also 4,7; repeatable.",
         show_default=False,
     ),
 ]

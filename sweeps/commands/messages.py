@@ -47,6 +47,9 @@ def outcome(out: Console, err: Console, result: SweepOutcome, paths: SweepPaths)
         )
         if best.state == "pruned":
             out.print(f"it was stopped early: {best.reason or 'pruned'}", soft_wrap=True)
+        if result.can_finish:
+            finish = sweep("resume", "--finish", str(best.number))
+            out.print(f"train it to its end: {finish}", soft_wrap=True)
     if result.pending:
         err.print(
             f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",

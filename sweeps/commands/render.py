@@ -125,11 +125,13 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     # A column is left out if it says nothing: most sweeps need no second attempt.
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
+    finishes = any(one["finishes"] is not None for one in found)
     first = ["trial", "state", *spec.metrics, "epoch", "step"]
-    last = ["attempts"] * attempts + ["reason"] * reasons
+    last = ["attempts"] * attempts + ["finishes"] * finishes + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
-        [*first, *short, *last], right={*spec.metrics, "epoch", "step", "attempts", *short}
+        [*first, *short, *last],
+        right={*spec.metrics, "epoch", "step", "attempts", "finishes", *short},
     )
     for one in found:
         grid.rows.append(
@@ -141,6 +143,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 str(one["step"]),
                 *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
+                *([format_number(one["finishes"])] if finishes else []),
                 *([format_reason(one["reason"] or "")] if reasons else []),
             )
         )
@@ -159,6 +162,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "step",
         "attempts",
         "accumulation",
+        "finishes",
         "reason",
         "mlflow_run_id",
         "directory",
@@ -188,12 +192,17 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
 
 
 def best(
-    found: dict[str, Any], spec: SweepSpec, written: Sequence[Path], lost: str | None
+    found: dict[str, Any],
+    spec: SweepSpec,
+    written: Sequence[Path],
+    lost: str | None,
+    finish: str | None = None,
 ) -> RenderableType:
     """Return the lines of `sweep best`.
 
     Args:
         lost: Why there are no weights of the trial's best value; None if there are.
+        finish: The command that trains the pruned trial to its end; None for no such offer.
     """
     lines: list[RenderableType] = [
         Text(
@@ -202,6 +211,10 @@ def best(
         ),
         Text(joined(found["params"])),
     ]
+    if found["state"] == "pruned":
+        lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))
+    if finish is not None:
+        lines.append(line(f"train it to its end: {finish}"))
     if found["best_checkpoint"] and lost is None:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
     if lost is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
@@ -60,6 +61,7 @@ def attempt(
     grace: float,
     address: str | None = None,
     accept_changes: bool = False,
+    finish: Sequence[int] = (),
     offline: bool = False,
 ) -> int:
     """Run a sweep until it ends or is interrupted, and print its outcome.
@@ -73,6 +75,7 @@ def attempt(
         grace: Seconds from the first signal until the process has ended.
         address: The Ray cluster to run on; None: start a local Ray.
         accept_changes: Resume although code, data or the meaning of values has changed.
+        finish: Numbers of pruned trials to train to their end.
         offline: Contact no tracking server; everything stays in the outbox.
 
     Returns:
@@ -146,6 +149,7 @@ def attempt(
                 new=new,
                 origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
+                finish=finish,
                 grace=grace,
                 offline=offline,
                 say=say,

@@ -144,8 +144,10 @@ class EventWriter:
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
         tags = status_tags(record)
-        self._recorder.start(number, parameters, tags if attempt == 1 else tags | NOT_STOPPED)
-        if attempt > 1:
+        # A trial that finishes another one starts with that trial's curve, also the first time.
+        is_first = attempt == 1 and record.finishes is None
+        self._recorder.start(number, parameters, tags if is_first else tags | NOT_STOPPED)
+        if not is_first:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             backfill(unreported(known), self._ledger, self._recorder)

@@ -19,6 +19,7 @@ from sweeps.ledger.ledger import TrialRecord
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial
+from sweeps.reconciliation.finishing import can_offer_finish
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     attempt_tags,
@@ -101,6 +102,7 @@ def finalize_attempt(
         spec.max_trials(2 * len(trials)),
         published.pending_weights,
         published.missing_weights,
+        len(best) == 1 and can_offer_finish(spec, best[0], trials),
     )
 
 

@@ -26,6 +26,7 @@ from sweeps.ledger.reader import (
     ACCUMULATION,
     ATTEMPT,
     ENDED,
+    FINISHES,
     GENERATION,
     LINEAGE,
     REPORT,
@@ -338,6 +339,28 @@ class Ledger:
             params=dict(suggestion.params),
             distributions=dict(suggestion.distributions),
             system_attrs=dict(suggestion.system_attrs),
+        )
+        trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
+        return self._record(self._storage.get_trial(trial_id))
+
+    @_in_transaction
+    def add_finishing(self, number: int) -> TrialRecord:
+        """Create a trial that trains a pruned trial to its end, with the same parameters.
+
+        Optuna never changes a trial that has ended: the pruned trial stays pruned. The new trial
+        has no notes of a sampler, because no sampler suggested it.
+
+        Args:
+            number: The number of the pruned trial.
+        """
+        pruned = self._storage.get_trial(self._id(number))
+        # The number of micro-batches with which it fits into memory decides the bits, too.
+        kept = {key: pruned.user_attrs[key] for key in (ACCUMULATION,) if key in pruned.user_attrs}
+        trial = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=dict(pruned.params),
+            distributions=dict(pruned.distributions),
+            user_attrs={FINISHES: number, **kept},
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))

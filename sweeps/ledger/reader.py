@@ -37,6 +37,8 @@ LINEAGE = "lineage"
 """A trial attribute: each change of a population's trial, with donor, epoch and parameters."""
 ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
+FINISHES = "finishes"
+"""A trial attribute: the number of the pruned trial that this trial trains to its end."""
 ENDED = "ended"
 """A trial attribute: how many of the sweep's trials had ended, this one included. Times do not
 order the ends reliably, because a clock may be set back."""
@@ -99,6 +101,13 @@ class TrialSummary:
     """Its first parameters."""
     lineage: tuple[PbtPerturbation, ...] = ()
     """The changes of its parameters during training, the earliest first."""
+    finishes: int | None = None
+    """The number of the pruned trial that this trial trains to its end; None: it finishes none."""
+
+    @property
+    def seed_number(self) -> int:
+        """The number from which its seed is derived: its own, or that of the trial it finishes."""
+        return self.number if self.finishes is None else self.finishes
 
     @property
     def finished(self) -> bool:
@@ -139,6 +148,15 @@ class TrialRecord(TrialSummary):
 
 
 Trial = TypeVar("Trial", bound=TrialSummary)
+
+
+def of_search(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials of the search, without those that finish a pruned trial.
+
+    `trials` of the spec counts these, and samplers, stopping rules and stop criteria receive only
+    these. So a sweep decides the same whether or not a pruned trial was trained to its end.
+    """
+    return [trial for trial in trials if trial.finishes is None]
 
 
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
@@ -233,6 +251,7 @@ def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> di
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
+        "finishes": attributes.get(FINISHES),
     }
 
 

@@ -107,7 +107,12 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
     reports = view.reports()
     taken: list[PriorTrial] = []
     left_out: Counter[str] = Counter()
+    # A trial that was trained to its end counts once, with the trial that finished it.
+    finished = {one.finishes for one in view.trials if one.state == "complete"}
     for trial in view.trials:
+        if trial.number in finished:
+            left_out["trained to its end by a later trial"] += 1
+            continue
         found = _take(trial, other, space, reports[trial.number])
         if isinstance(found, PriorTrial):
             taken.append(found)

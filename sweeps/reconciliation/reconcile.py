@@ -281,7 +281,7 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
     if trial.record.attempts == 0:
         if trial.started:  # it keeps its parameters, even if the space has changed
             yield UncountedAttempt(number)
-        elif not trial.record.params.keys() >= state.parameters:
+        elif trial.record.finishes is None and not trial.record.params.keys() >= state.parameters:
             yield MissingParams(number)
     ending, reason = _ending(trial, state)
     if is_untracked and (trial.unlogged or ending):
@@ -301,7 +301,8 @@ def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | 
         return end_of_training(reports | trial.record.reports, state.metric)
     if trial.stop_reason is not None and not trial.trained_past_report:
         return "pruned", trial.stop_reason
-    return ("pruned", state.stop) if state.stop else (None, None)
+    stops = state.stop is not None and trial.record.finishes is None
+    return ("pruned", state.stop) if stops else (None, None)
 
 
 def _of_finished(trial: TrialState) -> Iterator[Correction]:

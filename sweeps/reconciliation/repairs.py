@@ -176,7 +176,7 @@ def told_parameters(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> 
         config = read_config(paths.trial(record.number) / TRIAL_CONFIG)
     except (OSError, ValueError):
         try:
-            config = spec.trial_config(record.number, record.params)
+            config = spec.trial_config(record.seed_number, record.params)
         except SpecError:  # the trial's parameters do not fit the changed spec either
             return searched(record.params)
     return trial_parameters(config, record.params)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary, has_result
+from sweeps.ledger.reader import ACCUMULATION, FINISHES, TrialRecord, TrialSummary, has_result
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP
 from tracking.limits import MAX_TAG_VALUE, clip_start
@@ -58,8 +58,10 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 
 def status_tags(record: TrialRecord) -> dict[str, str]:
-    """Return tags for a trial's attempts, health signals, accumulation and lineage."""
+    """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
     tags = lineage_tags(record)
+    if record.finishes is not None:
+        tags[f"gradsweep.{FINISHES}"] = str(record.finishes)
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
     if record.signals is not None:

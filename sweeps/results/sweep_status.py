@@ -22,10 +22,11 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
-from sweeps.ledger.reader import LedgerReader, TrialSummary
+from sweeps.ledger.reader import LedgerReader, TrialSummary, of_search
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.finishing import can_offer_finish
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import describe_foreign_lock
 from tracking.outbox_status import DeliveryStatus, read_outbox
@@ -63,6 +64,8 @@ class SweepOutcome:
     """Why the best weights are published only by the next resume."""
     lost_weights: str | None = None
     """Why there are no weights of the best trial."""
+    can_finish: bool = False
+    """Whether the best trial is a pruned one that `--finish` can train to its end."""
 
     @property
     def needs_new_sweep(self) -> bool:
@@ -139,7 +142,7 @@ class SweepStatus:
         """`running`, `interrupted`, `finished` or `failed`."""
         if self.running:
             return "running"
-        few = len(self.records) < self.spec.trials and self.stop is None
+        few = self._num_unstarted > 0 and self.stop is None
         if few or not all(trial.finished for trial in self.records):
             return "interrupted"
         return "finished" if self.ledger.front() else "failed"
@@ -178,7 +181,14 @@ class SweepStatus:
             stop=self.stop,
             max_trials=self.spec.max_trials(2 * len(self.records)),
             lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
+            can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
         )
+
+    def finish_command(self, record: TrialSummary) -> str | None:
+        """Return the command that trains a pruned trial to its end; None if none is offered."""
+        if not can_offer_finish(self.spec, record, self.records):
+            return None
+        return self.paths.command("resume", "--finish", str(record.number))
 
     def lost_weights(self, record: TrialSummary) -> str | None:
         """Why there are no weights of a trial's best value.
@@ -199,6 +209,7 @@ class SweepStatus:
         # The ledger does not show whether a trial at a rung was promoted; then it has a worker.
         paused = (
             self._pauses
+            and record.finishes is None
             and record.epoch in self._pauses.rungs
             and not self._is_open(record.number)
         )
@@ -210,14 +221,18 @@ class SweepStatus:
 
     @property
     def num_trials(self) -> int:
-        """The number of trials of the sweep: that of the spec, or of all that have started."""
-        return max(self.spec.trials, len(self.records))
+        """The number of trials: those that exist, and those of the spec that have not started."""
+        return len(self.records) + self._num_unstarted
+
+    @property
+    def _num_unstarted(self) -> int:
+        return max(0, self.spec.trials - len(of_search(self.records)))
 
     def status(self) -> dict[str, Any]:
         """Return the object that `sweep status --json` prints."""
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
-            counts["waiting"] += max(0, self.spec.trials - len(self.records))
+            counts["waiting"] += self._num_unstarted
         best = [
             {
                 "number": one.number,
@@ -320,6 +335,7 @@ class SweepStatus:
             "epoch": record.epoch,
             "attempts": record.attempts,
             "reason": record.reason,
+            "finishes": record.finishes,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }
 
