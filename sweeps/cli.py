@@ -34,6 +34,7 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
+    read_numbers,
     read_path,
     read_whole,
     show_found,
@@ -236,7 +237,7 @@ def resume(
         check_kept(view.paths, view.spec, spec)
         remember_named(spec, document)
         check_sampler_state(view.paths, spec)
-        numbers = [number for part in finish or () for number in part]
+        numbers = read_numbers("--finish", finish or ())
         to_finish = trials_to_finish(view.paths, spec, view.records, numbers)
         done = view.concluded and is_unchanged(view.spec, spec) and not to_finish
         if done and not has_lost_runs(view, err, offline=offline):

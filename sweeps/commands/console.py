@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -56,10 +56,13 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
     return read
 
 
-def read_numbers(text: object) -> list[int]:
-    """Parse the numbers of trials, such as `4` or `4,7`."""
+def read_numbers(option: str, texts: Sequence[str]) -> list[int]:
+    """Parse the values of an option that takes trials, such as `4` and `7,9`."""
     read = read_whole(0)
-    return [read(part.strip()) for part in str(text).split(",")]
+    try:
+        return [read(part.strip()) for text in texts for part in text.split(",")]
+    except typer.BadParameter as error:
+        raise typer.BadParameter(error.message, param_hint=f"'{option}'") from None
 
 
 Root = Annotated[
@@ -96,10 +99,9 @@ Overrides = Annotated[
     ),
 ]
 Finish = Annotated[
-    list[list[int]] | None,
+    list[str] | None,
     typer.Option(
         "--finish",
-        parser=read_numbers,
         metavar="K",
         help="Train pruned trial K to its end, exempt from early stopping; also 4,7; repeatable.",
         show_default=False,

@@ -16,6 +16,7 @@ from sweeps.driver.session import SweepSession
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.ledger import TrialRecord
+from sweeps.ledger.reader import of_search
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial
@@ -62,6 +63,7 @@ def finalize_attempt(
     """
     spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
     trials, best = ledger.trials(), ledger.front()
+    num_searched = len(of_search(trials))
     recorder.tag(None, health_tags(trials))
     left, stop = sweep.num_remaining, sweep.stopped
     failed: int | None = None
@@ -92,14 +94,14 @@ def finalize_attempt(
     return SweepOutcome(
         code,
         best,
-        len(trials),
+        num_searched,
         pending,
         left,
         cause,
         failed,
         spec.metrics,
         stop,
-        spec.max_trials(2 * len(trials)),
+        spec.max_trials(2 * num_searched),
         published.pending_weights,
         published.missing_weights,
         len(best) == 1 and can_offer_finish(spec, best[0], trials),

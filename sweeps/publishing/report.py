@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sweeps.errors import LedgerError
 from sweeps.formatting import format_cells, format_parameter, format_reason, format_result, joined
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.reader import TrialSummary, of_search
 from sweeps.paths import SweepPaths
 from sweeps.publishing.report_figures import Figure, NotEnough, SweepData, figures
 from sweeps.publishing.report_page import PageSection, escape, page, table
@@ -91,7 +91,8 @@ def _read(paths: SweepPaths) -> SweepData:
     study, front = (_study(known, names, view.ledger.minimizes[:count]) for count in (1, None))
     states = {record.number: view.trial_state(record) for record in view.records}
     curves = view.ledger.reports()
-    selection = select_trials(view.spec, states, curves)
+    searched = {record.number: states[record.number] for record in of_search(view.records)}
+    selection = select_trials(view.spec, searched, curves)
     selected = optuna.create_study(direction=study.direction)
     for number, value in selection.values.items():
         selected.add_trial(_renamed(known[number], names, TrialState.COMPLETE, [value]))

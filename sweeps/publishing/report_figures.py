@@ -19,6 +19,7 @@ from plotly.colors import sample_colorscale, sequential
 
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_number
+from sweeps.ledger.reader import of_search
 from sweeps.publishing.report_selection import ReportSelection
 from sweeps.publishing.report_survival import rungs, survival
 from sweeps.results.compare import clip_fraction
@@ -274,7 +275,7 @@ def _survival(sweep: SweepData) -> go.Figure:
         raise NotEnough(sweep.spec.early_stopping.rule.no_rungs_reason())
     labels = [f"epoch {epoch}" for epoch in levels]
     # An unfinished trial without a worker is `waiting`, even if it is running in the ledger.
-    records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
+    records = [replace(r, state=sweep.states[r.number]) for r in of_search(sweep.view.records)]
     fates = survival(sweep.spec, records)
     if not any(map(any, fates.values())):
         raise NotEnough("no trial has reached a rung")

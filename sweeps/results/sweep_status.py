@@ -46,6 +46,7 @@ class SweepOutcome:
     best: Sequence[TrialSummary]
     """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
     num_trials: int
+    """How many trials the search has; those that finish a pruned one do not count."""
     pending: int
     """Records that were not delivered to the tracking server yet."""
     num_left: int = 0
@@ -173,13 +174,13 @@ class SweepStatus:
         return SweepOutcome(
             code,
             best,
-            len(self.records),
+            len(of_search(self.records)),
             pending=0,
             cause=cause,
             failed=failed,
             metrics=self.spec.metrics,
             stop=self.stop,
-            max_trials=self.spec.max_trials(2 * len(self.records)),
+            max_trials=self.spec.max_trials(2 * len(of_search(self.records))),
             lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
             can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
         )
