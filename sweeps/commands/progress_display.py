@@ -202,8 +202,13 @@ class ProgressTable:
     def _best_name(self) -> str:
         return f"best/{self._spec.metrics[0]}"
 
+    @property
+    def _value_name(self) -> str:
+        """The metric that holds a trial's value."""
+        return self._spec.metrics[0] if self._spec.select == "final" else self._best_name
+
     def _value(self, number: int) -> float:
-        value = self._rows[number].metrics.get(self._best_name)
+        value = self._rows[number].metrics.get(self._value_name)
         worst = float("inf")
         return worst if value is None else value if self._spec.modes[0] == "min" else -value
 
@@ -211,9 +216,9 @@ class ProgressTable:
         """The best trial of this and of earlier drivers, and its value."""
         found = [] if self._best_before is None else [self._best_before]
         found += [
-            (number, row.metrics[self._best_name])
+            (number, row.metrics[self._value_name])
             for number, row in list(self._rows.items())
-            if has_result(row.state) and self._best_name in row.metrics
+            if has_result(row.state, self._spec.select) and self._value_name in row.metrics
         ]
         choose = min if self._spec.modes[0] == "min" else max
         return choose(found, key=lambda one: one[1], default=None)

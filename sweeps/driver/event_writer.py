@@ -197,7 +197,7 @@ class EventWriter:
         """
 
         def end(record: TrialRecord) -> tuple[Ending, str | None]:
-            return end_of_training(record.reports, self._spec.metrics[0])
+            return end_of_training(record.reports, self._spec.metrics[0], self._spec.select)
 
         if last is not None:
             self._log(number, last.rows)

@@ -292,7 +292,9 @@ def open_ledger(
     if new:
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
-        ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+        ledger = Ledger.create(
+            place, mode=spec.mode, sweep_id=uuid.uuid4().hex, select=spec.select
+        )
         if warm.summary:
             ledger.store_warm_start(warm)
     else:

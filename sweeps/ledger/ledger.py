@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.provenance_check import Origin
+from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
@@ -31,18 +32,18 @@ from sweeps.ledger.reader import (
     LINEAGE,
     REPORT,
     SECONDS,
+    SELECT,
     SIGNALS,
     WARM_START,
     Ending,
     PbtPerturbation,
     TrialRecord,
     attempts_in,
-    best_report,
-    best_reports,
     front,
     is_finite,
     reports_in,
     trial_fields,
+    value_of,
 )
 from sweeps.ledger.storage import EditableRDBStorage, open_storage
 from sweeps.ledger.suggestion import Suggestion
@@ -150,10 +151,17 @@ class Ledger:
         self._ends = sum(trial.state.is_finished() for trial in trials)
         self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
         """For each metric, whether less is better."""
+        self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
+        """What the values of the sweep's trials are; see `reader.value_of`."""
 
     @classmethod
     def create(
-        cls, location: LedgerLocation | Path, *, mode: Mode | Sequence[Mode], sweep_id: str
+        cls,
+        location: LedgerLocation | Path,
+        *,
+        mode: Mode | Sequence[Mode],
+        sweep_id: str,
+        select: Select = "checkpoint",
     ) -> Ledger:
         """Create an empty ledger.
 
@@ -162,6 +170,7 @@ class Ledger:
             mode: Whether less or more of the metric is better; one mode for each of several
                 metrics.
             sweep_id: The sweep's identity, by which tracking finds its runs again.
+            select: What the values of its trials are.
 
         Raises:
             LedgerError: There is a ledger already.
@@ -179,6 +188,8 @@ class Ledger:
                     storage=storage, study_name=location.study, directions=directions
                 )
                 study.set_user_attr("sweep_id", sweep_id)
+                if select != "checkpoint":
+                    study.set_user_attr(SELECT, select)
                 for key, value in location.study_attributes.items():
                     study.set_user_attr(key, value)
                 return study
@@ -416,9 +427,10 @@ class Ledger:
         progress = {**trial.user_attrs.get("progress", {}), "step": step, "epoch": epoch}
         before = [values[0] for values in known.values() if is_finite(values)]
         # NaN and infinity are never best. The earlier of equal reports stays the best.
-        if is_finite((value, *others)) and all(
+        is_best = is_finite((value, *others)) and all(
             value < other if self.minimize else value > other for other in before
-        ):
+        )
+        if is_best or self.select == "final":
             progress |= {"best_step": step, "best_epoch": epoch}
         self._storage.set_trial_user_attr(self._id(number), "progress", progress)
         if others:
@@ -474,8 +486,8 @@ class Ledger:
     ) -> TrialRecord:
         """Record how a trial ended; a second call changes nothing.
 
-        A complete trial's value is its best reported one, which is the value of its best
-        checkpoint. With several metrics, all values come from that one report.
+        A complete trial's value is that of `value_of`. With several metrics, all values come from
+        one report.
 
         Args:
             number: The trial's number.
@@ -519,15 +531,15 @@ class Ledger:
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         several = self._reports(trial)
         reports = {epoch: values[0] for epoch, values in several.items()}
-        best: tuple[float | None, ...] = (best_report(reports.values(), minimize=self.minimize),)
-        if len(self.minimizes) > 1:
-            best = best_reports(several, minimize=self.minimize) or (None,)
+        values: tuple[float | None, ...]
+        values = value_of(several, minimize=self.minimize, select=self.select) or (None,)
         return TrialRecord(
             number=trial.number,
             state=_STATES[trial.state],
             reports=reports,
-            value=best[0],
-            others=tuple(value for value in best[1:] if value is not None),
+            value=values[0],
+            others=tuple(value for value in values[1:] if value is not None),
+            select=self.select,
             ended_at=trial.datetime_complete,
             **trial_fields(dict(trial.params), trial.user_attrs),
         )

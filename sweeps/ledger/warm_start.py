@@ -42,7 +42,7 @@ class PriorTrial:
     params: Mapping[str, Any]
     """Its parameters as a point of the new sweep's first search space."""
     value: float
-    """The best report of a complete trial; the last report of a stopped trial."""
+    """The value of a complete trial; the last report of a stopped trial."""
     epoch: int
     """The last epoch that it reported."""
     complete: bool
@@ -95,13 +95,13 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
             "trials of earlier sweeps there; `sweep list` shows them",
         )
     other = read_spec(paths.spec).spec
-    for key in ("metric", "mode"):
+    for key in ("metric", "mode", "select"):
         was, wanted = getattr(other, key), getattr(spec, key)
         if was != wanted:
             raise WarmStartRefused(
                 index,
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; a sampler "
-                "cannot learn from another metric; leave it out of search.warm_start",
+                "cannot learn from other values; leave it out of search.warm_start",
             )
     view, space = LedgerReader(ledger_location(paths, other)), spec.search_space()
     reports = view.reports()

@@ -57,6 +57,7 @@ def read_sweep_state(
     return SweepState(
         trials=trials,
         metric=spec.metrics[0],
+        select=spec.select,
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
         num_awaited=spec.trials + len(records) - len(of_search(records)),

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.checkpoint_locations import best_generation, is_of_best_value, trial_files, trial_store
+from sweeps.checkpoint_locations import (
+    best_generation,
+    saved_generation,
+    trial_files,
+    trial_store,
+)
 from sweeps.config.provenance_check import FIXED
 from sweeps.config.revisions import read_spec
 from sweeps.config.space import configured
@@ -31,7 +36,6 @@ from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconc
 from sweeps.sweep_lock import describe_foreign_lock
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.errors import ConfigError
-from trainable.manifest import best_first
 
 _REQUESTS = 16
 """Parallel requests to an object store."""
@@ -293,12 +297,14 @@ class SweepStatus:
         """Return the best trial, or with several metrics the Pareto front.
 
         Raises:
-            NoBest: No trial is complete or pruned.
+            NoBest: No trial has a result.
         """
         front = self.ledger.front()
         if not front:
+            final = self.spec.select == "final"
+            ended = "trained to its end, as select: final needs" if final else "ended with a value"
             raise NoBest(
-                f"no trial of sweep '{self.paths.name}' has ended with a value; "
+                f"no trial of sweep '{self.paths.name}' has {ended}; "
                 f"see: {self.paths.command('trials')}"
             )
         return front
@@ -317,9 +323,7 @@ class SweepStatus:
     def trial(self, record: TrialSummary) -> dict[str, Any]:
         """Return one trial with its checkpoints; `best_checkpoint` is None if it is lost."""
         saved = trial_store(self.paths, self.spec, record.number).generations()
-        best = min((g for g in saved if g.value is not None), key=best_first, default=None)
-        if best is not None and not is_of_best_value(best, self.spec, record):
-            best = None
+        best = saved_generation(saved, self.spec, record)
         return {
             **self._row(record),
             "checkpoint": saved[-1].address if saved else None,

@@ -197,6 +197,7 @@ class Suggester:
             startup=startup,
             enough=enough,
             minimize=self._ledger.minimize,
+            select=self._spec.select,
         )
 
     def _is_joint(self, sampler: BaseSampler, key: str, distribution: BaseDistribution) -> bool:
