@@ -287,10 +287,8 @@ class PlainLines:
         )
 
     def paused(self, number: int, value: float | None) -> None:
-        best = (
-            f", best {self._spec.metrics[0]} {format_number(value)}" if value is not None else ""
-        )
-        self._print(f"trial {number} waits for its promotion{best}")
+        shown = "" if value is None else f", {self._value(value)}"
+        self._print(f"trial {number} waits for its promotion{shown}")
 
     def promoted(self, number: int) -> None:
         self._print(f"trial {number} promoted")
@@ -302,9 +300,12 @@ class PlainLines:
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
         self._finished += state != "interrupted"
-        best = f", {format_best(self._spec.metrics, value)}" if value is not None else ""
+        shown = "" if value is None else f", {self._value(value)}"
         why = f": {reason}" if reason else ""
-        self._print(f"trial {number} {state}{best}{why} ({self._finished}/{self._total} trials)")
+        self._print(f"trial {number} {state}{shown}{why} ({self._finished}/{self._total} trials)")
+
+    def _value(self, value: float | list[float]) -> str:
+        return format_best(self._spec.metrics, value, final=self._spec.select == "final")
 
     def _print(self, line: str) -> None:
         self._console.print(printable(line), soft_wrap=True)

@@ -206,7 +206,8 @@ def best(
     """
     lines: list[RenderableType] = [
         Text(
-            f"trial {found['number']}: {format_best(spec.metrics, found['value'])}",
+            f"trial {found['number']}: "
+            f"{format_best(spec.metrics, found['value'], final=spec.select == 'final')}",
             style="bold",
         ),
         Text(joined(found["params"])),

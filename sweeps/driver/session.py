@@ -35,7 +35,12 @@ from sweeps.policies.stop_criteria import (
     active_stop_criterion,
 )
 from sweeps.reconciliation.collect_state import read_sweep_state
-from sweeps.reconciliation.finishing import check_free, make_directories, trials_to_finish
+from sweeps.reconciliation.finishing import (
+    check_free,
+    check_unfinished,
+    make_directories,
+    trials_to_finish,
+)
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
@@ -306,6 +311,7 @@ def open_ledger(
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
         if not accepted:
             _check_reported_trials(paths, before, spec, ledger.trials())
+            check_unfinished(paths, spec, ledger.trials())
         check_search_changes(before, spec, len(of_search(ledger.trials())))
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():

@@ -282,7 +282,7 @@ def trial_fields(suggested: dict[str, Any], attributes: Mapping[str, Any]) -> di
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
-        "finishes": attributes.get(FINISHES),
+        "finishes": int(attributes[FINISHES]) if FINISHES in attributes else None,
     }
 
 

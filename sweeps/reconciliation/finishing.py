@@ -20,10 +20,11 @@ from pathlib import Path
 from sweeps.checkpoint_locations import address_of, trial_files, trial_store
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec
-from sweeps.errors import SpecError, UserError
+from sweeps.errors import OriginChanged, SpecError, UserError
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
+from trainable.config import TrialConfig
 from trainable.metrics_file import ARTIFACTS, RUN_FILES
 from trainable.rules import BUILT
 from trainable.storage.durable import make_directory, sync_directory, sync_file
@@ -73,6 +74,27 @@ def trials_to_finish(
         if fault := _fault(paths, spec, trials, number):
             raise UserError(f"--finish {number}: {fault}")
     return [number for number in wanted if finishing_trial(number, trials) is None]
+
+
+def check_unfinished(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialSummary]) -> None:
+    """Check that no change of the spec affects a trial that finishes another one.
+
+    Raises:
+        OriginChanged: It does; the error names the first such trial.
+    """
+    for trial in trials:
+        if trial.finishes is None or trial.finished:
+            continue
+        try:
+            was = read_config(paths.trial(trial.finishes) / TRIAL_CONFIG)
+        except (OSError, ValueError):
+            continue  # lost since; the trial resumes as every other one does
+        if fault := _fault_of_config(was, spec, trials[trial.finishes]):
+            stop = paths.command("stop", "--trial", str(trial.number))
+            raise OriginChanged(
+                f"trial {trial.number} finishes trial {trial.finishes}: {fault}; or end the new "
+                f"trial with: {stop}; or resume with --accept-changes"
+            )
 
 
 def check_free(paths: SweepPaths, number: int) -> None:
@@ -163,6 +185,19 @@ def _fault_of_files(paths: SweepPaths, spec: SweepSpec, trial: TrialSummary) -> 
             f"{file} cannot be read ({error}); only the same configuration continues a trial "
             "exactly; restore the file from a backup"
         )
+    if fault := _fault_of_config(was, spec, trial):
+        return fault
+    if not trial_store(paths, spec, trial.number).generations():
+        where = trial_files(paths, spec, trial.number).address("")
+        return (
+            f"there is no valid checkpoint at {where}; a trial is finished from its newest "
+            "checkpoint; restore it from a backup"
+        )
+    return None
+
+
+def _fault_of_config(was: TrialConfig, spec: SweepSpec, trial: TrialSummary) -> str | None:
+    """Return how the configuration of a pruned trial would differ; None if it is the same."""
     try:
         now = spec.trial_config(trial.seed_number, trial.params)
     except SpecError as error:
@@ -172,16 +207,10 @@ def _fault_of_files(paths: SweepPaths, spec: SweepSpec, trial: TrialSummary) -> 
         )
     found = changes(was, now)
     differing = [key for key in found if not key.startswith(_NOT_OF_TRAINING)]
-    if differing:
-        each = ", ".join(f"{key}: {found[key][0]} -> {found[key][1]}" for key in differing)
-        return (
-            f"the sweep's spec has changed since trial {trial.number} was trained ({each}); only "
-            "the same configuration continues a trial exactly; change it back with -s KEY=VALUE"
-        )
-    if not trial_store(paths, spec, trial.number).generations():
-        where = trial_files(paths, spec, trial.number).address("")
-        return (
-            f"there is no valid checkpoint at {where}; a trial is finished from its newest "
-            "checkpoint; restore it from a backup"
-        )
-    return None
+    if not differing:
+        return None
+    each = ", ".join(f"{key}: {found[key][0]} -> {found[key][1]}" for key in differing)
+    return (
+        f"the sweep's spec has changed since trial {trial.number} was trained ({each}); only "
+        "the same configuration continues a trial exactly; change it back with -s KEY=VALUE"
+    )

@@ -16,12 +16,13 @@ from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec, write_spec
 from sweeps.config.spec import trial_yaml
 from sweeps.driver.session import open_ledger
-from sweeps.errors import UserError
+from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.finishing import (
     can_offer_finish,
     check_free,
+    check_unfinished,
     finishing_trial,
     make_directories,
     trials_to_finish,
@@ -108,6 +109,18 @@ def test_changed_configuration_is_refused(sweep: MadeSweep) -> None:
     assert "train.batch_size: 64 -> 32)" in _refused(sweep, 0)
     sweep.spec = with_overrides(sweep.spec, ["train.batch_size=64"])
     assert trials_to_finish(sweep.paths, sweep.spec, sweep.ledger.trials(), [0]) == [0]
+
+
+def test_later_change_is_refused_until_it_has_ended(sweep: MadeSweep) -> None:
+    ledger = _open(sweep, 0)
+    changed = with_overrides(sweep.spec, ["train.batch_size=32"])
+    with pytest.raises(OriginChanged, match=r"trial 4 finishes trial 0: .*batch_size: 64 -> 32"):
+        check_unfinished(sweep.paths, changed, ledger.trials())
+    with pytest.raises(OriginChanged):
+        open_ledger(sweep.paths, changed, Origin(), new=False, accepted=False)
+    assert read_spec(sweep.paths.spec).spec == sweep.spec
+    ledger.finish(4, "pruned")
+    check_unfinished(sweep.paths, changed, ledger.trials())
 
 
 def test_lost_files_are_refused(sweep: MadeSweep) -> None:
