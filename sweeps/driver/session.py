@@ -294,6 +294,7 @@ def open_ledger(
         UserError: A trial of `finish` cannot be trained to its end.
     """
     place = place or ledger_location(paths, spec)
+    to_finish: list[int] = []
     if new:
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
@@ -313,13 +314,12 @@ def open_ledger(
             _check_reported_trials(paths, before, spec, ledger.trials())
             check_unfinished(paths, spec, ledger.trials())
         check_search_changes(before, spec, len(of_search(ledger.trials())))
+        to_finish = trials_to_finish(paths, spec, ledger.trials(), finish)
+        for index in range(len(to_finish)):
+            check_free(paths, len(ledger.trials()) + index)
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
-    to_finish = trials_to_finish(paths, spec, ledger.trials(), finish)
-    num_trials = len(ledger.trials())
-    for index in range(len(to_finish)):
-        check_free(paths, num_trials + index)
     ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
     # which would train the new trials with other seeds, refuse it.
