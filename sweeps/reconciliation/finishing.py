@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from sweeps.checkpoint_locations import address_of, trial_files, trial_store
@@ -25,12 +26,13 @@ from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from trainable.config import TrialConfig
-from trainable.metrics_file import ARTIFACTS, RUN_FILES
-from trainable.rules import BUILT
 from trainable.storage.durable import make_directory, sync_directory, sync_file
 from trainable.storage.locate import files_of
+from trainable.trial_log import TRIAL_LOG
 from trainable.warm_start import copy_generations
 
+_NOT_COPIED = {TRIAL_CONFIG, TRIAL_LOG, "checkpoints", "figures", "inherited"}
+"""What a trial's directory has for this trial alone; checkpoints are copied one by one."""
 _NOT_OF_TRAINING = "checkpoint."
 """The section of a trial's configuration that may change without changing the training."""
 
@@ -133,16 +135,29 @@ def _make_directory(paths: SweepPaths, spec: SweepSpec, number: int, pruned: int
         copy_generations(
             trial_files(paths, spec, pruned), files_of(made, address_of(paths, spec, number))
         )
-        for name in (*RUN_FILES, BUILT):
-            if (source / name).is_file() and not (source / name).is_symlink():
-                shutil.copyfile(source / name, made / name)
-                sync_file(made / name)
-        if (source / ARTIFACTS).is_dir() and not (source / ARTIFACTS).is_symlink():
-            shutil.copytree(source / ARTIFACTS, made / ARTIFACTS, symlinks=True)
+        shutil.copytree(
+            source, made, symlinks=True, ignore=partial(_left_out, source), dirs_exist_ok=True
+        )
+        for path in made.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                sync_file(path)
         make_directory(target.parent)
         sync_directory(made)
         made.rename(target)
         sync_directory(target.parent)
+
+
+def _left_out(trial: Path, directory: str, names: list[str]) -> set[str]:
+    """Return the names in a directory of a pruned trial that the new trial does not get.
+
+    Everything else is copied, because a custom loop may keep files of its own there.
+    """
+    found = {name for name in names if not _is_plain(Path(directory, name))}
+    return found | _NOT_COPIED if Path(directory) == trial else found
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_symlink() or path.is_file() or path.is_dir()
 
 
 def _fault(

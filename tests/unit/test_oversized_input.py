@@ -24,8 +24,8 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.errors import TaskError
-from trainable.logged import Log
-from trainable.metrics_file import LOGGED, NOTED, read_rows
+from trainable.logged import NOTED, Log
+from trainable.metrics_file import LOGGED, read_rows
 from trainable.task import Data, Task
 
 MIB = 1 << 20

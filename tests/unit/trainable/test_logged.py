@@ -11,8 +11,8 @@ import torch
 
 from trainable.custom_loop import Context, CustomLoop
 from trainable.errors import TaskError
-from trainable.logged import MAX_NAMES, Log, close_run, current_run, log_of, means, run_log
-from trainable.metrics_file import NOTED, logged_files, read_logged, read_rows
+from trainable.logged import MAX_NAMES, NOTED, Log, close_run, current_run, log_of, means, run_log
+from trainable.metrics_file import logged_files, read_logged, read_rows
 from trainable.task import Task
 
 

@@ -173,31 +173,32 @@ def test_trial_that_came_to_no_end_is_added_again(sweep: MadeSweep, ending: Any)
         assert "write --finish 0" in _refused(sweep, 4)
 
 
-def test_directory_continues_that_of_the_pruned_trial(sweep: MadeSweep) -> None:
+def test_directory_continues_that_of_the_pruned_trial(sweep: MadeSweep, tmp_path: Path) -> None:
     source, target = sweep.paths.trial(0), sweep.paths.trial(4)
     (source / LOGGED).write_text('{"step": 3, "own_step": 1, "time": 1, "metrics": {"a": 1.0}}\n')
     (source / ARTIFACTS).mkdir()
     (source / ARTIFACTS / "notes.txt").write_text("text")
     (source / "trial.log").write_text("printed")
+    (source / "figures").mkdir()
+    (source / "buffer.bin").write_bytes(b"of a custom loop")
+    (source / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(source / "pipe")
     ledger = _open(sweep, 0)
     make_directories(sweep.paths, sweep.spec, ledger.trials())
     assert read_rows(target) == read_rows(source)
     assert read_logged(target) == read_logged(source)
     assert (target / ARTIFACTS / "notes.txt").read_text() == "text"
-    assert sorted(os.listdir(target)) == [
-        "artifacts",
-        "checkpoints",
-        "logged.jsonl",
-        "metrics.jsonl",
-    ]
+    names = ["artifacts", "buffer.bin", "checkpoints", "link", "logged.jsonl", "metrics.jsonl"]
+    assert sorted(os.listdir(target)) == names
+    assert (target / "link").is_symlink()
     there, copied = (CheckpointStore(one).generations() for one in (source, target))
     assert [replace(one, address="") for one in copied] == [
         replace(one, address="") for one in there
     ]
     assert not list(sweep.paths.directory.glob(".export-*"))
-    before = {path: path.stat().st_ino for path in target.rglob("*")}
+    before = {path: path.lstat().st_ino for path in target.rglob("*")}
     make_directories(sweep.paths, sweep.spec, ledger.trials())
-    assert {path: path.stat().st_ino for path in target.rglob("*")} == before
+    assert {path: path.lstat().st_ino for path in target.rglob("*")} == before
 
 
 def test_killed_driver_leaves_no_partial_directory(
