@@ -51,7 +51,7 @@ def test_final_takes_the_end_of_each_trial(cli: CommandLine) -> None:
     weights = load_file(cli.directory / "out/model.safetensors")
     assert weights["weight"].item() == 12.0  # of the last epoch, not of the better one before
     told = Ledger.open(cli.root / "last/ledger.db").frozen_trials()
-    assert {one.number: one.value for one in told} == {number: v for number, v in values.values()}
+    assert {one.number: one.value for one in told} == dict(values.values())
 
     client = MlflowClient(f"sqlite:///{cli.root / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("last")
