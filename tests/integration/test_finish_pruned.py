@@ -72,6 +72,8 @@ def test_finished_trial_equals_the_unpruned_one(cli: CommandLine) -> None:
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in found)
 
+    configs = [cli.root / f"small/trials/{one:04d}/config.yaml" for one in (number, new)]
+    assert configs[0].read_text() == configs[1].read_text()
     after = cli.json("trials", "small")
     assert after[:new] == before  # the pruned trial stays as it was
     whole = cli.json("trials", "whole")[number]

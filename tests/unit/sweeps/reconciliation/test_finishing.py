@@ -18,6 +18,7 @@ from sweeps.config.spec import trial_yaml
 from sweeps.driver.session import open_ledger
 from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
+from sweeps.policies.stop_criteria import active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.finishing import (
     can_offer_finish,
@@ -284,3 +285,28 @@ def test_best_offers_to_finish_a_pruned_winner(sweep: MadeSweep) -> None:
     assert "--finish" not in other
     _open(sweep, 0)
     assert "--finish" not in CliRunner().invoke(app, ["best", "small", *root]).stdout
+
+
+def test_stop_criteria_do_not_see_it(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, more=f"{ASHA}\nstop: {{value: 0.3}}")
+    made.add("pruned", 1.0, 0.5)
+    _with_files(made, 0)
+    ledger = _open(made, 0)
+    assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is None
+    ledger.report(1, epoch=1, step=10, value=0.1)
+    ledger.finish(1, "complete")
+    assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is None
+    made.add("complete", 0.2)
+    assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is not None
+
+
+def test_it_runs_where_others_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeSweep(tmp_path, more=ASHA.replace("asha", "asha_promote"))
+    made.add("pruned", 1.0, 0.5)
+    _with_files(made, 0)
+    other = made.add(None, 1.0)
+    ledger = _open(made, 0)
+    ledger.report(2, epoch=1, step=10, value=0.1)
+    view = made.view
+    monkeypatch.setattr(view, "running", True)
+    assert [view.trial_state(view.records[n]) for n in (other, 2)] == ["waiting", "running"]
