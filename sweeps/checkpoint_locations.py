@@ -7,6 +7,7 @@ what a generation is and how it is committed (`trainable`).
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sweeps.config.spec import SweepSpec
@@ -15,6 +16,7 @@ from sweeps.paths import SweepPaths
 from sweeps.store_access import check_store
 from tracking.trusted_stores import StoreUntrusted
 from trainable.checkpoint import CheckpointStore, Generation
+from trainable.manifest import best_first
 from trainable.storage.durable import probe_directory
 from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_of
@@ -55,8 +57,11 @@ def trial_store(paths: SweepPaths, spec: SweepSpec, number: int) -> CheckpointSt
 
 
 def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> Generation | str:
-    """Return the checkpoint with a trial's best value; a sentence if it is missing."""
-    found = trial_store(paths, spec, record.number).best()
+    """Return the checkpoint of a trial's value, checked; a sentence if it is missing."""
+    store = trial_store(paths, spec, record.number)
+    if spec.select == "final":
+        return _last_generation(store, record)
+    found = store.best()
     if found is None:
         where = trial_files(paths, spec, record.number).address("")
         return f"there is no valid checkpoint with a value at {where}"
@@ -65,6 +70,33 @@ def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) ->
     return (
         f"the checkpoint of trial {record.number}'s best value, {record.value!r}, is missing; "
         f"the best remaining one has {found.value!r} and is at {found.address}"
+    )
+
+
+def saved_generation(
+    saved: Sequence[Generation], spec: SweepSpec, record: TrialSummary
+) -> Generation | None:
+    """Return the checkpoint of a trial's value by its manifest alone; None if it is missing.
+
+    Args:
+        saved: The trial's checkpoints.
+        spec: The sweep.
+        record: The trial.
+    """
+    if spec.select == "final":
+        return next((one for one in reversed(saved) if one.step == record.best_step), None)
+    best = min((one for one in saved if one.value is not None), key=best_first, default=None)
+    return best if best is not None and is_of_best_value(best, spec, record) else None
+
+
+def _last_generation(store: CheckpointStore, record: TrialSummary) -> Generation | str:
+    """Return the checkpoint of a trial's last report, checked; a sentence if it is missing."""
+    for found in reversed(store.generations()):
+        if found.step == record.best_step and store.is_sound(found):
+            return found
+    return (
+        f"the checkpoint of trial {record.number}'s last report, at step {record.best_step}, is "
+        f"missing or damaged; others may be at {store.address}"
     )
 
 

@@ -24,6 +24,7 @@ from sweeps.commands.console import (
     AsJson,
     Commands,
     File,
+    Finish,
     Grace,
     Name,
     Offline,
@@ -33,6 +34,7 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
+    read_numbers,
     read_path,
     read_whole,
     show_found,
@@ -204,6 +206,7 @@ def run(
 def resume(
     name: Name,
     settings: Overrides = None,
+    finish: Finish = None,
     root: Root = None,
     grace: Grace = "30s",
     accept_changes: Annotated[
@@ -215,7 +218,7 @@ def resume(
     offline: Offline = False,
     address: Address = None,
 ) -> None:
-    """Resume an interrupted sweep, or extend a finished one (-s trials=40)."""
+    """Resume an interrupted sweep, extend a finished one (-s trials=40), or finish a trial."""
     from sweeps.commands import messages
     from sweeps.commands.lost_runs import has_lost_runs
     from sweeps.commands.run import attempt
@@ -224,7 +227,9 @@ def resume(
     from sweeps.config.spec import parse_with_positions
     from sweeps.engine.cluster_address import find_address
     from sweeps.ledger.location import check_kept
+    from sweeps.ledger.reader import of_search
     from sweeps.ledger.warm_start import WarmStart
+    from sweeps.reconciliation.finishing import trials_to_finish
     from sweeps.results.findings import find
     from sweeps.search.dry_run import dry_run
     from sweeps.store_access import check_sampler_state, remember_named
@@ -236,12 +241,14 @@ def resume(
             raise sweep_locked(view.paths.directory, view.holder)
         written, file = view.revision.text, str(view.paths.spec)
         spec, document = parse_with_positions(
-            written, file, settings or [], drawn=len(view.records)
+            written, file, settings or [], drawn=len(of_search(view.records))
         )
         check_kept(view.paths, view.spec, spec)
         remember_named(spec, document)
         check_sampler_state(view.paths, spec)
-        done = view.concluded and is_unchanged(view.spec, spec)
+        numbers = read_numbers("--finish", finish or ())
+        to_finish = trials_to_finish(view.paths, spec, view.records, numbers)
+        done = view.concluded and is_unchanged(view.spec, spec) and not to_finish
         if done and not has_lost_runs(view, err, offline=offline):
             outcome = view.outcome()
             spinner.stop()
@@ -260,6 +267,7 @@ def resume(
                 grace=seconds,
                 address=find_address(address),
                 accept_changes=accept_changes,
+                finish=to_finish,
                 offline=offline,
                 spinner=spinner,
             )

@@ -66,14 +66,21 @@ def joined(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {format_value(value)}" for key, value in params.items())
 
 
-def format_best(metrics: Sequence[str], result: float | Sequence[float]) -> str:
-    """Format a trial's result: `best val/loss 0.1234`.
+def format_best(
+    metrics: Sequence[str], result: float | Sequence[float], *, final: bool = False
+) -> str:
+    """Format a trial's result: `best val/loss 0.1234`, or `last val/loss 0.1234`.
 
     With several metrics, each value has its name and none is called best, because only the first
     metric is at its best.
+
+    Args:
+        metrics: The names of the metrics.
+        result: The value of each.
+        final: The result is the last value and not the best one.
     """
     if not isinstance(result, Sequence):
-        return f"best {metrics[0]} {format_number(result)}"
+        return f"{'last' if final else 'best'} {metrics[0]} {format_number(result)}"
     named = zip(metrics, result, strict=True)
     return ", ".join(f"{metric} {format_number(value)}" for metric, value in named)
 

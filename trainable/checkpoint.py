@@ -123,6 +123,15 @@ class CheckpointStore:
                 return generation
         return None
 
+    def is_sound(self, generation: Generation) -> bool:
+        """Return whether the digest of a generation verifies."""
+        return read_state(self._files, generation) is not None
+
+    @property
+    def address(self) -> str:
+        """Where the generations are."""
+        return self._files.address("")
+
     def load(self, generation: Generation | Pointer | Path | str) -> dict[str, Any]:
         """Return a generation's state, with every tensor on the CPU.
 

@@ -1,18 +1,21 @@
-"""Warm start: a run resumes from the checkpoint of another run, as trials of PBT do.
+"""Warm start: a run resumes from the checkpoints of another run.
 
-The other run's generation is hard-linked into `inherited/` beside the run's own checkpoints, or
-copied if the storage has no links. When the run is opened, the two states are merged, until the
-run has saved a later state of its own. What must not live here: the choice of the other run
-(`sweeps.population`), and torch.
+A run may take all generations of another run as its own; it then continues as that run would
+have. Or it takes one generation and keeps a state of its own, as trials of PBT do. That generation
+is hard-linked into `inherited/` beside the run's own checkpoints, or copied if the storage has no
+links. When the run is opened, the two states are merged, until the run has saved a later state of
+its own. What must not live here: the choice of the other run (`sweeps.population` and
+`sweeps.reconciliation.finishing`), and torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError
+from trainable.storage.generations import MANIFEST, STATE, Files, RunFiles
 from trainable.storage.local import LocalFiles
 
 _DIRECTORY = "inherited"
@@ -39,6 +42,39 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
             files.remove(name)
     finally:
         files.close()
+
+
+def copy_generations(source: Files, target: RunFiles) -> None:
+    """Copy the valid generations of a run to another; a second call adds none.
+
+    Neither run may be in training.
+
+    Raises:
+        OSError: A generation does not exist any more, or the storage fails.
+        StorageError: An object store cannot be reached.
+    """
+    there = CheckpointStore(Path(), files=source).generations()
+    target.open()
+    try:
+        known = {found.number for found in CheckpointStore(Path(), files=target).generations()}
+        for generation in there:
+            if generation.number not in known:
+                _copy(generation, source, target)
+    finally:
+        target.close()
+
+
+def _copy(generation: Generation, source: Files, target: RunFiles) -> None:
+    name = target.unused(generation.step)
+    if isinstance(target, LocalFiles):
+        target.link(generation.path, name)
+        return
+
+    def write(file: BinaryIO) -> bytes:
+        file.write(source.read(generation.name, STATE))
+        return source.read(generation.name, MANIFEST)
+
+    target.commit(name, write)
 
 
 def inherited(run: Path) -> Generation | None:

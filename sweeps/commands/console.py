@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -56,6 +56,15 @@ def read_whole(least: int, most: int = 10**9) -> Callable[[object], int]:
     return read
 
 
+def read_numbers(option: str, texts: Sequence[str]) -> list[int]:
+    """Parse the values of an option that takes trials, such as `4` and `7,9`."""
+    read = read_whole(0)
+    try:
+        return [read(part.strip()) for text in texts for part in text.split(",")]
+    except typer.BadParameter as error:
+        raise typer.BadParameter(error.message, param_hint=f"'{option}'") from None
+
+
 Root = Annotated[
     Path | None,
     typer.Option(
@@ -86,6 +95,15 @@ Overrides = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a key of the spec, such as train.batch_size=32; repeatable.",
+        show_default=False,
+    ),
+]
+Finish = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--finish",
+        metavar="K",
+        help="Train pruned trial K to its end, exempt from early stopping; also 4,7; repeatable.",
         show_default=False,
     ),
 ]

@@ -242,10 +242,12 @@ def best(
             fail(str(error), code=NO_SUCCESS)
         except NoVersion as error:
             fail(str(error), code=LATE)
-    lost = view.lost_weights(view.record(found["number"]))
+    record = view.record(found["number"])
+    lost = view.lost_weights(record)
     if lost is not None:
         found["best_checkpoint"] = None
-    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost))
+    finish = view.finish_command(record)
+    show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish))
 
 
 def compare(

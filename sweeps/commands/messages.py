@@ -61,6 +61,9 @@ def outcome(
         paragraph(out, found, style="bold")
         if best.state == "pruned":
             paragraph(out, f"it was stopped early: {best.reason or 'pruned'}")
+        if result.can_finish:
+            finish = sweep("resume", "--finish", str(best.number))
+            out.print(f"train it to its end: {finish}", soft_wrap=True)
     for one in found_lines(findings):
         paragraph(out, one)
     if result.pending:

@@ -166,10 +166,8 @@ class PlainLines:
 
     def paused(self, number: int, value: float | None) -> None:
         self._progress.ended(number, "waiting")
-        best = (
-            f", best {self._spec.metrics[0]} {format_number(value)}" if value is not None else ""
-        )
-        self._print(f"trial {number} waits for its promotion{best}")
+        shown = "" if value is None else f", {self._value(value)}"
+        self._print(f"trial {number} waits for its promotion{shown}")
 
     def promoted(self, number: int) -> None:
         self._progress.promoted(number)
@@ -182,13 +180,16 @@ class PlainLines:
         self, number: int, state: str, value: float | list[float] | None, reason: str | None
     ) -> None:
         self._progress.ended(number, state)
-        best = f", {format_best(self._spec.metrics, value)}" if value is not None else ""
+        shown = "" if value is None else f", {self._value(value)}"
         why = f": {reason}" if reason else ""
         count = f"{self._progress.num_finished}/{self._progress.total} trials"
-        self._print(f"trial {number} {state}{best}{why} ({count})")
+        self._print(f"trial {number} {state}{shown}{why} ({count})")
 
     def stopping(self) -> None:
         self._progress.is_stopping = True
+
+    def _value(self, value: float | list[float]) -> str:
+        return format_best(self._spec.metrics, value, final=self._spec.select == "final")
 
     def _print(self, line: str) -> None:
         elapsed = format_duration(self._progress.elapsed)

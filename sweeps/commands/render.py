@@ -149,12 +149,13 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     attempts = any(one["attempts"] > 1 for one in found)
     reasons = any(one["reason"] for one in found)
     timed = any(one["duration"] is not None for one in found)
+    finishes = any(one["finishes"] is not None for one in found)
     first = ["trial", "state", *spec.metrics, "epoch", "step", *["duration"] * timed]
-    last = ["attempts"] * attempts + ["reason"] * reasons
+    last = ["attempts"] * attempts + ["finishes"] * finishes + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
         [*first, *short, *last],
-        right={*spec.metrics, "epoch", "step", "duration", "attempts", *short},
+        right={*spec.metrics, "epoch", "step", "duration", "attempts", "finishes", *short},
     )
     for one in found:
         grid.rows.append(
@@ -167,6 +168,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 *([format_duration(one["duration"])] if timed else []),
                 *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
+                *([format_number(one["finishes"])] if finishes else []),
                 *([format_reason(one["reason"] or "")] if reasons else []),
             )
         )
@@ -185,6 +187,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "step",
         "attempts",
         "accumulation",
+        "finishes",
         "reason",
         "mlflow_run_id",
         "directory",
@@ -231,20 +234,30 @@ def _times(found: dict[str, Any]) -> dict[str, str]:
 
 
 def best(
-    found: dict[str, Any], spec: SweepSpec, written: Sequence[Path], lost: str | None
+    found: dict[str, Any],
+    spec: SweepSpec,
+    written: Sequence[Path],
+    lost: str | None,
+    finish: str | None = None,
 ) -> RenderableType:
     """Return the lines of `sweep best`.
 
     Args:
         lost: Why there are no weights of the trial's best value; None if there are.
+        finish: The command that trains the pruned trial to its end; None for no such offer.
     """
     lines: list[RenderableType] = [
         Text(
-            f"trial {found['number']}: {format_best(spec.metrics, found['value'])}",
+            f"trial {found['number']}: "
+            f"{format_best(spec.metrics, found['value'], final=spec.select == 'final')}",
             style="bold",
         ),
         Text(joined(found["params"])),
     ]
+    if found["state"] == "pruned":
+        lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))
+    if finish is not None:
+        lines.append(line(f"train it to its end: {finish}"))
     if found["best_checkpoint"] and lost is None:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
     if lost is not None:

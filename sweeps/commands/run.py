@@ -64,6 +64,7 @@ def attempt(
     grace: float,
     address: str | None = None,
     accept_changes: bool = False,
+    finish: Sequence[int] = (),
     offline: bool = False,
     spinner: Status | None = None,
 ) -> int:
@@ -78,6 +79,7 @@ def attempt(
         grace: Seconds from the first signal until the process has ended.
         address: The Ray cluster to run on; None: start a local Ray.
         accept_changes: Resume although code, data or the meaning of values has changed.
+        finish: Numbers of pruned trials to train to their end.
         offline: Contact no tracking server; everything stays in the outbox.
         spinner: Says what time is spent on, and is stopped at the end; None: make one.
 
@@ -157,6 +159,7 @@ def attempt(
                 new=new,
                 origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
+                finish=finish,
                 grace=grace,
                 offline=offline,
                 say=say,

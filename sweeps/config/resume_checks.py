@@ -24,6 +24,12 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
     """
     if num_trials:
         _check_population(before, after)
+    if before.select != after.select:
+        raise SearchChanged(
+            f"select is {before.select} in this sweep and cannot become {after.select}: the "
+            "sampler has received the values of trials that have ended, and Optuna never changes "
+            "them; start a new sweep with `sweep run FILE --name NAME`"
+        )
     old, new = before.search, after.search
     if old.warm_start != new.warm_start:
         raise SearchChanged(

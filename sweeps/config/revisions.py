@@ -107,11 +107,16 @@ def read_revisions(path: Path) -> list[SweepSpec]:
     ]
 
 
-def write_spec(path: Path, spec: SweepSpec) -> None:
+def write_spec(path: Path, spec: SweepSpec, note: str = "") -> None:
     """Append `spec` as the newest revision, atomically, also in a power loss.
 
     If it is the newest revision already, the file stays as it is. A file without a format number
     gets a revision even then, so that it has one.
+
+    Args:
+        path: The file.
+        spec: The spec.
+        note: What happens besides the changes; with a note there is always a new revision.
 
     Raises:
         RevisionError: The file exists and has no valid revision.
@@ -122,11 +127,11 @@ def write_spec(path: Path, spec: SweepSpec) -> None:
     before, what = b"", ""
     if path.exists():
         newest = read_spec(path)
-        if is_unchanged(newest.spec, spec) and newest.format is not None:
+        if is_unchanged(newest.spec, spec) and newest.format is not None and not note:
             return
         before = read_regular(path, LARGEST_TEXT)
         before += (b"" if before.endswith(b"\n") else b"\n") + b"---\n"
-        if changed := describe_changes(newest.spec, spec):
+        if changed := "; ".join(filter(None, (describe_changes(newest.spec, spec), note))):
             what = f": {changed}"
     number = len(_BREAK.findall(before)) + 1
     time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -40,6 +40,8 @@ from sweeps.quoting import shown
 from tracking.address import is_database
 from trainable.config import Mode, Number, Section
 
+Select = Literal["checkpoint", "final"]
+"""What a trial's value is: its best one, which a checkpoint has, or that at its end."""
 LONGEST_KEY = 250  # characters; the tracking store's limit
 _LONGEST_METRIC = LONGEST_KEY - len("best/")
 CREDENTIALS = re.compile(r"://[^/?#\s]*@")

@@ -43,6 +43,7 @@ from sweeps.config.sections import (
     NotifyConfig,
     ResourcesConfig,
     SearchConfig,
+    Select,
     Space,
     StopConfig,
     StorageConfig,
@@ -101,6 +102,10 @@ class SweepSpec(Section):
     of a trial, and the best trials are the Pareto front."""
     mode: Modes = Field(examples=["min"])
     """Whether a lower or a higher `metric` is better; one for each metric."""
+    select: Select = "checkpoint"
+    """What a trial's value is, by which the best is chosen. `checkpoint`: its best value, which
+    its best checkpoint has, also if it was stopped early. `final`: its last value, and only
+    complete trials count. A resume cannot change it."""
     trials: int = Field(ge=1, examples=[24])
     """The total number of trials."""
     seed: int = Field(default=0, ge=0)

@@ -140,10 +140,12 @@ class EventWriter:
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
         tags = status_tags(record) | start.tags
-        if attempt > 1:
+        # A trial that finishes another one starts with that trial's curve, also the first time.
+        is_first = attempt == 1 and record.finishes is None
+        if not is_first:
             tags |= NOT_STOPPED
         self._recorder.start(number, start.params, tags)
-        if attempt > 1:
+        if not is_first:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             backfill(unreported(known), self._ledger, self._recorder)
@@ -199,7 +201,7 @@ class EventWriter:
         """
 
         def end(record: TrialRecord) -> tuple[Ending, str | None]:
-            return end_of_training(record.reports, self._spec.metrics[0])
+            return end_of_training(record.reports, self._spec.metrics[0], self._spec.select)
 
         if last is not None:
             self._log(number, last.rows)

@@ -17,10 +17,11 @@ from sweeps.driver.session import SweepSession
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.ledger import TrialRecord
-from sweeps.ledger.reader import Abort
+from sweeps.ledger.reader import Abort, of_search
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial
+from sweeps.reconciliation.finishing import can_offer_finish
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
@@ -69,6 +70,7 @@ def finalize_attempt(
     """
     spec, ledger, recorder = sweep.spec, sweep.ledger, sweep.recorder
     trials, best = ledger.trials(), ledger.front()
+    num_searched = len(of_search(trials))
     recorder.tag(None, health_tags(trials))
     left, stop = sweep.num_remaining, sweep.stopped
     published = _Published()
@@ -101,19 +103,20 @@ def finalize_attempt(
     return SweepOutcome(
         code,
         best,
-        len(trials),
+        num_searched,
         pending,
         left,
         cause,
         failed,
         spec.metrics,
         stop,
-        spec.max_trials(2 * len(trials)),
+        spec.max_trials(2 * num_searched),
         published.pending_weights,
         published.missing_weights,
         undelivered,
         kind,
         is_aborted=aborts,
+        can_finish=len(best) == 1 and can_offer_finish(spec, best[0], trials),
     )
 
 

@@ -57,6 +57,7 @@ def run_sweep(
     new: bool,
     origin: Origin | None = None,
     accept_changes: bool = False,
+    finish: Sequence[int] = (),
     grace: float = 30.0,
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -75,6 +76,7 @@ def run_sweep(
         new: Whether the sweep must not exist yet; otherwise it must exist.
         origin: The code and data of its trials; None: unknown.
         accept_changes: Resume although code, data or the meaning of values has changed.
+        finish: Numbers of pruned trials to train to their end.
         grace: Seconds from the first signal until this process has ended. Trials have most of
             this time to save their state.
         offline: Contact no tracking server; all records stay in the outbox.
@@ -107,6 +109,7 @@ def run_sweep(
             origin or Origin(),
             new=new,
             accept_changes=accept_changes,
+            finish=finish,
             offline=offline,
             place=location,
             fence=lock.check,

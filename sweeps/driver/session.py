@@ -27,7 +27,7 @@ from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.reader import TrialRecord, of_search
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, program_name
 from sweeps.policies.stop_criteria import (
@@ -36,6 +36,12 @@ from sweeps.policies.stop_criteria import (
     active_stop_criterion,
 )
 from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.finishing import (
+    check_free,
+    check_unfinished,
+    make_directories,
+    trials_to_finish,
+)
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.store_check import Missing, lost_runs
@@ -92,14 +98,16 @@ class SweepSession:
     @property
     def num_trials(self) -> int:
         """How many trials the sweep has when it is complete. See `SweepStatus`."""
-        return max(self.spec.trials, len(self.ledger.trials()))
+        trials = self.ledger.trials()
+        return len(trials) + max(0, self.spec.trials - len(of_search(trials)))
 
     @property
     def num_remaining(self) -> int:
         """How many trials have not ended, including those that have not started."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
-        return unfinished + (0 if self.stopped else max(0, self.spec.trials - len(trials)))
+        num_new = 0 if self.stopped else max(0, self.spec.trials - len(of_search(trials)))
+        return unfinished + num_new
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
         """Return a warning that the changes affect training and no trials remain.
@@ -113,7 +121,7 @@ class SweepSession:
         changed = {key.partition(".")[0] for key in changes(before, self.spec)}
         if self.num_remaining or not changed & _OF_TRIALS:
             return None
-        stop, num_trials = self.stopped, len(self.ledger.trials())
+        stop, num_trials = self.stopped, len(of_search(self.ledger.trials()))
         most = self.spec.max_trials(2 * num_trials)
         more = (
             stop.continue_overrides if stop else (f"trials={most}",) if most > num_trials else ()
@@ -143,6 +151,7 @@ class SweepSession:
         if not ledger.trials() and (warm_start := ledger.warm_start.summary):
             warn(warm_start)
 
+        make_directories(paths, spec, ledger.trials())
         for sentence in self._lost_files():
             warn(sentence)
         stop = self.stopped
@@ -201,6 +210,7 @@ def open_sweep(
     *,
     new: bool,
     accept_changes: bool = False,
+    finish: Sequence[int] = (),
     offline: bool = False,
     place: LedgerLocation | None = None,
     fence: Callable[[], None],
@@ -213,6 +223,7 @@ def open_sweep(
         origin: The code and data of its trials.
         new: Whether to create the sweep.
         accept_changes: Resume although code, data or the meaning of values has changed.
+        finish: Numbers of pruned trials to train to their end.
         offline: Contact no tracking server; all records stay in the outbox.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
@@ -222,7 +233,9 @@ def open_sweep(
         OriginChanged: Trials before and after the change would not be comparable.
         StorageError: The object store that has its checkpoints cannot be reached.
     """
-    ledger = open_ledger(paths, spec, origin, new=new, accepted=accept_changes, place=place)
+    ledger = open_ledger(
+        paths, spec, origin, new=new, accepted=accept_changes, finish=finish, place=place
+    )
     now = {**provenance(), **ledger.origin.tags()}
     ledger.add_attempt(now)
     root = paths.root
@@ -293,6 +306,7 @@ def open_ledger(
     *,
     new: bool,
     accepted: bool,
+    finish: Sequence[int] = (),
     place: LedgerLocation | None = None,
 ) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
@@ -306,17 +320,22 @@ def open_ledger(
         origin: The code and data of its trials.
         new: Whether to create the sweep.
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
+        finish: Numbers of pruned trials to train to their end; each gets a new trial.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after the change would not be comparable.
+        UserError: A trial of `finish` cannot be trained to its end.
     """
     place = place or ledger_location(paths, spec)
+    to_finish: list[int] = []
     if new:
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
-        ledger = Ledger.create(place, mode=spec.mode, sweep_id=uuid.uuid4().hex)
+        ledger = Ledger.create(
+            place, mode=spec.mode, sweep_id=uuid.uuid4().hex, select=spec.select
+        )
         if warm.summary:
             ledger.store_warm_start(warm)
     else:
@@ -328,12 +347,21 @@ def open_ledger(
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
         if not accepted:
             _check_reported_trials(paths, before, spec, ledger.trials())
-        check_search_changes(before, spec, len(ledger.trials()))
+            check_unfinished(paths, spec, ledger.trials())
+        check_search_changes(before, spec, len(of_search(ledger.trials())))
+        to_finish = trials_to_finish(paths, spec, ledger.trials(), finish)
+        for index in range(len(to_finish)):
+            check_free(paths, len(ledger.trials()) + index)
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
     ledger.store_origin(origin)
-    write_spec(paths.spec, spec)
+    # A new revision although nothing changed: it says what was asked for, and earlier releases,
+    # which would train the new trials with other seeds, refuse it.
+    note = f"finish {', '.join(f'trial {number}' for number in to_finish)}" if to_finish else ""
+    write_spec(paths.spec, spec, note)
+    for number in to_finish:
+        ledger.add_finishing(number)
     return ledger
 
 
@@ -383,7 +411,7 @@ def _config_diff(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str
     A trial keeps its own parameters, and `check_origin` compares the other sections.
     """
     try:
-        was, now = (spec.trial_config(trial.number, trial.params) for spec in (before, after))
+        was, now = (spec.trial_config(trial.seed_number, trial.params) for spec in (before, after))
     except SpecError:  # the changed spec refuses its values: the trial fails without training
         return ""
     return describe_changes(was.train, now.train, "train.")

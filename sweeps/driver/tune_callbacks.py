@@ -232,7 +232,8 @@ class TuneEventHandler(Callback):
         directory = self._paths.trial(number)
         make_directory(directory)
         self._progress.forget(number)
-        config = self._spec.trial_config(number, params)
+        finishes = trial.config.get("finishes")
+        config = self._spec.trial_config(number if finishes is None else finishes, params)
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
         start = run_start(config, params)

@@ -23,6 +23,7 @@ from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
 from sweeps.errors import LedgerError
+from sweeps.ledger.reader import of_search
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, StopMonitor
 from sweeps.recording.tags import BY_THE_USER
@@ -170,7 +171,8 @@ class _TrialLoop:
             self._observer.stopping()
         if criterion is not None:
             self.events.flush()
-            open_trials = [one.number for one in self._ledger.trials() if not one.finished]
+            trials = of_search(self._ledger.trials())
+            open_trials = [one.number for one in trials if not one.finished]
             self._stop_trials(open_trials, BY_THE_SWEEP + criterion.why)
         if self._interruption.trial_grace_remaining <= 0:
             raise _GraceExpired
@@ -182,9 +184,9 @@ class _TrialLoop:
 
 
 def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
-    """Return a new scheduler that has seen the reports of all finished trials."""
+    """Return a new scheduler that has seen the reports of the search's finished trials."""
     scheduler = sweep.scheduler()
-    for trial in sweep.ledger.trials():
+    for trial in of_search(sweep.ledger.trials()):
         if trial.finished:
             number = trial.number
             replay(scheduler, f"past-{number}", trial.reports, number=number, finished=True)

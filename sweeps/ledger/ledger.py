@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.provenance_check import Origin
+from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
@@ -28,10 +29,12 @@ from sweeps.ledger.reader import (
     ACCUMULATION,
     ATTEMPT,
     ENDED,
+    FINISHES,
     GENERATION,
     LINEAGE,
     REPORT,
     SECONDS,
+    SELECT,
     SIGNALS,
     WARM_START,
     Abort,
@@ -40,12 +43,11 @@ from sweeps.ledger.reader import (
     TrialRecord,
     abort_in,
     attempts_in,
-    best_report,
-    best_reports,
     front,
     is_finite,
     reports_in,
     trial_fields,
+    value_of,
 )
 from sweeps.ledger.storage import EditableRDBStorage, open_storage
 from sweeps.ledger.suggestion import Suggestion
@@ -155,10 +157,17 @@ class Ledger:
         self._ends = sum(trial.state.is_finished() for trial in trials)
         self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
         """For each metric, whether less is better."""
+        self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
+        """What the values of the sweep's trials are; see `reader.value_of`."""
 
     @classmethod
     def create(
-        cls, location: LedgerLocation | Path, *, mode: Mode | Sequence[Mode], sweep_id: str
+        cls,
+        location: LedgerLocation | Path,
+        *,
+        mode: Mode | Sequence[Mode],
+        sweep_id: str,
+        select: Select = "checkpoint",
     ) -> Ledger:
         """Create an empty ledger.
 
@@ -167,6 +176,7 @@ class Ledger:
             mode: Whether less or more of the metric is better; one mode for each of several
                 metrics.
             sweep_id: The sweep's identity, by which tracking finds its runs again.
+            select: What the values of its trials are.
 
         Raises:
             LedgerError: There is a ledger already.
@@ -184,6 +194,8 @@ class Ledger:
                     storage=storage, study_name=location.study, directions=directions
                 )
                 study.set_user_attr("sweep_id", sweep_id)
+                if select != "checkpoint":
+                    study.set_user_attr(SELECT, select)
                 for key, value in location.study_attributes.items():
                     study.set_user_attr(key, value)
                 return study
@@ -363,6 +375,28 @@ class Ledger:
         return self._record(self._storage.get_trial(trial_id))
 
     @_in_transaction
+    def add_finishing(self, number: int) -> TrialRecord:
+        """Create a trial that trains a pruned trial to its end, with the same parameters.
+
+        Optuna never changes a trial that has ended: the pruned trial stays pruned. The new trial
+        has no notes of a sampler, because no sampler suggested it.
+
+        Args:
+            number: The number of the pruned trial.
+        """
+        pruned = self._storage.get_trial(self._id(number))
+        # The number of micro-batches with which it fits into memory decides the bits, too.
+        kept = {key: pruned.user_attrs[key] for key in (ACCUMULATION,) if key in pruned.user_attrs}
+        trial = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=dict(pruned.params),
+            distributions=dict(pruned.distributions),
+            user_attrs={FINISHES: number, **kept},
+        )
+        trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
+        return self._record(self._storage.get_trial(trial_id))
+
+    @_in_transaction
     def complete(self, number: int, suggestion: Suggestion) -> TrialRecord:
         """Store the parameters that a trial lacks."""
         known = self._storage.get_trial(self._id(number)).params
@@ -429,9 +463,10 @@ class Ledger:
         progress: dict[str, float] = {"step": step, "epoch": epoch}
         before = [values[0] for values in known.values() if is_finite(values)]
         # NaN and infinity are never best. The earlier of equal reports stays the best.
-        if is_finite((value, *others)) and all(
+        is_best = is_finite((value, *others)) and all(
             value < other if self.minimize else value > other for other in before
-        ):
+        )
+        if is_best or self.select == "final":
             progress |= {"best_step": step, "best_epoch": epoch}
         if seconds is not None:
             progress["seconds"] = round(seconds, 3)
@@ -495,8 +530,8 @@ class Ledger:
     ) -> TrialRecord:
         """Record how a trial ended; a second call changes nothing.
 
-        A complete trial's value is its best reported one, which is the value of its best
-        checkpoint. With several metrics, all values come from that one report.
+        A complete trial's value is that of `value_of`. With several metrics, all values come from
+        one report.
 
         Args:
             number: The trial's number.
@@ -545,15 +580,15 @@ class Ledger:
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         several = self._reports(trial)
         reports = {epoch: values[0] for epoch, values in several.items()}
-        best: tuple[float | None, ...] = (best_report(reports.values(), minimize=self.minimize),)
-        if len(self.minimizes) > 1:
-            best = best_reports(several, minimize=self.minimize) or (None,)
+        values: tuple[float | None, ...]
+        values = value_of(several, minimize=self.minimize, select=self.select) or (None,)
         return TrialRecord(
             number=trial.number,
             state=_STATES[trial.state],
             reports=reports,
-            value=best[0],
-            others=tuple(value for value in best[1:] if value is not None),
+            value=values[0],
+            others=tuple(value for value in values[1:] if value is not None),
+            select=self.select,
             **trial_fields(dict(trial.params), trial.user_attrs, trial.datetime_complete),
         )
 

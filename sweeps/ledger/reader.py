@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from redaction.escapes import printable, visible
+from sweeps.config.sections import Select
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
@@ -39,6 +40,10 @@ LINEAGE = "lineage"
 """A trial attribute: each change of a population's trial, with donor, epoch and parameters."""
 ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
+FINISHES = "finishes"
+"""A trial attribute: the number of the pruned trial that this trial trains to its end."""
+SELECT = "select"
+"""A study attribute: the spec's `select`, if it is not `checkpoint`."""
 ENDED = "ended"
 """A trial attribute: how many of the sweep's trials had ended, this one included. Times do not
 order the ends reliably, because a clock may be set back."""
@@ -91,9 +96,11 @@ class TrialSummary:
     params: dict[str, Any]
     """Its current parameters; for a population, those of the last change."""
     value: float | None
-    """The best reported value of the (first) metric, None before the first report."""
+    """Its value of the (first) metric, as `value_of` defines it; None before the first report."""
     others: tuple[float, ...] = ()
-    """The sweep's other metrics in the report of `value`: all belong to the best checkpoint."""
+    """The sweep's other metrics in the report of `value`: all belong to one checkpoint."""
+    select: Select = "checkpoint"
+    """What the values of the sweep's trials are."""
     started_at: datetime | None = None
     """When a worker first started it, in local time; None: never, or by an earlier release."""
     ended_at: datetime | None = None
@@ -108,7 +115,7 @@ class TrialSummary:
     step: int = 0
     epoch: int = 0
     best_step: int | None = None
-    """The step of `value`'s report."""
+    """The step of `value`'s report: the best one, or the last one with `select: final`."""
     best_epoch: int | None = None
     signals: tuple[str, ...] | None = None
     """The health signals of its last report, in sentences; None if it never had any."""
@@ -118,10 +125,22 @@ class TrialSummary:
     """Its first parameters."""
     lineage: tuple[PbtPerturbation, ...] = ()
     """The changes of its parameters during training, the earliest first."""
+    finishes: int | None = None
+    """The number of the pruned trial that this trial trains to its end; None: it finishes none."""
+
+    @property
+    def seed_number(self) -> int:
+        """The number from which its seed is derived: its own, or that of the trial it finishes."""
+        return self.number if self.finishes is None else self.finishes
 
     @property
     def finished(self) -> bool:
         return self.state in ENDINGS
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it counts among the best."""
+        return has_result(self.state, self.select)
 
     @property
     def ended_ms(self) -> int | None:
@@ -135,7 +154,7 @@ class TrialSummary:
 
     @property
     def best_params(self) -> dict[str, Any]:
-        """The parameters of its best report."""
+        """The parameters of `value`'s report."""
         return self.params if self.best_epoch is None else self.params_at(self.best_epoch)
 
     @property
@@ -160,6 +179,15 @@ class TrialRecord(TrialSummary):
 Trial = TypeVar("Trial", bound=TrialSummary)
 
 
+def of_search(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials of the search, without those that finish a pruned trial.
+
+    `trials` of the spec counts these, and samplers, stopping rules and stop criteria receive only
+    these. So a sweep decides the same whether or not a pruned trial was trained to its end.
+    """
+    return [trial for trial in trials if trial.finishes is None]
+
+
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
     """Return the best finite value; None without one."""
     return (min if minimize else max)(filter(math.isfinite, values), default=None)
@@ -176,6 +204,26 @@ def best_reports(
     return (min if minimize else max)(finite, key=operator.itemgetter(0), default=None)
 
 
+def value_of(
+    reports: Mapping[int, Sequence[float]], *, minimize: bool, select: Select
+) -> tuple[float, ...] | None:
+    """Return what the values of a trial are, by its reports; None if it has none.
+
+    This is the one definition for every view, for the checkpoint that is exported, and for what
+    Optuna receives when a trial is complete.
+
+    Args:
+        reports: The value of each metric after each reported epoch.
+        minimize: Whether less of the first metric is better.
+        select: `checkpoint`: the report with the best first value. `final`: the last report, if
+            it is finite.
+    """
+    if select == "checkpoint":
+        return best_reports(reports, minimize=minimize)
+    last = tuple(reports[max(reports)]) if reports else ()
+    return last if last and is_finite(last) else None
+
+
 def is_finite(values: Sequence[float]) -> bool:
     """Whether all values are finite."""
     return all(map(math.isfinite, values))
@@ -185,8 +233,8 @@ def front(trials: Iterable[Trial], minimizes: Sequence[bool]) -> list[Trial]:
     """Return the best trial or the Pareto front, sorted by the first metric.
 
     Every view, every export and the tags in MLflow use this definition. With one metric, the best
-    trial is the complete or pruned trial with the best value; of equal trials, the first in
-    `ranking`. With several metrics, the Pareto front holds the trials that no other dominates.
+    trial is the first in `ranking`. With several metrics, the Pareto front holds the trials of
+    `ranking` that no other dominates.
 
     Args:
         minimizes: For each metric, whether less is better.
@@ -213,21 +261,22 @@ def undominated(values: Sequence[Sequence[float]], minimizes: Sequence[bool]) ->
     return kept
 
 
-def has_result(state: str) -> bool:
+def has_result(state: str, select: Select) -> bool:
     """Return whether a trial in this state counts among the best.
 
     Each new best value is saved in a checkpoint, so a pruned trial has one like a complete trial.
-    A running trial may still change, and the result of a failed one may be wrong.
+    The last value of a pruned trial is not that of a whole training, so `final` leaves it out. A
+    running trial may still change, and the result of a failed one may be wrong.
     """
-    return state in ("complete", "pruned")
+    return state == "complete" or (state == "pruned" and select == "checkpoint")
 
 
 def ranking(trials: Iterable[Trial], *, minimize: bool) -> list[Trial]:
-    """Return the complete and pruned trials, sorted by the first metric, the best first.
+    """Return the trials that have a result, sorted by the first metric, the best first.
 
     Of trials with equal values, complete trials come first.
     """
-    found = [t for t in trials if has_result(t.state) and t.value is not None]
+    found = [t for t in trials if t.has_result and t.value is not None]
     sign = 1 if minimize else -1
     return sorted(found, key=lambda t: (sign * (t.value or 0.0), t.state != "complete"))
 
@@ -261,6 +310,7 @@ def trial_fields(
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
+        "finishes": int(attributes[FINISHES]) if FINISHES in attributes else None,
     }
 
 
@@ -323,6 +373,8 @@ class LedgerReader:
             """The sweep's identity, by which tracking finds its runs again."""
             self.attempts = attempts_in(notes)
             """The host, command and versions of each driver of the sweep, as tags."""
+            self.select: Select = notes.get(SELECT, "checkpoint")
+            """What the values of the sweep's trials are; see `value_of`."""
             self.num_published = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best trial was last published; 0 before."""
             self.abort = abort_in(notes)
@@ -413,7 +465,7 @@ class LedgerReader:
         query = tables.ATTRIBUTES_QUERY.format(is_report=self._is_report)
         for trial, key, text in db.execute(query, self._study):
             attributes.setdefault(trial, {}).update(clipped({key: json.loads(text)}))
-        values = self._best_values(db)
+        values = self._values(db)
         rows = db.execute(tables.TRIALS_QUERY, self._study)
         for index, (trial, number, state, ended) in enumerate(typed(rows, int, int, str, object)):
             if number != index:
@@ -423,6 +475,7 @@ class LedgerReader:
                 state=_STATES[state],
                 value=values.get(trial, (None,))[0],
                 others=values.get(trial, (None,))[1:],
+                select=self.select,
                 **trial_fields(
                     params.get(trial, {}),
                     attributes.get(trial, {}),
@@ -430,14 +483,16 @@ class LedgerReader:
                 ),
             )
 
-    def _best_values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:
-        """Return the values of each trial's best report, by Optuna's trial id.
+    def _values(self, db: ReadConnection) -> dict[int, tuple[Any, ...]]:
+        """Return the values of each trial, as `value_of` does, by Optuna's trial id.
 
         Optuna stores them as the values of a complete trial, so its curve is not read.
         """
         if len(self.minimizes) == 1:
             pick = "MIN" if self.minimize else "MAX"
-            query = tables.BEST_VALUES_QUERY.format(number=self._told_value, pick=pick)
+            final = self.select == "final"
+            query = tables.LAST_VALUES_QUERY if final else tables.BEST_VALUES_QUERY
+            query = query.format(number=self._told_value, pick=pick)
             single = db.execute(query, self._study)
             return {trial: (_number(value),) for trial, value in single}
         found: dict[int, tuple[Any, ...]] = {}
@@ -449,7 +504,8 @@ class LedgerReader:
         for trial, key, text in db.execute(query, self._study):
             notes.setdefault(trial, {})[key] = json.loads(text)
         for trial, mine in notes.items():
-            found[trial] = best_reports(reports_in(mine), minimize=self.minimize) or (None,)
+            several = reports_in(mine)
+            found[trial] = value_of(several, minimize=self.minimize, select=self.select) or (None,)
         return found
 
 

@@ -42,7 +42,7 @@ class PriorTrial:
     params: Mapping[str, Any]
     """Its parameters as a point of the new sweep's first search space."""
     value: float
-    """The best report of a complete trial; the last report of a stopped trial."""
+    """The value of a complete trial; the last report of a stopped trial."""
     epoch: int
     """The last epoch that it reported."""
     complete: bool
@@ -95,19 +95,24 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
             "trials of earlier sweeps there; `sweep list` shows them",
         )
     other = read_spec(paths.spec).spec
-    for key in ("metric", "mode"):
+    for key in ("metric", "mode", "select"):
         was, wanted = getattr(other, key), getattr(spec, key)
         if was != wanted:
             raise WarmStartRefused(
                 index,
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; a sampler "
-                "cannot learn from another metric; leave it out of search.warm_start",
+                "cannot learn from other values; leave it out of search.warm_start",
             )
     view, space = LedgerReader(ledger_location(paths, other)), spec.search_space()
     reports = view.reports()
     taken: list[PriorTrial] = []
     left_out: Counter[str] = Counter()
+    # A trial that was trained to its end counts once, with the trial that finished it.
+    finished = {one.finishes for one in view.trials if one.state == "complete"}
     for trial in view.trials:
+        if trial.number in finished:
+            left_out["trained to its end by a later trial"] += 1
+            continue
         found = _take(trial, other, space, reports[trial.number])
         if isinstance(found, PriorTrial):
             taken.append(found)

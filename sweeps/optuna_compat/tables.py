@@ -98,6 +98,17 @@ BEST_VALUES_QUERY = (
     "AND state != 'COMPLETE' AND intermediate_value_type = 'FINITE' GROUP BY trial_id"
 )
 """The value of each complete trial, and the best intermediate value of each other one."""
+LAST_VALUES_QUERY = (
+    "SELECT trial_id, {number} FROM trials "
+    "JOIN trial_values USING (trial_id) WHERE study_id = :study UNION ALL "
+    "SELECT trials.trial_id, intermediate_value FROM trials "
+    "JOIN trial_intermediate_values AS report ON report.trial_id = trials.trial_id "
+    "WHERE study_id = :study AND state != 'COMPLETE' AND intermediate_value_type = 'FINITE' "
+    "AND step = (SELECT MAX(step) FROM trial_intermediate_values AS other "
+    "WHERE other.trial_id = trials.trial_id)"
+)
+"""The value of each complete trial, and the last intermediate value of each other one if it is
+finite."""
 VALUES_QUERY = (
     "SELECT trial_id, {number} FROM trials JOIN trial_values USING (trial_id) "
     "WHERE study_id = :study ORDER BY trial_id, objective"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sweeps.config.sections import StopConfig
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import TrialSummary, best_report
+from sweeps.ledger.reader import TrialSummary, best_report, of_search
 
 if TYPE_CHECKING:  # commands that only read a sweep do not load Optuna
     from sweeps.ledger.ledger import Ledger
@@ -53,6 +53,7 @@ def active_stop_criterion(
     """
     if not _watches(spec):
         return None
+    trials = of_search(trials)
     if len(trials) >= spec.trials and all(t.finished and not _cut_short(t) for t in trials):
         return None
     found = _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)

@@ -66,6 +66,9 @@ def model_card(
     ]
     metric = spec.metrics[0]
     on = " on the validation samples" if metric.startswith("val/") else ""
+    selected = "The checkpoint and the trial were"
+    if spec.select == "final":
+        selected = "It is the checkpoint of the trial's end; the trial was"
     lines = [
         f"# {spec.name}, trial {record.number}",
         "",
@@ -81,7 +84,7 @@ def model_card(
         "## Metric",
         "",
         f"{metric} {generation.value!r}{on}, after epoch {generation.epoch} (step "
-        f"{generation.step}). The checkpoint and the trial were selected by it, so it is "
+        f"{generation.step}). {selected} selected by it, so it is "
         "optimistic: measure on samples that the sweep never used.",
         *_others(spec, record),
         "",

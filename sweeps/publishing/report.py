@@ -166,10 +166,10 @@ def _leaders(sweep: SweepData) -> PageSection:
     ]
     heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "duration", "clipped"]
     heads += [sweep.names.get(key, key) for key in keys]
-    sentence = (
-        f"At most {_LEADERS} of the best trials, by their best value; that of a trial that was "
-        "stopped early is not final."
-    )
+    which = "the best value that a checkpoint has, also of a trial that was stopped early"
+    if sweep.spec.select == "final":
+        which = "the last value of a trial that trained to its end"
+    sentence = f"At most {_LEADERS} of the best trials, by {which}."
     return PageSection("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
 
 

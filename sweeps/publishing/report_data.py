@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.reader import TrialSummary, of_search
 from sweeps.paths import SweepPaths
 from sweeps.results.comparable_trials import ComparableTrials, compare_all, compare_survivors
 from sweeps.results.findings import short_names
@@ -118,8 +118,9 @@ def read_sweep(paths: SweepPaths) -> SweepData:
         study.add_trial(_renamed(trial, names, trial.state, trial.values))
     states = {record.number: view.trial_state(record) for record in view.records}
     curves = view.ledger.reports()
-    everyone = compare_all(view.spec, states, curves)
-    further = compare_survivors(view.spec, states, curves)
+    searched = {record.number: states[record.number] for record in of_search(view.records)}
+    everyone = compare_all(view.spec, searched, curves)
+    further = compare_survivors(view.spec, searched, curves)
     direction = study.directions[0]
     return SweepData(
         view,

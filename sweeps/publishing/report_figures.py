@@ -19,7 +19,7 @@ from optuna import visualization
 
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_duration, format_number, format_reason
-from sweeps.ledger.reader import TrialSummary, has_result
+from sweeps.ledger.reader import TrialSummary, of_search
 from sweeps.publishing.report_data import (
     COLOURS,
     MAX_POINTS,
@@ -70,7 +70,7 @@ def _pareto(sweep: SweepData) -> go.Figure:
 
 
 def _history(sweep: SweepData) -> go.Figure:
-    known = [r for r in sweep.view.records if has_result(r.state) and r.value is not None]
+    known = [r for r in sweep.view.records if r.has_result and r.value is not None]
     if not known:
         raise NotEnough("no trial has ended with a value yet")
     figure = go.Figure()
@@ -235,7 +235,7 @@ def _survival(sweep: SweepData) -> go.Figure:
         raise NotEnough(sweep.spec.early_stopping.rule.no_rungs_reason())
     labels = [f"epoch {epoch}" for epoch in levels]
     # An unfinished trial without a worker is `waiting`, even if it is running in the ledger.
-    records = [replace(r, state=sweep.states[r.number]) for r in sweep.view.records]
+    records = [replace(r, state=sweep.states[r.number]) for r in of_search(sweep.view.records)]
     fates = survival(sweep.spec, records)
     if not any(map(any, fates.values())):
         raise NotEnough("no trial has reached a rung")

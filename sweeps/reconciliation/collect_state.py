@@ -12,7 +12,7 @@ from dataclasses import replace
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import StopDecider
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.reader import TrialRecord, of_search
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import SavedReport, SweepState, TrialState
 from sweeps.recording.downsampling import thin_rows
@@ -57,9 +57,10 @@ def read_sweep_state(
     return SweepState(
         trials=trials,
         metric=spec.metrics[0],
+        select=spec.select,
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
-        num_awaited=spec.trials,
+        num_awaited=spec.trials + len(records) - len(of_search(records)),
         stop=stop,
         live=live,
     )
@@ -103,7 +104,8 @@ def trial_state(
     return TrialState(
         record,
         curve,
-        started=(directory / TRIAL_CONFIG).exists() or bool(rows),
+        # A trial that finishes another one has rows from the beginning.
+        started=(directory / TRIAL_CONFIG).exists() or (bool(rows) and record.finishes is None),
         trained=bool(curve)
         and not record.finished
         and curve[-1].epoch >= spec.budget.epochs
@@ -125,11 +127,13 @@ def _judged(
             **trial.record.reports,
         }
         for trial in trials
+        if trial.record.finishes is None
     }
-    stopped = judge(reports, {t.record.number for t in trials if not t.record.finished})
+    unfinished = {t.record.number for t in trials if not t.record.finished}
+    stopped = judge(reports, unfinished & reports.keys())
 
     def reason(number: int) -> str | None:
-        last = max(reports[number], default=0)
+        last = max(reports.get(number, ()), default=0)
         # After the last epoch a trial is complete, not stopped. Without a checkpoint of its last
         # report, it trains that epoch again.
         ends = (
@@ -139,10 +143,7 @@ def _judged(
         )
         return stopped[number] if ends else None
 
-    return [
-        replace(trial, stop_reason=reason(number))
-        for number, trial in zip(reports, trials, strict=True)
-    ]
+    return [replace(trial, stop_reason=reason(trial.record.number)) for trial in trials]
 
 
 def _is_sound(store: CheckpointStore, epochs: int) -> bool:

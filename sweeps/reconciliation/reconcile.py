@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sweeps.config.sections import Select
 from sweeps.ledger.reader import Ending, TrialRecord
 from sweeps.recording.tags import run_status
 from tracking.recorder import Status
@@ -63,6 +64,8 @@ class SweepState:
     trials: Sequence[TrialState]
     metric: str = ""
     """The name of the (first) metric."""
+    select: Select = "checkpoint"
+    """What the values of the trials are."""
     parameters: frozenset[str] = frozenset()
     """The parameters that every trial needs."""
     strangers: Sequence[str] = field(default=())
@@ -249,19 +252,23 @@ def tracking_gaps(
                 yield OrphanedRun(wrong.number, _last_ms(trial))
 
 
-def end_of_training(reports: Mapping[int, float], metric: str) -> tuple[Ending, str | None]:
+def end_of_training(
+    reports: Mapping[int, float], metric: str, select: Select
+) -> tuple[Ending, str | None]:
     """Return how a trial that trained its last epoch ends, and why.
 
-    A trial that never had a finite value fails. It may reach its last epoch if the scheduler let
-    it continue and the user then shortened the budget.
+    A trial without a value fails: it never had a finite one, or with `final` its last one is not
+    finite. It may reach its last epoch if the scheduler let it continue and the user then
+    shortened the budget.
 
     Args:
         reports: The metric after each epoch.
         metric: The metric's name.
+        select: What the value of a trial is.
     """
-    if any(map(math.isfinite, reports.values())):
-        return "complete", None
     last = max(reports)
+    if any(map(math.isfinite, [reports[last]] if select == "final" else reports.values())):
+        return "complete", None
     failure = NonFiniteMetric(metric, last, reports[last])
     return "failed", f"{failure.kind}: {failure}"
 
@@ -281,7 +288,7 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
     if trial.record.attempts == 0:
         if trial.started:  # it keeps its parameters, even if the space has changed
             yield UncountedAttempt(number)
-        elif not trial.record.params.keys() >= state.parameters:
+        elif trial.record.finishes is None and not trial.record.params.keys() >= state.parameters:
             yield MissingParams(number)
     ending, reason = _ending(trial, state)
     if is_untracked and (trial.unlogged or ending):
@@ -298,10 +305,11 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
 def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | None]:
     if trial.trained:
         reports = {report.epoch: report.value for report in trial.curve}
-        return end_of_training(reports | trial.record.reports, state.metric)
+        return end_of_training(reports | trial.record.reports, state.metric, state.select)
     if trial.stop_reason is not None and not trial.trained_past_report:
         return "pruned", trial.stop_reason
-    return ("pruned", state.stop) if state.stop else (None, None)
+    stops = state.stop is not None and trial.record.finishes is None
+    return ("pruned", state.stop) if stops else (None, None)
 
 
 def _of_finished(trial: TrialState) -> Iterator[Correction]:

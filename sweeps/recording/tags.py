@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary, has_result
+from sweeps.ledger.reader import ACCUMULATION, FINISHES, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
@@ -60,8 +60,10 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 
 def status_tags(record: TrialRecord) -> dict[str, str]:
-    """Return tags for a trial's attempts, health signals, accumulation and lineage."""
+    """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
     tags = lineage_tags(record)
+    if record.finishes is not None:
+        tags[f"gradsweep.{FINISHES}"] = str(record.finishes)
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
     if record.signals is not None:
@@ -99,9 +101,8 @@ def leaders_view(spec: SweepSpec, sweep_id: str | None = None) -> SharedView:
     """
     curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
     ascending = spec.modes[0] == "min"
-    return shared_view(
-        list(spec.space), f"best/{spec.metrics[0]}", curves, ascending=ascending, sweep_id=sweep_id
-    )
+    value = spec.metrics[0] if spec.select == "final" else f"best/{spec.metrics[0]}"
+    return shared_view(list(spec.space), value, curves, ascending=ascending, sweep_id=sweep_id)
 
 
 def leaders_views(spec: SweepSpec, sweep_id: str) -> dict[str, str]:
@@ -117,7 +118,7 @@ def front_tags(
     Trials that are dominated by now get `pareto=false`.
     """
     numbers = [record.number for record in front]
-    ended = [record.number for record in records if has_result(record.state)]
+    ended = [record.number for record in records if record.has_result]
     return {
         None: {"pareto_front": ", ".join(map(str, sorted(numbers)))},
         **{number: {"pareto": str(number in numbers).lower()} for number in ended},

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.logged_params import flatten
-from sweeps.ledger.reader import TrialSummary, front, has_result, ranking
+from sweeps.ledger.reader import TrialSummary, front, ranking
 from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
@@ -28,7 +28,7 @@ _ABSENT = object()
 
 
 class Incomparable(ValueError):
-    """The sweeps have different metrics or modes."""
+    """The sweeps have different metrics, modes or meanings of a trial's value."""
 
 
 def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
@@ -49,10 +49,16 @@ def compare(views: Sequence[SweepStatus], *, top: int) -> dict[str, Any]:
             different parameters.
 
     Raises:
-        Incomparable: The sweeps do not have the same metric and mode.
+        Incomparable: The sweeps do not have the same metric, mode and `select`.
     """
     first = views[0].spec
     for view in views[1:]:
+        if view.spec.select != first.select:
+            raise Incomparable(
+                f"'{first.name}' has select: {first.select}, '{view.spec.name}' select: "
+                f"{view.spec.select}; best and last values have no common order; compare the "
+                "sweeps one by one"
+            )
         if (view.spec.metric, view.spec.mode) != (first.metric, first.mode):
             raise Incomparable(
                 f"'{first.name}' searches the {first.objective_description}, '{view.spec.name}' "
@@ -140,7 +146,7 @@ def _one(values: Sequence[Any]) -> bool:
 
 def _order(view: SweepStatus, record: TrialSummary) -> tuple[bool, float]:
     value = record.value or 0.0
-    return not has_result(record.state), value if view.ledger.minimize else -value
+    return not record.has_result, value if view.ledger.minimize else -value
 
 
 def _row(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sweeps.config.logged_params import flatten
 from sweeps.config.space import is_number
 from sweeps.errors import SpecError
 from sweeps.formatting import format_number, format_reason, format_value
-from sweeps.ledger.reader import TrialSummary, ranking
+from sweeps.ledger.reader import TrialSummary, of_search, ranking
 from sweeps.policies.stop_criteria import BY_THE_SWEEP
 from sweeps.recording.tags import BY_THE_USER
 from sweeps.results.comparable_trials import ComparableTrials, compare_all
@@ -89,11 +89,11 @@ class _Evidence:
     """A sweep's trials, and the sentences that they support."""
 
     def __init__(self, view: SweepStatus) -> None:
-        self.view, self.spec, self.records = view, view.spec, view.records
+        self.view, self.spec, self.records = view, view.spec, of_search(view.records)
         self.metric, self.minimize = self.spec.metrics[0], view.ledger.minimize
         self.curves = view.ledger.reports()
         self.names = short_names(list(self.spec.space))
-        self.ranked = ranking(self.records, minimize=self.minimize)
+        self.ranked = ranking(view.records, minimize=self.minimize)
 
     def findings(self) -> Findings:
         regions, bounds = self.regions[0][:_MOST_REGIONS], self.bounds[:_MOST_BOUNDS]

@@ -59,14 +59,14 @@ def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
 
 
 def best_name(spec: SweepSpec) -> str:
-    """Return the name under which a trial reports the best value of the first metric."""
-    return f"best/{spec.metrics[0]}"
+    """Return the name under which a trial reports its value of the first metric."""
+    return spec.metrics[0] if spec.select == "final" else f"best/{spec.metrics[0]}"
 
 
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
     """Return the trial with the best value of the first metric; see `ledger.reader.front`."""
     name, sign = best_name(spec), 1 if spec.modes[0] == "min" else -1
-    found = [row for row in rows if has_result(row.state) and name in row.metrics]
+    found = [row for row in rows if has_result(row.state, spec.select) and name in row.metrics]
     return min(
         found, key=lambda row: (sign * row.metrics[name], row.state != "complete"), default=None
     )

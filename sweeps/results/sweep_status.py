@@ -15,7 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sweeps.checkpoint_locations import best_generation, is_of_best_value, trial_files, trial_store
+from sweeps.checkpoint_locations import (
+    best_generation,
+    saved_generation,
+    trial_files,
+    trial_store,
+)
 from sweeps.config.provenance_check import FIXED
 from sweeps.config.revisions import read_spec
 from sweeps.config.space import configured
@@ -23,17 +28,17 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
-from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary
+from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary, of_search
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.finishing import can_offer_finish
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.sweep_lock import describe_foreign_lock
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.errors import ConfigError
-from trainable.manifest import best_first
 
 _REQUESTS = 16
 """Parallel requests to an object store."""
@@ -48,6 +53,7 @@ class SweepOutcome:
     best: Sequence[TrialSummary]
     """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
     num_trials: int
+    """How many trials the search has; those that finish a pruned one do not count."""
     pending: int
     """Records that were not delivered to the tracking server yet."""
     num_left: int = 0
@@ -72,6 +78,8 @@ class SweepOutcome:
     """The kind of the failure that is the cause."""
     is_aborted: bool = False
     """Whether the sweep stopped itself because of a failure that each further trial repeats."""
+    can_finish: bool = False
+    """Whether the best trial is a pruned one that `--finish` can train to its end."""
 
     @property
     def grows(self) -> bool:
@@ -161,7 +169,7 @@ class SweepStatus:
     def num_left(self) -> int:
         """How many trials have not ended, or not started."""
         unfinished = sum(not trial.finished for trial in self.records)
-        return unfinished + (0 if self.stop else max(0, self.spec.trials - len(self.records)))
+        return unfinished + (0 if self.stop else self._num_unstarted)
 
     @property
     def abort(self) -> Abort | None:
@@ -202,7 +210,7 @@ class SweepStatus:
         return SweepOutcome(
             NO_SUCCESS if cause else 0,
             best,
-            len(self.records),
+            len(of_search(self.records)),
             pending=0,
             num_left=self.num_left,
             cause=cause,
@@ -211,10 +219,17 @@ class SweepStatus:
             is_aborted=abort is not None,
             metrics=self.spec.metrics,
             stop=self.stop,
-            max_trials=self.spec.max_trials(2 * len(self.records)),
+            max_trials=self.spec.max_trials(2 * len(of_search(self.records))),
             lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
             undelivered=self.undelivered,
+            can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
         )
+
+    def finish_command(self, record: TrialSummary) -> str | None:
+        """Return the command that trains a pruned trial to its end; None if none is offered."""
+        if not can_offer_finish(self.spec, record, self.records):
+            return None
+        return self.paths.command("resume", "--finish", str(record.number))
 
     @property
     def undelivered(self) -> Undelivered | None:
@@ -241,6 +256,7 @@ class SweepStatus:
         # The ledger does not show whether a trial at a rung was promoted; then it has a worker.
         paused = (
             self._pauses
+            and record.finishes is None
             and record.epoch in self._pauses.rungs
             and not self._is_open(record.number)
         )
@@ -252,15 +268,19 @@ class SweepStatus:
 
     @property
     def num_trials(self) -> int:
-        """The number of trials of the sweep: that of the spec, or of all that have started."""
-        return max(self.spec.trials, len(self.records))
+        """The number of trials: those that exist, and those of the spec that have not started."""
+        return len(self.records) + self._num_unstarted
+
+    @property
+    def _num_unstarted(self) -> int:
+        return max(0, self.spec.trials - len(of_search(self.records)))
 
     def status(self) -> dict[str, Any]:
         """Return the object that `sweep status --json` prints."""
         reason = self.stop or self.abort
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
-            counts["waiting"] += max(0, self.spec.trials - len(self.records))
+            counts["waiting"] += self._num_unstarted
         best = [
             {
                 "number": one.number,
@@ -320,12 +340,14 @@ class SweepStatus:
         """Return the best trial, or with several metrics the Pareto front.
 
         Raises:
-            NoBest: No trial is complete or pruned.
+            NoBest: No trial has a result.
         """
         front = self.ledger.front()
         if not front:
+            final = self.spec.select == "final"
+            ended = "trained to its end, as select: final needs" if final else "ended with a value"
             raise NoBest(
-                f"no trial of sweep '{self.paths.name}' has ended with a value; "
+                f"no trial of sweep '{self.paths.name}' has {ended}; "
                 f"see: {self.paths.command('trials')}"
             )
         return front
@@ -344,9 +366,7 @@ class SweepStatus:
     def trial(self, record: TrialSummary) -> dict[str, Any]:
         """Return one trial with its checkpoints; `best_checkpoint` is None if it is lost."""
         saved = trial_store(self.paths, self.spec, record.number).generations()
-        best = min((g for g in saved if g.value is not None), key=best_first, default=None)
-        if best is not None and not is_of_best_value(best, self.spec, record):
-            best = None
+        best = saved_generation(saved, self.spec, record)
         return {
             **self._row(record),
             "checkpoint": saved[-1].address if saved else None,
@@ -366,6 +386,7 @@ class SweepStatus:
             "started_at": _iso(record.started_at),
             "ended_at": _iso(record.ended_at),
             "duration": record.seconds,
+            "finishes": record.finishes,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }
 

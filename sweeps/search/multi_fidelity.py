@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.ledger.reader import best_report
+from sweeps.config.sections import Select
+from sweeps.ledger.reader import value_of
 
 
 def enough_at_a_rung(parameters: int) -> int:
@@ -34,11 +35,12 @@ def project_to_rung(
     startup: int,
     enough: int,
     minimize: bool,
+    select: Select = "checkpoint",
 ) -> list[FrozenTrial]:
     """Return trials as they were at one rung, the highest that enough of them have reached.
 
     Falkner et al., "BOHB" (2018), choose the budget to model in the same way. A trial that has
-    reached the rung becomes a complete one with its best value up to the rung, even if it still
+    reached the rung becomes a complete one with the value that it had there, even if it still
     trains. A trial that ended before remains pruned and so ranks lower.
 
     Args:
@@ -47,6 +49,7 @@ def project_to_rung(
         startup: While fewer trials have ended with a result, all are returned unchanged.
         enough: How many trials must have reached the rung, at least 1.
         minimize: Whether less is better.
+        select: What the value of a trial is: its best one up to the rung, or that at the rung.
     """
     ended = sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
     reached = [_epoch_reached(trial) for trial in trials]
@@ -54,7 +57,9 @@ def project_to_rung(
     if ended < startup or not high:
         return list(trials)
     return [
-        _as_complete(trial, high[-1], minimize=minimize) if epoch >= high[-1] else trial
+        _as_complete(trial, high[-1], minimize=minimize, select=select)
+        if epoch >= high[-1]
+        else trial
         for trial, epoch in zip(trials, reached, strict=True)
     ]
 
@@ -66,12 +71,12 @@ def _epoch_reached(trial: FrozenTrial) -> float:
     return 0 if trial.state == TrialState.FAIL else max(trial.intermediate_values, default=0)
 
 
-def _as_complete(trial: FrozenTrial, rung: int, *, minimize: bool) -> FrozenTrial:
-    so_far = [value for epoch, value in trial.intermediate_values.items() if epoch <= rung]
-    value = best_report(so_far, minimize=minimize)
-    if value is None:
+def _as_complete(trial: FrozenTrial, rung: int, *, minimize: bool, select: Select) -> FrozenTrial:
+    so_far = {e: (value,) for e, value in trial.intermediate_values.items() if e <= rung}
+    values = value_of(so_far, minimize=minimize, select=select)
+    if values is None:
         return trial  # no value is finite
     shown = copy.copy(trial)
-    shown.state, shown.value = TrialState.COMPLETE, value
+    shown.state, shown.value = TrialState.COMPLETE, values[0]
     shown.datetime_complete = trial.datetime_complete or trial.datetime_start
     return shown

@@ -23,6 +23,7 @@ from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted, replay
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.reader import FINISHES, of_search
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.suggest import Suggester
@@ -84,18 +85,20 @@ class LedgerSearcher(Searcher):
         if self._exploit is not None:
             self._exploit.link()  # an edited spec may no longer have the rung at which they wait
         trials = ledger.trials()
+        of_the_search = of_search(trials)
+        self._finishing = [t for t in trials if t.finishes is not None and not t.finished]
         self._unfinished = [
             trial
-            for trial in trials
+            for trial in of_the_search
             if not trial.finished and not (self._pauses and self._pauses.pauses_at(trial.reports))
         ]
-        self._next_number = len(trials)
+        self._next_number, self._num_suggested = len(trials), len(of_the_search)
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
         self.stopping = False
         """Set to end the sweep after the running trials: no further trial is returned."""
         self.paused = False
-        """Set to return no trial for now."""
+        """Set to return no trial of the search for now; trials that finish others still start."""
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
@@ -108,17 +111,18 @@ class LedgerSearcher(Searcher):
         """Return the configuration of the next trial; None: not yet; FINISHED: there is none."""
         if len(self._live) >= self._concurrency:
             return None
-        while not (self.stopping or self.paused):
+        while not self.stopping:
             trial = self._next_trial()
             if trial is None:
                 break
             try:
-                config = self._spec.trial_config(trial.number, trial.params)
+                config = self._spec.trial_config(trial.seed_number, trial.params)
             except SpecError as error:
                 self._refuse(trial.number, error)
                 self._may_promote = self._pauses is not None  # no trial waits for it any more
                 continue
-            self._replay_reports(trial, trial_id)
+            if trial.finishes is None:
+                self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
             resolved = config.model_dump(mode="json")
             stored, train = trial.accumulation or 0, config.train
@@ -130,8 +134,10 @@ class LedgerSearcher(Searcher):
                 "number": trial.number,
                 "params": trial.params,
                 "config": resolved,
-                "pause_at_epoch": self._pauses
-                and self._pauses.pause_at_epoch(max(trial.reports, default=0)),
+                "finishes": trial.finishes,
+                "pause_at_epoch": self._pauses.pause_at_epoch(max(trial.reports, default=0))
+                if self._pauses and trial.finishes is None
+                else None,
                 "directory": str(self._paths.trial(trial.number)),
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
                 "drain": str(self._paths.drain),
@@ -180,21 +186,32 @@ class LedgerSearcher(Searcher):
         """Do nothing, because nothing was saved."""
 
     def _next_trial(self) -> TrialRecord | None:
-        while self._unfinished:
-            trial = self._unfinished.pop(0)
-            if not self._ledger.trial(trial.number).finished:
-                return trial  # else the user stopped it while it waited
+        if (finishing := self._next_open(self._finishing)) is not None:
+            return finishing  # the user asked for it, so that no stop criterion holds it back
+        if self.paused:
+            return None
+        if (unfinished := self._next_open(self._unfinished)) is not None:
+            return unfinished
         if (promoted := self._promoted()) is not None:
             return promoted
-        if self._next_number >= self._spec.trials:
+        if self._num_suggested >= self._spec.trials:
             return None
         if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
             self._flush()
         number = self._next_number
         self._next_number += 1
+        self._num_suggested += 1
         suggestion = self._suggester.propose(number)  # may take seconds
         self._fence()
         return self._ledger.add(suggestion)
+
+    def _next_open(self, trials: list[TrialRecord]) -> TrialRecord | None:
+        """Remove and return the first trial that is still open: the user may have stopped one."""
+        while trials:
+            trial = trials.pop(0)
+            if not self._ledger.trial(trial.number).finished:
+                return trial
+        return None
 
     def _replay_reports(self, trial: TrialRecord, trial_id: str) -> None:
         """Pass the past reports of a trial to the scheduler.
@@ -219,7 +236,8 @@ class LedgerSearcher(Searcher):
         return None if number is None else self._ledger.trial(number)
 
     def _reports(self) -> tuple[dict[int, dict[int, float]], set[int]]:
-        """Return the reports of all trials, and the unfinished trials."""
-        trials = self._ledger.frozen_trials()  # building thousands of records would take long
+        """Return the reports of the search's trials, and the unfinished ones of them."""
+        # Records are not used here: building thousands of them would take long.
+        trials = [one for one in self._ledger.frozen_trials() if FINISHES not in one.user_attrs]
         unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
         return {trial.number: trial.intermediate_values for trial in trials}, unfinished

@@ -28,6 +28,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
+from sweeps.ledger.reader import FINISHES
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
@@ -85,6 +86,21 @@ class Suggester:
             int, FrozenTrial
         ] = {}  # trials that have ended, as samplers receive them
 
+    def _history(self) -> list[FrozenTrial]:
+        """Return the trials of the search, numbered as if no trial finished another one.
+
+        A trial that finishes a pruned one would count the same point twice.
+        """
+        trials = self._ledger.frozen_trials()
+        kept = [trial for trial in trials if FINISHES not in trial.user_attrs]
+        if len(kept) == len(trials):
+            return trials
+        for position, trial in enumerate(kept):
+            if trial.number != position:
+                kept[position] = copy.copy(trial)
+                kept[position].number = position
+        return kept
+
     def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Suggestion:
         """Return the parameters of a trial.
 
@@ -93,6 +109,7 @@ class Suggester:
             stored: Parameters that the trial already has; the sampler adds the others.
         """
         points = self._spec.search.try_first
+        number = self._position(number)
         known = points[number] if number < len(points) else {}
         known = {**self._inside(known), **self._inside(stored or {})}
         shown = [*self._warm, *self._others(number)]
@@ -108,17 +125,21 @@ class Suggester:
             {**attrs, SPACE: self._digest},
         )
 
+    def _position(self, number: int) -> int:
+        """Return a trial's position among the trials of the search; see `_history`."""
+        before = self._ledger.frozen_trials()[:number]
+        return number - sum(FINISHES in trial.user_attrs for trial in before)
+
     def _others(self, number: int) -> list[FrozenTrial]:
         if self._spec.search.sampler in LEARN_NOTHING:
             return []
-        trials = self._ledger.frozen_trials()
-        return [self._show(trial) for trial in trials if trial.number != number]
+        return [self._show(trial) for trial in self._history() if trial.number != number]
 
     def _tried(self, number: int) -> set[PointKey]:
         """Return the points of a grid that trials have used; points to try first do not count."""
         if self._spec.search.sampler != "grid":
             return set()
-        for trial in self._ledger.frozen_trials()[len(self._spec.search.try_first) :]:
+        for trial in self._history()[len(self._spec.search.try_first) :]:
             if trial.number not in self._point_keys and trial.number != number:
                 point = self._point(trial)
                 key = None if point is None else self._space.point_key(point)
@@ -176,6 +197,7 @@ class Suggester:
             startup=startup,
             enough=enough,
             minimize=self._ledger.minimize,
+            select=self._spec.select,
         )
 
     def _is_joint(self, sampler: BaseSampler, key: str, distribution: BaseDistribution) -> bool:

@@ -48,7 +48,12 @@ class MadeSweep:
         text = SPEC.format(name=name, space=space, metric=metric, mode=mode, more=more)
         self.spec = parse_spec(text, f"{name}.yaml")
         self.paths.directory.mkdir(parents=True)
-        self.ledger = Ledger.create(self.paths.ledger, mode=self.spec.mode, sweep_id=f"id-{name}")
+        self.ledger = Ledger.create(
+            self.paths.ledger,
+            mode=self.spec.mode,
+            sweep_id=f"id-{name}",
+            select=self.spec.select,
+        )
         write_spec(self.paths.spec, self.spec)
 
     def add(

@@ -15,6 +15,7 @@ from trainable.config import CheckpointConfig
 from trainable.errors import WriterReplaced
 from trainable.storage.generations import MANIFEST, STATE
 from trainable.storage.objects import SCHEME, ObjectFiles
+from trainable.warm_start import copy_generations
 
 
 class Killed(BaseException):
@@ -313,3 +314,18 @@ def test_interrupted_fence_keeps_checkpoints(tmp_path, signature):
     assert _steps(bucket, tmp_path) == [1]
     again = _store(bucket, tmp_path)
     assert again.resume()["step"] == 1
+
+
+def test_generations_are_copied_once_within_a_bucket(tmp_path):
+    bucket, target = Bucket(), tmp_path / "copy"
+    with contextlib.closing(_store(bucket, tmp_path)) as store:
+        for step in (1, 2):
+            _save(store, step, 1.0 / step)
+    for _ in range(2):
+        copy_generations(ObjectFiles(bucket, tmp_path), ObjectFiles(bucket, target))
+        copied, there = _reader(bucket, target), _reader(bucket, tmp_path)
+        assert [(g.number, g.step, g.value, g.sha256) for g in copied.generations()] == [
+            (g.number, g.step, g.value, g.sha256) for g in there.generations()
+        ]
+    assert copied.load(copied.newest())["step"] == 2
+    assert not bucket.exists(str(target / "writer"))

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.chaos.killed_runs import differences
+from tests.chaos.killed_runs import curve, differences, without_measured
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import TrialConfig
 from trainable.metrics_file import read_rows
-from trainable.warm_start import inherited, link_checkpoint_from_donor
+from trainable.storage.local import LocalFiles
+from trainable.warm_start import copy_generations, inherited, link_checkpoint_from_donor
 
 Train = Callable[..., dict[str, Any]]
 DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0.0}
@@ -171,3 +172,17 @@ def test_storage_without_links_gets_a_copy(
         next(iter(state["model"].values())),
         next(iter(newest(tmp_path / "donor")["model"].values())),
     )
+
+
+def test_run_with_copied_generations_continues_the_other(tmp_path: Path, train: Train) -> None:
+    train(tmp_path / "whole", 4, seed=1, **DONOR)
+    train(tmp_path / "first", 2, seed=1, **DONOR)
+    (tmp_path / "second").mkdir()
+    shutil.copy(tmp_path / "first/metrics.jsonl", tmp_path / "second")
+    copy_generations(LocalFiles.of(tmp_path / "first"), LocalFiles.of(tmp_path / "second"))
+    before = saved(tmp_path / "first")
+    assert (saved(tmp_path / "second").path / "state.pt").samefile(before.path / "state.pt")
+    found = train(tmp_path / "second", 4, seed=1, **DONOR)
+    assert differences(without_measured(found), without_measured(newest(tmp_path / "whole"))) == []
+    assert curve(tmp_path / "second") == curve(tmp_path / "whole")
+    assert saved(tmp_path / "first") == before

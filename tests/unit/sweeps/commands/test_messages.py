@@ -98,6 +98,19 @@ def test_aborted_sweep_says_what_to_change(
     assert " resume small " in said[-1]
 
 
+def test_end_of_a_sweep_offers_to_finish_its_pruned_best(tmp_path: Path) -> None:
+    pruned = TrialSummary(number=4, state="pruned", params={}, value=0.1, reason="asha")
+    for can_finish in (True, False):
+        out = io.StringIO()
+        outcome = SweepOutcome(
+            0, [pruned], 6, 0, metrics=["val/loss"], max_trials=6, can_finish=can_finish
+        )
+        messages.outcome(
+            Console(file=out), Console(file=io.StringIO()), outcome, SweepPaths(tmp_path, "small")
+        )
+        assert ("resume small --finish 4" in out.getvalue()) is can_finish
+
+
 def _said(outcome: SweepOutcome, root: Path) -> str:
     err = io.StringIO()
     messages.outcome(

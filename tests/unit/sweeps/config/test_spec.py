@@ -254,8 +254,8 @@ def test_to_yaml_is_stable_and_readable() -> None:
     spec = _parse("space: {train.optimizer.lr: {loguniform: [1e-4, 0.1]}}\nresources: {cpu: 2}\n")
     text = spec.to_yaml()
     assert text.startswith(
-        "version: 1\nname: digits\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 24\n"
-        "seed: 0\nconcurrency: null\nbudget: {epochs: 10}\n"
+        "version: 1\nname: digits\ntask: digits\nmetric: val/loss\nmode: min\nselect: checkpoint\n"
+        "trials: 24\nseed: 0\nconcurrency: null\nbudget: {epochs: 10}\n"
         "space:\n  train.optimizer.lr: {loguniform: [0.0001, 0.1]}\n"
     )
     assert "resources: {cpu: 2, gpu: auto}\n" in text
@@ -272,7 +272,7 @@ def test_override_extends_a_sweep() -> None:
     with pytest.raises(SpecError) as caught:
         with_overrides(spec, ["budget.epochs=1", "early_stopping.scheduler=asha"])
     assert str(caught.value).startswith(
-        "digits/sweep.yaml:12:49: early_stopping.grace_epochs: 1 is not below budget.epochs (1); "
+        "digits/sweep.yaml:13:49: early_stopping.grace_epochs: 1 is not below budget.epochs (1); "
     )
 
 

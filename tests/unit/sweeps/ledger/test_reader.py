@@ -21,10 +21,11 @@ from optuna.distributions import (
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation
-from sweeps.ledger.reader import LedgerReader, best_report
+from sweeps.ledger.reader import LedgerReader, value_of
 from sweeps.ledger.sqlite import LedgerFile
 from tests.make_trials import proposal
 from tests.postgres_ledger import held_place
@@ -47,10 +48,12 @@ def _values(draw: random.Random) -> dict[str, Any]:
     }
 
 
-def _trial(draw: random.Random, *, minimize: bool) -> FrozenTrial:
+def _trial(draw: random.Random, *, minimize: bool, select: Select) -> FrozenTrial:
     epochs = sorted(draw.sample(range(1, 30), draw.randint(0, 6)))
     reports = {e: draw.choice(ODD) if draw.random() < 0.4 else draw.gauss(0, 1) for e in epochs}
-    best = best_report(reports.values(), minimize=minimize)
+    several = {epoch: (value,) for epoch, value in reports.items()}
+    values = value_of(several, minimize=minimize, select=select)
+    best = None if values is None else values[0]
     state = draw.choice(list(TrialState))
     if state == TrialState.COMPLETE and best is None:
         state = TrialState.FAIL
@@ -61,11 +64,11 @@ def _trial(draw: random.Random, *, minimize: bool) -> FrozenTrial:
     if state == TrialState.FAIL:
         attributes |= {"reason": 'oom: "GPU" ünd \n more', "traceback": "Traceback\n  ..."}
     names = draw.sample(sorted(SPACE), draw.randint(0, len(SPACE)))
-    values = _values(draw)
+    drawn = _values(draw)
     return create_trial(
         state=state,
         value=best if state == TrialState.COMPLETE else None,
-        params={name: values[name] for name in names},
+        params={name: drawn[name] for name in names},
         distributions={name: SPACE[name] for name in names},
         intermediate_values=reports,
         user_attrs=attributes if draw.random() < 0.9 else {},
@@ -85,13 +88,17 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerLoca
 
 
 def _fill(ledger: Ledger, draw: random.Random, mode: str) -> None:
-    trials = [_trial(draw, minimize=mode == "min") for _ in range(25)]
+    trials = [_trial(draw, minimize=mode == "min", select=ledger.select) for _ in range(25)]
     ledger._storage.transact(lambda: ledger._study.add_trials(trials))
 
 
-@pytest.mark.parametrize(("seed", "mode"), [(0, "min"), (1, "max")])
-def test_reader_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -> None:
-    _fill(Ledger.create(place, mode=mode, sweep_id="s-1"), random.Random(seed), mode)
+@pytest.mark.parametrize("select", ["checkpoint", "final"])
+@pytest.mark.parametrize(("seed", "mode"), [(0, "min"), (4, "max")])
+def test_reader_equals_the_ledger(
+    place: LedgerLocation, seed: int, mode: Any, select: Any
+) -> None:
+    created = Ledger.create(place, mode=mode, sweep_id="s-1", select=select)
+    _fill(created, random.Random(seed), mode)
     ledger = Ledger.open(place)
     ledger.mark_published()
     records = ledger.trials()
@@ -111,19 +118,21 @@ def test_reader_equals_the_ledger(place: LedgerLocation, seed: int, mode: Any) -
     assert expected is not None
     assert best.number == expected.number
     assert (view.sweep_id, view.num_published, view.minimize) == ("s-1", 25, mode == "min")
+    assert view.select == ledger.select == select
 
 
-def test_reader_equals_the_ledger_of_several_metrics(place: LedgerLocation) -> None:
-    ledger = Ledger.create(place, mode=["min", "max"], sweep_id="s")
+@pytest.mark.parametrize("select", ["checkpoint", "final"])
+def test_reader_equals_the_ledger_of_several_metrics(place: LedgerLocation, select: Any) -> None:
+    ledger = Ledger.create(place, mode=["min", "max"], sweep_id="s", select=select)
     for values in ([(0.5, 1.0), (0.25, math.inf)], [(0.75, 2.0)], []):
         number = ledger.add(proposal(SPACE, RandomSampler(seed=1))).number
         for epoch, (first, second) in enumerate(values, start=1):
             ledger.report(number, epoch=epoch, step=epoch, value=first, others=[second])
-        if values:
+        if values and (select == "checkpoint" or math.isfinite(values[-1][1])):
             ledger.finish(number, "complete")
     view = LedgerReader(place)
     assert list(map(repr, view.records())) == list(map(repr, ledger.trials()))
-    assert [trial.number for trial in view.front()] == [0, 1]
+    assert [trial.number for trial in view.front()] == ([0, 1] if select == "checkpoint" else [1])
     assert view.reports_of(0) == {1: [0.5, 1.0], 2: [0.25, math.inf]}
 
 

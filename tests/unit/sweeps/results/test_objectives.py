@@ -185,6 +185,7 @@ def test_only_multi_metric_reports_show_a_front(sweep: MadeSweep, tmp_path: Path
 
 def test_values_are_named_where_there_are_several() -> None:
     assert format_best(["val/loss"], 0.12345) == "best val/loss 0.1235"
+    assert format_best(["val/loss"], 0.12345, final=True) == "last val/loss 0.1235"
     assert format_best(["val/loss", "speed"], [0.5, 10.0]) == "val/loss 0.5, speed 10"
 
 

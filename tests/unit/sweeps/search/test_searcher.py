@@ -152,6 +152,34 @@ def test_no_trial_is_suggested_while_stopping(tmp_path: Path, spec: SweepSpec) -
     assert driver.ledger.trials() == []
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "grid", "nsgaii", "cmaes", "gp"])
+def test_search_goes_on_as_if_no_trial_was_finished(tmp_path: Path, sampler: str) -> None:
+    text = SPEC.replace("sampler: tpe", f"sampler: {sampler}").replace("trials: 8", "trials: 10")
+    if sampler == "grid":
+        text = text.replace("{loguniform: [1.0e-4, 1.0e-1]}", "{choice: [0.001, 0.01, 0.1]}")
+        text = text.replace("{loguniform: [0.1, 10]}", "{choice: [0.5, 1.0, 2.0, 4.0]}")
+    sweep = parse_spec(text, "quad.yaml")
+    first = {"train.optimizer.lr": 0.01, "train.clip.max_norm": 2.0}
+    points = [first, {**first, "train.clip.max_norm": 4.0}] * 3
+    search = sweep.search.model_copy(update={"try_first": points[:5]})
+    sweep = sweep.model_copy(update={"search": search})
+    suggested: dict[str, list[dict[str, Any]]] = {}
+    for case in ("with", "without"):
+        ledger = Ledger.create(tmp_path / f"{case}.db", mode="min", sweep_id="s")
+        found = suggested.setdefault(case, [])
+        while len(found) < 10:
+            number = len(ledger.trials())
+            found.append(ledger.add(Suggester(sweep, ledger).propose(number)).params)
+            ledger.report(number, epoch=1, step=1, value=_loss(found[-1]))
+            ledger.finish(number, "pruned" if len(found) == 2 else "complete")
+            if case == "with" and len(found) in (4, 7, 8):
+                new = ledger.add_finishing(1).number
+                ledger.report(new, epoch=1, step=1, value=-1.0)
+                if len(found) != 7:
+                    ledger.finish(new, "complete")
+    assert suggested["with"] == suggested["without"]
+
+
 def test_paused_trial_teaches_the_sampler_like_a_stopped_one(
     tmp_path: Path, spec: SweepSpec
 ) -> None:
@@ -297,3 +325,40 @@ def test_reports_are_buffered_unless_a_rule_decides(
     early = EarlyStoppingConfig(scheduler=scheduler)
     driver = Driver(tmp_path / "ledger.db", spec.model_copy(update={"early_stopping": early}))
     assert (driver.ask("t0")["report_buffer_seconds"] == 0) == each_alone
+
+
+def test_finishing_trial_is_returned_first_and_exempt(tmp_path: Path, spec: SweepSpec) -> None:
+    early = EarlyStoppingConfig(scheduler="asha_promote", grace_epochs=1, reduction=2)
+    spec = spec.model_copy(update={"early_stopping": early})
+    driver = Driver(tmp_path / "l.db", spec)
+    first = driver.ask("a")
+    driver.ledger.report(0, epoch=1, step=1, value=1.0)
+    driver.ledger.finish(0, "pruned")
+    driver.searcher.on_trial_complete("a")
+    driver.ask("b")
+    driver.ledger.add_finishing(0)
+    driver.ledger.report(2, epoch=1, step=1, value=1.0)  # at a rung, where others pause
+    driver = Driver(tmp_path / "l.db", spec)
+    driver.searcher.paused = True  # a stop criterion is met
+    found = driver.ask("c")
+    assert (found["number"], found["finishes"], found["pause_at_epoch"]) == (2, 0, None)
+    assert (found["params"], found["config"]) == (first["params"], first["config"])
+    trial = SimpleNamespace(trial_id="c", config=found)
+    scheduler = make_scheduler(
+        spec.model_copy(
+            update={"early_stopping": EarlyStoppingConfig(scheduler="asha", grace_epochs=1)}
+        )
+    )
+    for number, value in ((0, 0.1), (1, 0.1)):
+        other = SimpleNamespace(trial_id="o", config={"number": number})
+        scheduler.on_trial_result(None, other, {"epoch": 1, "objective": value})
+    assert scheduler.on_trial_result(None, trial, {"epoch": 1, "objective": 9.0}) == "CONTINUE"
+    exempt = {**found, "finishes": None}
+    trial = SimpleNamespace(trial_id="d", config=exempt)
+    assert scheduler.on_trial_result(None, trial, {"epoch": 1, "objective": 9.0}) == "STOP"
+    assert driver.ask("e") is None
+    driver.ledger.finish(2, "complete")
+    driver.searcher.on_trial_complete("c")
+    assert driver.ask("e") == Searcher.FINISHED  # nothing else starts while a criterion is met
+    driver.searcher.paused = False
+    assert driver.ask("e")["number"] == 1

@@ -1,0 +1,231 @@
+"""Train a pruned trial to its end, by a new trial that continues from its checkpoints.
+
+Optuna never changes a trial that has ended, and the sampler learned that it was pruned. So
+`sweep resume NAME --finish K` adds a trial with the parameters and the seed of trial K, and copies
+K's curve and checkpoints into the new trial's directory. From then on it is an unfinished trial
+like any other, but exempt from early stopping. First the ledger stores the new trial, then its
+directory appears at once, by a rename. If the driver dies in between, the next driver makes the
+directory. What must not live here: training, and what such a trial means for the search
+(`ledger.reader.of_search`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from sweeps.checkpoint_locations import address_of, trial_files, trial_store
+from sweeps.config.revisions import changes
+from sweeps.config.spec import SweepSpec
+from sweeps.errors import OriginChanged, SpecError, UserError
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
+from sweeps.recording.trial_config import read_config
+from trainable.config import TrialConfig
+from trainable.storage.durable import make_directory, sync_directory, sync_file
+from trainable.storage.locate import files_of
+from trainable.trial_log import TRIAL_LOG
+from trainable.warm_start import copy_generations
+
+_NOT_COPIED = {TRIAL_CONFIG, TRIAL_LOG, "checkpoints", "figures", "inherited"}
+"""What a trial's directory has for this trial alone; checkpoints are copied one by one."""
+_NOT_OF_TRAINING = "checkpoint."
+"""The section of a trial's configuration that may change without changing the training."""
+
+
+def finishing_trial(number: int, trials: Iterable[TrialSummary]) -> TrialSummary | None:
+    """Return the trial that finishes a pruned trial, unless it was stopped or failed itself."""
+    found = [t for t in trials if t.finishes == number and t.state not in ("pruned", "failed")]
+    return found[-1] if found else None
+
+
+def can_offer_finish(
+    spec: SweepSpec, record: TrialSummary, trials: Iterable[TrialSummary]
+) -> bool:
+    """Return whether messages offer to train a trial to its end."""
+    return (
+        record.state == "pruned"
+        and record.finishes is None
+        and not spec.early_stopping.rule.is_population
+        and finishing_trial(record.number, trials) is None
+    )
+
+
+def trials_to_finish(
+    paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialSummary], numbers: Iterable[int]
+) -> list[int]:
+    """Return which of the named trials need a new trial to finish them.
+
+    The others are finished already, or are being finished: asking twice trains once.
+
+    Args:
+        paths: The sweep's directory.
+        spec: The spec of the resume.
+        trials: The sweep's trials.
+        numbers: The pruned trials.
+
+    Raises:
+        UserError: A trial cannot be finished.
+    """
+    wanted = sorted(set(numbers))
+    for number in wanted:
+        if fault := _fault(paths, spec, trials, number):
+            raise UserError(f"--finish {number}: {fault}")
+    return [number for number in wanted if finishing_trial(number, trials) is None]
+
+
+def check_unfinished(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialSummary]) -> None:
+    """Check that no change of the spec affects a trial that finishes another one.
+
+    Raises:
+        OriginChanged: It does; the error names the first such trial.
+    """
+    for trial in trials:
+        if trial.finishes is None or trial.finished:
+            continue
+        try:
+            was = read_config(paths.trial(trial.finishes) / TRIAL_CONFIG)
+        except (OSError, ValueError):
+            continue  # lost since; the trial resumes as every other one does
+        if fault := _fault_of_config(was, spec, trials[trial.finishes]):
+            stop = paths.command("stop", "--trial", str(trial.number))
+            raise OriginChanged(
+                f"trial {trial.number} finishes trial {trial.finishes}: {fault}; or end the new "
+                f"trial with: {stop}; or resume with --accept-changes"
+            )
+
+
+def check_free(paths: SweepPaths, number: int) -> None:
+    """Check that the directory of a new trial does not exist.
+
+    Raises:
+        UserError: It exists.
+    """
+    directory = paths.trial(number)
+    if os.path.lexists(directory):
+        raise UserError(
+            f"{directory} belongs to no trial of the ledger, and the trial that --finish adds "
+            "would take it for its own; trials start in directories of their own; move it away"
+        )
+
+
+def make_directories(paths: SweepPaths, spec: SweepSpec, trials: Iterable[TrialSummary]) -> None:
+    """Make the missing directories of trials that finish pruned ones; the caller has the lock.
+
+    Raises:
+        StorageError: The object store with the checkpoints cannot be reached.
+        OSError: A file cannot be read or written.
+    """
+    for trial in trials:
+        if trial.finishes is None or trial.finished or paths.trial(trial.number).is_dir():
+            continue
+        _make_directory(paths, spec, trial.number, trial.finishes)
+
+
+def _make_directory(paths: SweepPaths, spec: SweepSpec, number: int, pruned: int) -> None:
+    source, target = paths.trial(pruned), paths.trial(number)
+    with tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH) as scratch:
+        made = Path(scratch, target.name)
+        made.mkdir()
+        # In an object store, the copies have the new trial's address from the start.
+        copy_generations(
+            trial_files(paths, spec, pruned), files_of(made, address_of(paths, spec, number))
+        )
+        shutil.copytree(
+            source, made, symlinks=True, ignore=partial(_left_out, source), dirs_exist_ok=True
+        )
+        for path in made.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                sync_file(path)
+        make_directory(target.parent)
+        sync_directory(made)
+        made.rename(target)
+        sync_directory(target.parent)
+
+
+def _left_out(trial: Path, directory: str, names: list[str]) -> set[str]:
+    """Return the names in a directory of a pruned trial that the new trial does not get.
+
+    Everything else is copied, because a custom loop may keep files of its own there.
+    """
+    found = {name for name in names if not _is_plain(Path(directory, name))}
+    return found | _NOT_COPIED if Path(directory) == trial else found
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_symlink() or path.is_file() or path.is_dir()
+
+
+def _fault(
+    paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialSummary], number: int
+) -> str | None:
+    """Return why a trial cannot be finished; None if it can."""
+    if not 0 <= number < len(trials):
+        known = f"its trials are 0 to {len(trials) - 1}" if trials else "it has no trials yet"
+        return f"sweep '{paths.name}' has no trial {number}; {known}"
+    trial, see = trials[number], paths.command("trials", "--state", "pruned")
+    if not trial.finished:
+        return (
+            f"trial {number} has not ended; --finish takes a pruned trial; train it on with: "
+            f"{paths.command('resume')}"
+        )
+    if trial.state != "pruned":
+        how = "is complete" if trial.state == "complete" else f"failed ({trial.reason})"
+        return f"trial {number} {how}; --finish takes a pruned trial; these are: {see}"
+    if trial.finishes is not None:
+        return (
+            f"trial {number} itself finishes trial {trial.finishes}; --finish takes a trial that "
+            f"the search suggested; write --finish {trial.finishes}"
+        )
+    if spec.early_stopping.rule.is_population:
+        return (
+            f"trial {number} is a member of a population ({spec.early_stopping.scheduler}), whose "
+            "members train together; a single member cannot be finished; use its best checkpoint: "
+            f"{paths.command('best', '--trial', str(number), '--export', 'DIR')}"
+        )
+    return _fault_of_files(paths, spec, trial)
+
+
+def _fault_of_files(paths: SweepPaths, spec: SweepSpec, trial: TrialSummary) -> str | None:
+    """Return why the configuration or the checkpoints of a pruned trial do not allow it."""
+    file = paths.trial(trial.number) / TRIAL_CONFIG
+    try:
+        was = read_config(file)
+    except (OSError, ValueError) as error:
+        return (
+            f"{file} cannot be read ({error}); only the same configuration continues a trial "
+            "exactly; restore the file from a backup"
+        )
+    if fault := _fault_of_config(was, spec, trial):
+        return fault
+    if not trial_store(paths, spec, trial.number).generations():
+        where = trial_files(paths, spec, trial.number).address("")
+        return (
+            f"there is no valid checkpoint at {where}; a trial is finished from its newest "
+            "checkpoint; restore it from a backup"
+        )
+    return None
+
+
+def _fault_of_config(was: TrialConfig, spec: SweepSpec, trial: TrialSummary) -> str | None:
+    """Return how the configuration of a pruned trial would differ; None if it is the same."""
+    try:
+        now = spec.trial_config(trial.seed_number, trial.params)
+    except SpecError as error:
+        return (
+            f"the sweep's spec has changed, and no longer takes the parameters of trial "
+            f"{trial.number}: {error}; change it back with -s KEY=VALUE"
+        )
+    found = changes(was, now)
+    differing = [key for key in found if not key.startswith(_NOT_OF_TRAINING)]
+    if not differing:
+        return None
+    each = ", ".join(f"{key}: {found[key][0]} -> {found[key][1]}" for key in differing)
+    return (
+        f"the sweep's spec has changed since trial {trial.number} was trained ({each}); only "
+        "the same configuration continues a trial exactly; change it back with -s KEY=VALUE"
+    )
