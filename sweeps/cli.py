@@ -39,6 +39,7 @@ from sweeps.commands.console import (
     view_of,
 )
 from sweeps.commands.logs import logs
+from sweeps.commands.rm import rm
 from sweeps.commands.trust import trust
 from sweeps.exit_codes import LATE
 
@@ -316,6 +317,7 @@ app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
+app.command(epilog="Example: sweep rm digits --mlflow")(rm)
 
 
 @app.command(epilog="Example: sweep sync digits --verify")

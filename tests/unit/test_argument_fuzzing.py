@@ -29,6 +29,7 @@ STARTED = (
     "sweeps.publishing.export.register_best",
     "sweeps.publishing.export.draw_report",
     "sweeps.commands.sync.deliver",
+    "sweeps.commands.removal.remove",
     "sweeps.commands.ui.serve",
     "sweeps.commands.train.train_once",
     "sweeps.commands.doctor.examine",

@@ -39,6 +39,7 @@ MORE = {
     "diff": ["0", "1"],
     "stop": ["--now"],
     "best": ["--export", "out"],
+    "rm": ["--yes"],
 }
 OF_A_SWEEP = [
     [command.name or command.callback.__name__]
