@@ -38,6 +38,7 @@ from sweeps.commands.console import (
     show_found,
     view_of,
 )
+from sweeps.commands.du import du
 from sweeps.commands.logs import logs
 from sweeps.commands.rm import rm
 from sweeps.commands.trust import trust
@@ -317,6 +318,7 @@ app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
+app.command(epilog="Example: sweep du --root ~/runs")(du)
 app.command(epilog="Example: sweep rm digits --mlflow")(rm)
 
 

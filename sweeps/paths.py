@@ -154,7 +154,8 @@ def tracking_place(uri: str | None, root: Path) -> tuple[str, Path | None]:
     return address, artifact_root(root) if is_database(address) else None
 
 
-_REMOVED = ".removed"
+REMOVED = ".removed"
+"""The directory in a root in which `sweep rm` removes sweeps."""
 SCRATCH = ".export-"
 """The prefix of the directories in a sweep's own in which files are made before they are moved or
 recorded. A driver removes what a killed process left there."""
@@ -223,7 +224,7 @@ class SweepPaths:
 
         No other command takes it for a sweep: `list_sweeps` does not look there.
         """
-        return SweepPaths(self.root / _REMOVED, self.name)
+        return SweepPaths(self.root / REMOVED, self.name)
 
     def trial(self, number: int) -> Path:
         return self.directory / "trials" / f"{number:04d}"

@@ -116,7 +116,7 @@ def _removed(planned: Sequence[Removal]) -> RenderableType:
     if runs:
         parts.append(f"{runs} MLflow runs")
     lines = [f"removed sweep '{last.paths.name}': {'; '.join(parts)}"]
-    address, _ = tracking_place(last.spec and last.spec.tracking.uri, last.paths.root)
+    address, _ = tracking_place(last.spec.tracking.uri if last.spec else None, last.paths.root)
     if runs and is_database(address):
         command = shlex.join(("mlflow", "gc", "--backend-store-uri", address))
         lines.append(f"the runs are in MLflow's trash, whose space is freed by: {command}")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
-from sweeps.paths import SweepPaths
+from sweeps.paths import REMOVED, SweepPaths, artifact_root
+from sweeps.results.sweep_status import UnknownSweep
 from sweeps.store_access import check_store
 
 KINDS = ("checkpoints", "logs", "ledger", "outbox", "report", "other")
@@ -63,24 +64,44 @@ def tree_size(path: Path) -> int:
     return path.lstat().st_size if os.path.lexists(path) else 0
 
 
-def sweep_usage(paths: SweepPaths, spec: SweepSpec) -> dict[str, Any]:
-    """Return an object of `sweep du --json`: a sweep's bytes by kind.
+def sweep_usage(paths: SweepPaths, *, with_objects: bool = True) -> dict[str, Any]:
+    """Return the object that `sweep du NAME --json` prints: a sweep's bytes by kind.
 
-    Checkpoints in an object store are counted there.
+    Args:
+        paths: The sweep.
+        with_objects: Count checkpoints in an object store, too.
 
     Raises:
+        UnknownSweep: There is no such sweep.
+        RevisionError: Its `sweep.yaml` cannot be read.
         StoreUntrusted: The object store is not trusted.
         StoreUnusable: The object store does not answer.
     """
-    sizes: Counter[str] = Counter(directory_usage(paths.directory).sizes)
-    objects = sweep_objects(paths, spec)
-    sizes["checkpoints"] += sum(objects.values())
+    if not paths.exists():
+        raise UnknownSweep(paths.name, paths.root)
+    address, num_bytes = None, 0
+    if with_objects:
+        spec = read_spec(paths.spec).spec
+        address = objects_prefix(paths, spec)
+        num_bytes = sum(sweep_objects(paths, spec).values())
+    sizes = directory_usage(paths.directory).sizes
+    sizes["checkpoints"] += num_bytes
     return {
         "name": paths.name,
-        **{kind: sizes[kind] for kind in KINDS},
-        "total": sizes.total(),
-        "object_store": objects_prefix(paths, spec),
+        **sizes,
+        "total": sum(sizes.values()),
+        "object_store": address,
     }
+
+
+def root_usage(root: Path) -> dict[str, int]:
+    """Return the bytes below a root that belong to no sweep.
+
+    `tracking` is the embedded tracking store, and `removed` the rest of interrupted removals.
+    """
+    places = root.glob("mlflow.db*"), [artifact_root(root)]
+    tracking = sum(tree_size(path) for group in places for path in group)
+    return {"tracking": tracking, "removed": tree_size(root / REMOVED)}
 
 
 def objects_prefix(paths: SweepPaths, spec: SweepSpec) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -82,6 +83,18 @@ def test_objects_of_the_sweep_are_removed_alone(store: ObjectStore, tmp_path: Pa
     assert "2 objects, 1.953 KiB, in the object store" in done.stdout
     assert store.objects() == kept
     assert [path.name for path in tmp_path.iterdir()] == ["small2"]
+
+
+def test_objects_count_as_checkpoints(store: ObjectStore, tmp_path: Path) -> None:
+    _stored(tmp_path, "small")
+    done = CliRunner().invoke(app, ["du", "small", "--root", str(tmp_path), "--json"])
+    found = json.loads(done.stdout)
+    assert (found["checkpoints"], found["object_store"]) == (2000, f"{PREFIX}/small")
+    store.wire.cut()
+    done = CliRunner().invoke(app, ["du", "--root", str(tmp_path), "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["sweeps"][0]["checkpoints"] == 0
+    assert f"{PREFIX}/small cannot be listed: " in done.stderr
 
 
 def test_nothing_is_removed_while_the_store_is_away(store: ObjectStore, tmp_path: Path) -> None:
