@@ -19,6 +19,7 @@ import typer
 
 from sweeps.commands import inspect
 from sweeps.commands.broken_pipe import ignore_broken_pipes
+from sweeps.commands.clone import clone
 from sweeps.commands.console import (
     Address,
     AsJson,
@@ -318,6 +319,7 @@ app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
+app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)
 app.command(epilog="Example: sweep du --root ~/runs")(du)
 app.command(epilog="Example: sweep rm digits --mlflow")(rm)
 

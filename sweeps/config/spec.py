@@ -316,17 +316,20 @@ def parse_with_positions(
     label: str,
     overrides: Sequence[str] = (),
     *,
+    name: str | None = None,
     environ: Mapping[str, str] | None = None,
     drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
     """Read a spec from text; `label` stands for the file in messages. See `load_with_positions`.
 
     Args:
+        name: Replaces the spec's `name`.
         drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
             the spec of an existing sweep: it was checked by the rules of its release.
     """
     environ = os.environ if environ is None else environ
-    return _validate(yaml_reader.parse(text, label, environ), overrides, {}, environ, drawn)
+    doc = yaml_reader.parse(text, label, environ)
+    return _validate(doc, overrides, {"name": name}, environ, drawn)
 
 
 _LOADING = object()

@@ -40,6 +40,7 @@ MORE = {
     "stop": ["--now"],
     "best": ["--export", "out"],
     "rm": ["--yes"],
+    "clone": ["new"],
 }
 OF_A_SWEEP = [
     [command.name or command.callback.__name__]

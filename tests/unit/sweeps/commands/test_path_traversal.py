@@ -19,7 +19,14 @@ BAD = {
     "made\n": "holds a control character",
     "m" * 101: "holds at most 100 bytes",
 }
-MORE = {"show": ["0"], "logs": ["0"], "diff": ["0", "1"], "ui": ["--no-open"], "rm": ["--yes"]}
+MORE = {
+    "show": ["0"],
+    "logs": ["0"],
+    "diff": ["0", "1"],
+    "ui": ["--no-open"],
+    "rm": ["--yes"],
+    "clone": ["new"],
+}
 """What a command needs beside the name."""
 
 
@@ -59,7 +66,7 @@ def _all_below(place: Path) -> dict[Path, bytes | None]:
 def test_every_command_with_a_name_is_covered() -> None:
     assert {use[0] for use in _uses()} == {
         "run", "resume", "stop", "status", "trials", "show", "logs", "diff", "best", "compare",
-        "report", "du", "rm", "sync", "ui",
+        "report", "clone", "du", "rm", "sync", "ui",
     }  # fmt: skip
 
 
