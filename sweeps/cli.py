@@ -20,6 +20,7 @@ import typer
 from sweeps.commands import inspect
 from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.commands.clone import clone
+from sweeps.commands.completion import sweep_names, trial_numbers
 from sweeps.commands.console import (
     Address,
     AsJson,
@@ -55,7 +56,6 @@ app = typer.Typer(
     help="Hyperparameter sweeps for PyTorch that survive any interruption.",
     epilog="Example: sweep init && sweep run sweep.yaml",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -267,6 +267,7 @@ def stop(
             metavar="K",
             help="End only this trial, which never resumes; the sweep need not run.",
             show_default=False,
+            autocompletion=trial_numbers,
         ),
     ] = None,
     now: Annotated[
@@ -357,7 +358,12 @@ def sync(
 def ui(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Show only this sweep's runs.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="Show only this sweep's runs.",
+            show_default=False,
+            autocompletion=sweep_names,
+        ),
     ] = None,
     root: Root = None,
     port: Annotated[

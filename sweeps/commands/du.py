@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
+from sweeps.commands.completion import sweep_names
 from sweeps.commands.console import AsJson, Root, err, input_errors, show_found
 from sweeps.commands.plain_console import line
 from sweeps.commands.tables import TextTable
@@ -22,7 +23,12 @@ _NUM_THREADS = 16
 def du(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Show only this sweep.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="Show only this sweep.",
+            show_default=False,
+            autocompletion=sweep_names,
+        ),
     ] = None,
     root: Root = None,
     as_json: AsJson = False,
