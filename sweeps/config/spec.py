@@ -33,6 +33,7 @@ from sweeps.config import yaml_reader
 from sweeps.config.cross_checks import cross_field_checks, set_path, written
 from sweeps.config.document import Document
 from sweeps.config.error_messages import field_at, key_path, section_of, translate, unknown_key
+from sweeps.config.foreign_specs import refuse_foreign
 from sweeps.config.search_checks import search_space
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.sections import (
@@ -308,6 +309,7 @@ def load_with_positions(
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
+    refuse_foreign(doc, parse_spec)
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
