@@ -281,6 +281,7 @@ def _of_optuna(study: Mapping[str, Any], params: Mapping[str, Any], name: str) -
     modes = [_mode(one) for one in direction] if isinstance(direction, list) else []
     if len(modes) > 1:
         found.data["mode"] = modes
+        found.todo.append("metric: name the metrics in the order of the directions")
         found.data["metric"] = ["val/loss", *(f"metric_{n + 1}" for n in range(1, len(modes)))]
     else:
         found.data["mode"] = modes[0] if modes else _mode(direction)
