@@ -165,14 +165,14 @@ def refuse_foreign(doc: Document, check: Callable[[str, str], object]) -> None:
     except SpecError as error:
         todo += [str(problem) for problem in error.problems]
     lines = [
-        f"{doc.label}: is a sweep of {found.tool}; `sweep` reads specs of its own form; below is "
-        f"the equivalent; save it as {file}, then: sweep check {file}",
+        f"{redact(doc.label)}: is a sweep of {found.tool}; `sweep` reads specs of its own form; "
+        f"below is the equivalent; save it as {file}, then: sweep check {file}",
         "",
-        *text.splitlines(),
+        *map(redact, text.splitlines()),
         *(["", "complete it:", *todo] if todo else []),
-        *(["", "not translated:", *found.notes] if found.notes else []),
+        *(["", "not translated:", *map(redact, found.notes)] if found.notes else []),
     ]
-    raise _ForeignError("\n".join(printable(redact(one)) for one in lines))
+    raise _ForeignError("\n".join(map(printable, lines)))
 
 
 class _ForeignError(SpecError):

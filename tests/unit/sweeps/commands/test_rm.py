@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli import app
+from sweeps.commands import removal
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
@@ -197,6 +198,19 @@ def test_removal_that_was_killed_anywhere_is_completed(sweep: MadeSweep) -> None
         assert _files(other) == before
     assert num_kills > 8
     assert list(root.iterdir()) == [other]
+
+
+def test_interrupted_removal_names_the_command_that_completes_it(
+    sweep: MadeSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(removal.shutil, "rmtree", interrupt)
+    done = _rm(sweep.paths.root, "small", "--yes", "--mlflow")
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert f"sweep rm small --yes --mlflow --root {sweep.paths.root}" in done.stderr
+    assert not sweep.paths.exists()
 
 
 def test_new_sweep_and_the_rest_of_an_earlier_one_are_removed(sweep: MadeSweep) -> None:
