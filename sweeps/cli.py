@@ -19,6 +19,8 @@ import typer
 
 from sweeps.commands import inspect
 from sweeps.commands.broken_pipe import ignore_broken_pipes
+from sweeps.commands.clone import clone
+from sweeps.commands.completion import sweep_names, trial_numbers
 from sweeps.commands.console import (
     Address,
     AsJson,
@@ -40,8 +42,10 @@ from sweeps.commands.console import (
     show_found,
     view_of,
 )
+from sweeps.commands.du import du
 from sweeps.commands.export import export
 from sweeps.commands.logs import logs
+from sweeps.commands.rm import rm
 from sweeps.commands.trust import trust
 from sweeps.exit_codes import LATE
 
@@ -55,7 +59,6 @@ app = typer.Typer(
     help="Hyperparameter sweeps for PyTorch that survive any interruption.",
     epilog="Example: sweep init && sweep run sweep.yaml",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -284,6 +287,7 @@ def stop(
             metavar="K",
             help="End only this trial, which never resumes; the sweep need not run.",
             show_default=False,
+            autocompletion=trial_numbers,
         ),
     ] = None,
     now: Annotated[
@@ -337,6 +341,9 @@ app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compar
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep export digits --parquet tables/")(export)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
+app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)
+app.command(epilog="Example: sweep du --root ~/runs")(du)
+app.command(epilog="Example: sweep rm digits --mlflow")(rm)
 
 
 @app.command(epilog="Example: sweep sync digits --verify")
@@ -372,7 +379,12 @@ def sync(
 def ui(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Show only this sweep's runs.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="Show only this sweep's runs.",
+            show_default=False,
+            autocompletion=sweep_names,
+        ),
     ] = None,
     root: Root = None,
     port: Annotated[

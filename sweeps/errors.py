@@ -113,13 +113,17 @@ class OriginChanged(ValueError):
 
 
 class SweepExists(ValueError):
-    """A new sweep has the name of an existing one."""
+    """A new sweep has the name of an existing one.
 
-    def __init__(self, paths: SweepPaths) -> None:
+    Args:
+        paths: The existing sweep.
+        remedy: How to choose another name.
+    """
+
+    def __init__(self, paths: SweepPaths, remedy: str = "choose another name with --name") -> None:
         super().__init__(
             f"sweep '{paths.name}' exists already; a name must be unique below the root; "
-            f"see how to continue it with: {paths.command('status')}, or choose another name "
-            "with --name"
+            f"see how to continue it with: {paths.command('status')}, or {remedy}"
         )
 
 

@@ -2,6 +2,7 @@
 
     <root>/                        default ./runs, or --root, or SWEEP_ROOT
       mlflow.db  mlartifacts/      the embedded tracking store
+      .removed/<sweep>/            a sweep that `sweep rm` has not removed completely yet
       <sweep>/
         sweep.yaml                 the resolved spec, one revision after another
         ledger.db                  unless storage.ledger names a database
@@ -153,6 +154,8 @@ def tracking_place(uri: str | None, root: Path) -> tuple[str, Path | None]:
     return address, artifact_root(root) if is_database(address) else None
 
 
+REMOVED = ".removed"
+"""The directory in a root in which `sweep rm` removes sweeps."""
 SCRATCH = ".export-"
 """The prefix of the directories in a sweep's own in which files are made before they are moved or
 recorded. A driver removes what a killed process left there."""
@@ -214,6 +217,14 @@ class SweepPaths:
     @property
     def ray(self) -> Path:
         return self.directory / "ray"
+
+    @property
+    def removed(self) -> SweepPaths:
+        """Where `sweep rm` moves the sweep before it removes it.
+
+        No other command takes it for a sweep: `list_sweeps` does not look there.
+        """
+        return SweepPaths(self.root / REMOVED, self.name)
 
     def trial(self, number: int) -> Path:
         return self.directory / "trials" / f"{number:04d}"

@@ -96,6 +96,21 @@ def withheld_variables(spec: SweepSpec) -> tuple[str, ...]:
     return stores if webhook is None else (*stores, webhook)
 
 
+def check_stores(paths: SweepPaths, spec: SweepSpec, document: Document) -> None:
+    """Check the stores of a spec that another sweep's file names, before a copy is written.
+
+    Who runs the copy trusts what it names; see `remember_named`. Stores that the user names by
+    options need no check.
+
+    Raises:
+        StoreUntrusted: See `check_store`.
+    """
+    for path in _STORES:
+        uri = getattr(getattr(spec, path[0]), path[1])
+        if uri is not None and document.position(path).order != AFTER_THE_FILE:
+            check_store(paths.directory, uri)
+
+
 def remember_named(spec: SweepSpec, document: Document, file: Path | None = None) -> None:
     """Trust the stores that this user names by options, or in a file that only the user can write.
 

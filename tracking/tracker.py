@@ -6,13 +6,15 @@ imports that take long.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
-from tracking.delivery import TrackingServer
+from redaction.secrets import redact
+from tracking.delivery import RunGone, TrackingServer, error_line
 from tracking.recorder import Recorder
 from tracking.stored_runs import StoredRun, StoreReader, StoreUnreadable
 
@@ -172,6 +174,28 @@ class Tracker(ABC):
         """
         del environment
         return self.reader(experiment, experiment_id).runs(sweep_id)
+
+    def delete_runs(self, experiment: str, sweep_id: str, run_ids: Iterable[str]) -> None:
+        """Delete runs of a sweep; those that are gone already are left out.
+
+        Args:
+            experiment: The name of the experiment that has the runs.
+            sweep_id: The sweep's identity.
+            run_ids: The runs.
+
+        Raises:
+            TrackingUnusable: The service does not answer, or refuses.
+        """
+        try:
+            server = self.open_server(experiment, sweep_id)
+            for run_id in run_ids:
+                with contextlib.suppress(RunGone):
+                    server.delete_run(run_id)
+        except Exception as error:  # a service may raise any exception
+            raise TrackingUnusable(
+                f"runs cannot be deleted at {redact(self.uri)} ({error_line(error)}); repeat the "
+                "command when the tracking server answers"
+            ) from error
 
     def other_sweeps(self, experiment: str) -> dict[str, int]:
         """Return how many runs an experiment has of each sweep, by sweep id.

@@ -18,6 +18,7 @@ import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
+from sweeps.commands.completion import sweep_names, trial_numbers
 from sweeps.commands.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 
@@ -81,11 +82,23 @@ File = Annotated[
         parser=read_path, metavar="FILE", help="The sweep's YAML file.", show_default=False
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="The sweep's name.",
+        show_default=False,
+        autocompletion=sweep_names,
+    ),
+]
 TrialNumber = Annotated[
     int,
     typer.Argument(
-        parser=read_whole(0), metavar="TRIAL", help="The trial's number.", show_default=False
+        parser=read_whole(0),
+        metavar="TRIAL",
+        help="The trial's number.",
+        show_default=False,
+        autocompletion=trial_numbers,
     ),
 ]
 Overrides = Annotated[

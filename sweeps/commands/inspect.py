@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sweeps.commands.completion import sweep_names, trial_numbers
 from sweeps.commands.console import (
     AsJson,
     Name,
@@ -177,6 +178,7 @@ def best(
             metavar="K",
             help="Choose this trial, also a pruned one, instead of the best.",
             show_default=False,
+            autocompletion=trial_numbers,
         ),
     ] = None,
     export: Annotated[
@@ -253,7 +255,12 @@ def best(
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME", help="The sweeps' names.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="The sweeps' names.",
+            show_default=False,
+            autocompletion=sweep_names,
+        ),
     ],
     top: Annotated[
         int,
@@ -280,13 +287,21 @@ def diff(
     first: Annotated[
         int,
         typer.Argument(
-            parser=read_whole(0), metavar="A", help="A trial's number.", show_default=False
+            parser=read_whole(0),
+            metavar="A",
+            help="A trial's number.",
+            show_default=False,
+            autocompletion=trial_numbers,
         ),
     ],
     second: Annotated[
         int,
         typer.Argument(
-            parser=read_whole(0), metavar="B", help="Another trial's number.", show_default=False
+            parser=read_whole(0),
+            metavar="B",
+            help="Another trial's number.",
+            show_default=False,
+            autocompletion=trial_numbers,
         ),
     ],
     root: Root = None,

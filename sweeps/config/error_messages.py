@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from sweeps.errors import Issue, KeyPath, UserError, dotted
 
 # Names of other tools for the same thing: for suggestions only, never accepted as keys.
-_ALSO_KNOWN_AS = {
+ALSO_KNOWN_AS = {
     "learning_rate": "lr",
     "num_trials": "trials",
     "n_trials": "trials",
@@ -119,11 +119,11 @@ def unknown_key(root: type[BaseModel], path: KeyPath) -> str:
     owner = field_at(root, path[:-1])
     section = root if len(path) == 1 else section_of(owner) if owner else None
     names = [name for name in section.model_fields if name != "training_rules"] if section else []
-    meant = nearest(word, [*names, *(k for k, v in _ALSO_KNOWN_AS.items() if v in names)])
+    meant = nearest(word, [*names, *(k for k, v in ALSO_KNOWN_AS.items() if v in names)])
     if meant:
-        return f"unknown key '{word}'; did you mean '{_ALSO_KNOWN_AS.get(meant, meant)}'?"
+        return f"unknown key '{word}'; did you mean '{ALSO_KNOWN_AS.get(meant, meant)}'?"
     everywhere = leaves(root)
-    term = _ALSO_KNOWN_AS.get(nearest(word, _ALSO_KNOWN_AS) or "", word)
+    term = ALSO_KNOWN_AS.get(nearest(word, ALSO_KNOWN_AS) or "", word)
     homes = [p for p in everywhere if p.rpartition(".")[2] == term]
     if len(homes) == 1:
         return f"unknown key '{word}' here; did you mean '{homes[0]}'?"

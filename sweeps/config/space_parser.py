@@ -19,6 +19,7 @@ from decimal import Decimal
 from typing import Any
 
 from sweeps.config.error_messages import nearest
+from sweeps.config.foreign_space import translate_distribution
 from sweeps.config.space import (
     KINDS,
     STEP,
@@ -56,6 +57,13 @@ def parse_distribution(data: object) -> Distribution:
     if isinstance(data, Distribution):
         # Created in Python: check it by the same rules.
         data = data.to_data()
+    if (foreign := translate_distribution(data)) is not None:
+        text = shown(data) if isinstance(data, str) else write_flow(data)
+        remedy = f"write {write_flow(foreign.data)}"
+        raise UserError(
+            f"{text} is how another tool writes a parameter; a space holds one distribution per "
+            f"key; {f'{remedy} outside of `space`' if foreign.fixed else remedy}"
+        )
     if not isinstance(data, dict):
         text = shown(data) if not isinstance(data, list) else "a list"
         raise UserError(

@@ -33,6 +33,7 @@ from sweeps.config import yaml_reader
 from sweeps.config.cross_checks import cross_field_checks, set_path, written
 from sweeps.config.document import Document
 from sweeps.config.error_messages import field_at, key_path, section_of, translate, unknown_key
+from sweeps.config.foreign_specs import refuse_foreign
 from sweeps.config.search_checks import search_space
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.sections import (
@@ -315,6 +316,7 @@ def load_with_positions(
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
+    refuse_foreign(doc, parse_spec)
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
@@ -323,17 +325,20 @@ def parse_with_positions(
     label: str,
     overrides: Sequence[str] = (),
     *,
+    name: str | None = None,
     environ: Mapping[str, str] | None = None,
     drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
     """Read a spec from text; `label` stands for the file in messages. See `load_with_positions`.
 
     Args:
+        name: Replaces the spec's `name`.
         drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
             the spec of an existing sweep: it was checked by the rules of its release.
     """
     environ = os.environ if environ is None else environ
-    return _validate(yaml_reader.parse(text, label, environ), overrides, {}, environ, drawn)
+    doc = yaml_reader.parse(text, label, environ)
+    return _validate(doc, overrides, {"name": name}, environ, drawn)
 
 
 _LOADING = object()

@@ -80,6 +80,22 @@ class LedgerLocation(Protocol):
             LedgerError: The study has trials, or it belongs to another sweep.
         """
 
+    def recorded_directory(self) -> str | None:
+        """Return the `HOST:DIRECTORY` that a study in a database names; None for a file.
+
+        Raises:
+            LedgerError: The database cannot be read.
+        """
+
+    def delete(self) -> None:
+        """Delete the study from a database; a file is removed with the sweep's directory.
+
+        The caller holds the sweep's lock.
+
+        Raises:
+            LedgerError: The database cannot be used.
+        """
+
     def holder(self) -> LockOwner | None:
         """Return the owner of the lock in the database; None for a free lock or a file.
 

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -225,10 +225,38 @@ class LedgerDatabase:
             LedgerError: The study has trials, or it belongs to another directory.
         """
         del spec
-        if not self._is_incomplete():
-            return
+        if self._is_incomplete():
+            self._execute(tables.DELETE_EMPTY_STUDY)
+
+    def recorded_directory(self) -> str | None:
+        """Return the study's `HOST:DIRECTORY`; None if it has none, or there is no study.
+
+        Raises:
+            LedgerError: The database cannot be used.
+        """
+        with self.reading() as db:
+            if not _has_table(db, tables.STUDIES_TABLE):
+                return None
+            stored = one(
+                db.execute(tables.STUDY_ATTRIBUTE_QUERY, {"name": self.study, "key": _DIRECTORY})
+            )
+        return None if stored is None else str(json.loads(stored))
+
+    def delete(self) -> None:
+        """Delete the study and its trials, all or nothing. The caller holds the sweep's lock.
+
+        The row with the fencing token stays, so that a later sweep of this name gets a higher one.
+
+        Raises:
+            LedgerError: The database cannot be used.
+        """
+        if self.num_trials() is not None:
+            self._execute(tables.DELETE_STUDY)
+
+    def _execute(self, statements: Iterable[str]) -> None:
+        """Run statements on the study in one transaction."""
         with self.translate_errors(), contextlib.closing(self.connect()) as connection, connection:
-            for statement in tables.DELETE_EMPTY_STUDY:
+            for statement in statements:
                 PostgresConnection(connection).execute(statement, {"name": self.study})
 
     def _is_incomplete(self) -> bool:
@@ -240,11 +268,7 @@ class LedgerDatabase:
         count = self.num_trials()
         if count is None:
             return False
-        with self.reading() as db:
-            stored = one(
-                db.execute(tables.STUDY_ATTRIBUTE_QUERY, {"name": self.study, "key": _DIRECTORY})
-            )
-        directory = None if stored is None else json.loads(stored)
+        directory = self.recorded_directory()
         if count == 0 and directory == self.study_attributes[_DIRECTORY]:
             return True
         where = f", whose files are at {directory}" if directory else ""

@@ -112,6 +112,12 @@ class LedgerFile:
             )
         self.path.unlink(missing_ok=True)
 
+    def recorded_directory(self) -> None:
+        """Return None: a file is in the directory of its sweep."""
+
+    def delete(self) -> None:
+        """Do nothing: the file is removed with the sweep's directory."""
+
     def holder(self) -> None:
         """Return None: the lock of the sweep's directory covers the file in it."""
 

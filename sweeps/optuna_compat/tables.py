@@ -62,6 +62,19 @@ DELETE_EMPTY_STUDY = (
     "DELETE FROM studies WHERE study_name = :name",
 )
 """The statements that delete a study without trials."""
+DELETE_STUDY = (
+    *(
+        f"DELETE FROM {table} WHERE trial_id IN "
+        f"(SELECT trial_id FROM trials WHERE study_id = ({STUDY_QUERY}))"
+        for table in (
+            *("trial_heartbeats", "trial_intermediate_values", "trial_params", "trial_values"),
+            *("trial_system_attributes", "trial_user_attributes"),
+        )
+    ),
+    f"DELETE FROM trials WHERE study_id = ({STUDY_QUERY})",
+    *DELETE_EMPTY_STUDY,
+)
+"""The statements that delete a study with its trials."""
 
 TRIALS_QUERY = (
     "SELECT trial_id, number, state, datetime_complete FROM trials "

@@ -29,6 +29,7 @@ STARTED = (
     "sweeps.publishing.export.register_best",
     "sweeps.publishing.export.draw_report",
     "sweeps.commands.sync.deliver",
+    "sweeps.commands.removal.remove",
     "sweeps.commands.ui.serve",
     "sweeps.commands.train.train_once",
     "sweeps.commands.doctor.examine",
@@ -60,6 +61,7 @@ def lines(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from(sorted(COMMANDS)))
     sound = {"name": "chaos", "names": "chaos", "file": "s.yaml", "trial": "0", "directory": "new"}
     sound |= {"addresses": "https://mlflow.example", "first": "0", "second": "1"}
+    sound |= {"new": "new"}
     words = [name]
     for one in COMMANDS[name].params:
         word = draw(WORDS)

@@ -1,7 +1,7 @@
 """ObjectFiles: checkpoints in an object store; writing the manifest commits a generation.
 
 `ObjectFiles` works on any fsspec file system. `connect` opens the S3-compatible store that the
-environment names, and `probe` checks that it can be used.
+environment names, `probe` checks that it can be used, and `remove_objects` clears a prefix.
 What must not live here: which runs have their generations there (`locate.files_of`).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -356,6 +357,47 @@ def probe(prefix: str, *, empty: str | None = None) -> None:
             f"{prefix} cannot be {failed}: {redact(str(problem))}; trials must list, write, read "
             f"and remove objects there; correct the address, {_ENDPOINTS[-1]}, or the credentials "
             "in the environment"
+        ) from problem
+
+
+def object_sizes(prefix: str) -> dict[str, int]:
+    """Return the sizes in bytes of all objects below a prefix, by key.
+
+    Raises:
+        StoreUnusable: The store does not respond, or refuses access.
+    """
+    from pyarrow.fs import FileSelector, FileType
+
+    root = prefix.removeprefix(SCHEME)
+    with _explained(prefix, "listed"):
+        found = connect().fs.get_file_info(
+            FileSelector(root, recursive=True, allow_not_found=True)
+        )
+    return {one.path: one.size for one in found if one.type == FileType.File}
+
+
+def remove_objects(prefix: str) -> None:
+    """Remove all objects below a prefix. After an interruption, call it again.
+
+    Raises:
+        StoreUnusable: The store does not respond, or refuses access.
+    """
+    with _explained(prefix, "cleared"), contextlib.suppress(FileNotFoundError):
+        connect().fs.delete_dir(prefix.removeprefix(SCHEME))
+
+
+@contextlib.contextmanager
+def _explained(prefix: str, verb: str) -> Iterator[None]:
+    """Raise `StoreUnusable` for an error of the store."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise StoreUnusable(
+            f"{prefix} cannot be {verb}: {redact(str(problem))}; you must be able to list and "
+            f"remove objects there; correct {_ENDPOINTS[-1]}, or the credentials in the "
+            "environment, and repeat the command"
         ) from problem
 
 

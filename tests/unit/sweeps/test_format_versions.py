@@ -40,6 +40,8 @@ MORE = {
     "diff": ["0", "1"],
     "stop": ["--now"],
     "best": ["--export", "out"],
+    "rm": ["--yes"],
+    "clone": ["new"],
 }
 OF_A_SWEEP = [
     [command.name or command.callback.__name__]

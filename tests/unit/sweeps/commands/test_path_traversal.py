@@ -25,6 +25,8 @@ MORE = {
     "logs": ["0"],
     "diff": ["0", "1"],
     "ui": ["--no-open"],
+    "rm": ["--yes"],
+    "clone": ["new"],
 }
 """What a command needs beside the name."""
 
@@ -65,7 +67,7 @@ def _all_below(place: Path) -> dict[Path, bytes | None]:
 def test_every_command_with_a_name_is_covered() -> None:
     assert {use[0] for use in _uses()} == {
         "run", "resume", "stop", "status", "trials", "show", "logs", "diff", "best", "compare",
-        "report", "sync", "ui", "export",
+        "report", "clone", "du", "rm", "sync", "ui", "export",
     }  # fmt: skip
 
 

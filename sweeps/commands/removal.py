@@ -1,0 +1,282 @@
+"""Remove a sweep: its directory, and what it keeps in a database, an object store and MLflow.
+
+The directory is first renamed to `<root>/.removed/<sweep>`, where no command takes it for a sweep.
+What is elsewhere is removed next, and then `sweep.yaml`, which says where that was. So whatever
+interrupts a removal, the next one continues. Symbolic links are removed and never followed.
+What must not live here: printing and questions (`rm`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sweeps.config.revisions import read_spec
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.process_cleanup import end_orphans
+from sweeps.errors import SweepLockedError, UserError
+from sweeps.ledger.location import holder_of, ledger_location, ledger_lock
+from sweeps.ledger.reader import LedgerReader
+from sweeps.paths import SweepPaths
+from sweeps.results.disk_usage import directory_usage, objects_prefix, sweep_objects
+from sweeps.results.sweep_status import UnknownSweep
+from sweeps.store_access import check_store
+from sweeps.sweep_lock import SweepLock, is_held, read_holder, sweep_locked
+from sweeps.tracker import find_tracker
+from trainable.storage.durable import make_directory, sync_directory
+
+
+@dataclass
+class Removal:
+    """What `sweep rm` removes, or has removed, of one directory of a sweep."""
+
+    paths: SweepPaths
+    """The sweep, at the place that its name says."""
+    directory: Path
+    """Where its files are: there, or in `.removed`."""
+    spec: SweepSpec | None
+    """None: what is elsewhere is removed already, and only files are left."""
+    num_trials: int = 0
+    num_bytes: int = 0
+    links: list[Path] = field(default_factory=list)
+    """Symbolic links among its files; what they lead to stays."""
+    owner: str | None = None
+    """The sweep to which everything outside of the directory belongs, if this one is a copy."""
+    objects: str | None = None
+    """The address of its objects; None without an object store."""
+    num_objects: int = 0
+    num_object_bytes: int = 0
+    study: str | None = None
+    """The name of its ledger in a database; None: the ledger is among the files."""
+    run_ids: list[str] = field(default_factory=list)
+    """Its runs in the tracking store that are deleted, too."""
+    sweep_id: str | None = None
+    """The tag of these runs."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return an object of `--json`."""
+        return {
+            "name": self.paths.name,
+            "trials": self.num_trials,
+            "bytes": self.num_bytes,
+            "object_store": self.objects,
+            "objects": self.num_objects,
+            "object_bytes": self.num_object_bytes,
+            "ledger": self.study,
+            "mlflow_runs": len(self.run_ids),
+            "kept": list(map(str, self.links)),
+        }
+
+
+def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
+    """Return what there is to remove of a sweep: first the rest of an interrupted removal.
+
+    Changes nothing.
+
+    Args:
+        paths: The sweep.
+        runs: Whether its runs in the tracking store are deleted, too.
+
+    Raises:
+        UnknownSweep: There is no such sweep.
+        SweepLockedError: A driver runs it.
+        RevisionError: Its `sweep.yaml` cannot be read, or is of a newer release.
+        LedgerError: Its database does not answer.
+        UserError: A symbolic link is where the sweep or `.removed` should be.
+        StoreUnusable: Its object store does not answer.
+        StoreUnreadable: Its tracking store does not answer.
+    """
+    rest = paths.removed
+    for directory in (rest.root, rest.directory, paths.directory):
+        _check_no_link(directory)
+    if not paths.exists() and not rest.directory.is_dir():
+        raise UnknownSweep(paths.name, paths.root)
+    if is_held(paths.lock):  # also a driver that has not written its sweep.yaml yet
+        raise sweep_locked(paths.directory, read_holder(paths.lock))
+    found, current = [], None
+    if paths.exists():
+        current = read_spec(paths.spec).spec
+        held, holder = holder_of(paths, ledger_location(paths, current))
+        if held:
+            raise sweep_locked(paths.directory, holder)
+    if rest.directory.is_dir():
+        spec = read_spec(rest.spec).spec if rest.exists() else None
+        found.append(_planned(paths, rest, spec, current, runs=runs))
+    if current is not None:
+        found.append(_planned(paths, paths, current, None, runs=runs))
+    return found
+
+
+def remove(planned: Removal) -> None:
+    """Remove a sweep. After an interruption, plan and remove again.
+
+    Raises:
+        SweepLockedError: A driver has started to run it, or another process removes it.
+        OSError: A file cannot be removed.
+        LedgerError: Its database does not answer.
+        StoreUnusable: Its object store does not answer.
+        TrackingUnusable: Its tracking store does not answer.
+    """
+    paths = planned.paths
+    with _locked(planned):
+        if planned.directory == paths.directory:
+            make_directory(paths.removed.root)
+            os.rename(paths.directory, paths.removed.directory)
+            sync_directory(paths.removed.root)
+            sync_directory(paths.root)
+        if planned.spec is not None:
+            _remove_elsewhere(planned, planned.spec)
+            paths.removed.spec.unlink(missing_ok=True)
+            sync_directory(paths.removed.directory)
+        _remove_files(paths.removed)
+
+
+def _planned(
+    paths: SweepPaths,
+    where: SweepPaths,
+    spec: SweepSpec | None,
+    newer: SweepSpec | None,
+    *,
+    runs: bool,
+) -> Removal:
+    """Measure what is to be removed.
+
+    Args:
+        paths: The sweep, at the place that its name says.
+        where: Where its files are.
+        spec: Its spec; None: only files are left.
+        newer: A later sweep of the same name. It could begin only once the object store and the
+            database had nothing of the earlier one, so that what they have now is its own.
+        runs: Delete its runs, too.
+    """
+    usage = directory_usage(where.directory)
+    planned = Removal(
+        paths,
+        where.directory,
+        spec,
+        num_trials=sum(1 for _ in where.trial(0).parent.glob("[0-9]*")),
+        num_bytes=usage.total,
+        links=usage.links,
+    )
+    if spec is None:
+        return planned
+    for uri in (spec.storage.checkpoints, spec.storage.ledger, spec.tracking.uri):
+        if uri is not None and (runs or uri != spec.tracking.uri):
+            check_store(where.directory, uri)
+    planned.owner = _owner(paths, spec)
+    if planned.owner is not None:
+        if runs:
+            raise UserError(
+                f"--mlflow: sweep '{paths.name}' is a copy, and its runs belong to "
+                f"{planned.owner}; runs are deleted with the sweep that recorded them; omit "
+                "--mlflow"
+            )
+        return planned
+    if spec.storage.checkpoints is not None and not (
+        newer and newer.storage.checkpoints == spec.storage.checkpoints
+    ):
+        planned.objects = objects_prefix(paths, spec)
+        sizes = sweep_objects(paths, spec)
+        planned.num_objects, planned.num_object_bytes = len(sizes), sum(sizes.values())
+    location = ledger_location(paths, spec)
+    if spec.storage.ledger is not None and not (
+        newer and newer.storage.ledger == spec.storage.ledger
+    ):
+        planned.study = str(location) if location.num_trials() is not None else None
+    if runs and (spec.storage.ledger is None or planned.study is not None):
+        planned.sweep_id = LedgerReader(ledger_location(where, spec)).sweep_id
+        reader = find_tracker(paths, spec).reader(spec.name, None)
+        found = reader.runs(planned.sweep_id)
+        planned.run_ids = [run.run_id for run in found if not run.deleted]
+    return planned
+
+
+def _owner(paths: SweepPaths, spec: SweepSpec) -> str | None:
+    """Return the sweep that a copied directory was copied from; None if it is no copy.
+
+    Only what is outside of the directory belongs to that sweep.
+    """
+    if spec.name != paths.name:
+        return f"sweep '{spec.name}'"
+    recorded = ledger_location(paths, spec).recorded_directory()
+    host, _, directory = (recorded or "").partition(":")
+    if recorded is None or Path(directory) == paths.directory:
+        return None
+    # The sweep may have been moved on this host; another host's directories are unknown here.
+    moved = (
+        host == socket.gethostname()
+        and not SweepPaths(Path(directory).parent, paths.name).exists()
+    )
+    return None if moved else f"the sweep at {recorded}"
+
+
+@contextlib.contextmanager
+def _locked(planned: Removal) -> Iterator[None]:
+    """Hold the lock of the sweep, and end the processes that a dead driver has left running."""
+    paths = planned.paths
+    secondary = None
+    if planned.spec is not None and planned.owner is None:
+        secondary = ledger_lock(ledger_location(paths, planned.spec))
+    lock = SweepLock(planned.directory / paths.lock.name, secondary)
+    if not planned.directory.is_dir():  # another process has removed it meanwhile
+        raise UnknownSweep(paths.name, paths.root)
+    try:
+        lock.acquire()
+    except SweepLockedError as error:
+        if planned.directory == paths.directory:
+            raise
+        who = error.holder.describe() if error.holder else "another process"
+        raise SweepLockedError(
+            f"sweep '{paths.name}' is already being removed by {who}; one process removes a "
+            "sweep; wait until it has ended",
+            error.holder,
+        ) from error
+    try:
+        if lock.previous is not None:
+            end_orphans(lock.previous.token)
+        yield
+    finally:
+        lock.release()
+
+
+def _remove_elsewhere(planned: Removal, spec: SweepSpec) -> None:
+    """Remove what is not in the directory; the study last, because it names the runs."""
+    if planned.run_ids:
+        assert planned.sweep_id is not None, "the runs were found by it"
+        tracker = find_tracker(planned.paths, spec)
+        tracker.delete_runs(spec.name, planned.sweep_id, planned.run_ids)
+    if planned.objects is not None and planned.num_objects:
+        from trainable.storage.objects import remove_objects
+
+        remove_objects(planned.objects)
+    if planned.study is not None:
+        ledger_location(planned.paths, spec).delete()
+
+
+def _remove_files(rest: SweepPaths) -> None:
+    """Remove a directory; the lock in it last, so that nobody else removes it meanwhile."""
+    names = sorted(os.listdir(rest.directory), key=lambda name: name == rest.lock.name)
+    for name in names:
+        path = rest.directory / name
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    rest.directory.rmdir()
+    with contextlib.suppress(OSError):  # another removal is not complete
+        rest.root.rmdir()
+
+
+def _check_no_link(directory: Path) -> None:
+    if directory.is_symlink():
+        raise UserError(
+            f"{directory} is a symbolic link to {os.readlink(directory)}; `sweep rm` removes only "
+            f"directories below the root; remove what it leads to yourself, then the link"
+        )

@@ -1,0 +1,123 @@
+"""`sweep rm`: say what is removed, ask, and remove it.
+
+What must not live here: removing anything (`removal`).
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+
+from sweeps.commands.console import AsJson, Name, Root, err, fail, input_errors, out, show_found
+from sweeps.commands.plain_console import line
+from sweeps.exit_codes import LATE, WRONG_INPUT
+
+if TYPE_CHECKING:
+    from sweeps.commands.removal import Removal
+
+_INTERRUPTED = 130
+
+
+def rm(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Delete its MLflow runs, too; they can be restored.")
+    ] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a sweep: its files, its study in a database, its objects in a store."""
+    from sweeps.commands.removal import plan_removal, remove
+    from sweeps.paths import SweepPaths, resolve_root
+
+    with input_errors():
+        paths = SweepPaths(resolve_root(root), name)
+        with err.status("measuring"):
+            planned = plan_removal(paths, runs=mlflow)
+        if not yes:
+            _ask(planned)
+        try:
+            with err.status("removing"):
+                for one in planned:
+                    remove(one)
+        except KeyboardInterrupt:
+            options = ["--yes", *(["--mlflow"] if mlflow else [])]
+            err.print(
+                f"interrupted; complete it with: {paths.command('rm', *options)}", soft_wrap=True
+            )
+            raise typer.Exit(_INTERRUPTED) from None
+    show_found([one.as_dict() for one in planned], as_json, lambda: _removed(planned))
+
+
+def _ask(planned: Sequence[Removal]) -> None:
+    """Ask on standard error; exits unless the answer is yes."""
+    for one in planned:
+        for text in _sentences(one):
+            err.print(text, soft_wrap=True)
+    err.print("Remove this for good? [y/N] ", end="")
+    answer = sys.stdin.readline()
+    if not answer:
+        err.print()
+        fail(
+            "nothing was removed: there is no terminal to ask; a sweep is removed only after a "
+            "yes; add --yes",
+            code=WRONG_INPUT,
+        )
+    if answer.strip().lower() not in ("y", "yes"):
+        out.print("nothing was removed")
+        raise typer.Exit(LATE)
+
+
+def _sentences(one: Removal) -> list[str]:
+    """What is to be removed, in lines."""
+    from sweeps.formatting import format_bytes
+
+    size = format_bytes(one.num_bytes)
+    if one.directory != one.paths.directory:
+        lines = [f"{one.directory}: the rest of an interrupted removal, {size}"]
+    else:
+        lines = [f"sweep '{one.paths.name}': {one.num_trials} trials, {size} at {one.directory}"]
+    if one.objects is not None:
+        objects = format_bytes(one.num_object_bytes)
+        lines.append(f"  {one.num_objects} objects, {objects}, at {one.objects}")
+    if one.study is not None:
+        lines.append(f"  the ledger {one.study}")
+    if one.run_ids:
+        lines.append(f"  {len(one.run_ids)} MLflow runs")
+    if one.owner is not None:
+        lines.append(f"  it is a copy: what {one.owner} keeps elsewhere stays")
+    if one.links:
+        links = ", ".join(f"{path} -> {path.readlink()}" for path in one.links[:3])
+        more = f" and {len(one.links) - 3} more" if len(one.links) > 3 else ""
+        lines.append(f"  what symbolic links lead to stays: {links}{more}")
+    return lines
+
+
+def _removed(planned: Sequence[Removal]) -> RenderableType:
+    """The lines of a completed removal."""
+    from sweeps.formatting import format_bytes
+    from sweeps.paths import tracking_place
+    from tracking.address import is_database
+
+    last = planned[-1]
+    size = format_bytes(sum(one.num_bytes for one in planned))
+    parts = [f"{last.num_trials} trials, {size}"]
+    if objects := sum(one.num_objects for one in planned):
+        freed = format_bytes(sum(one.num_object_bytes for one in planned))
+        parts.append(f"{objects} objects, {freed}, in the object store")
+    parts += [f"the ledger {one.study}" for one in planned if one.study]
+    runs = sum(len(one.run_ids) for one in planned)
+    if runs:
+        parts.append(f"{runs} MLflow runs")
+    lines = [f"removed sweep '{last.paths.name}': {'; '.join(parts)}"]
+    address, _ = tracking_place(last.spec.tracking.uri if last.spec else None, last.paths.root)
+    if runs and is_database(address):
+        command = shlex.join(("mlflow", "gc", "--backend-store-uri", address))
+        lines.append(f"the runs are in MLflow's trash, whose space is freed by: {command}")
+    return Group(*map(line, lines))
