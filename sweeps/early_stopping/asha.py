@@ -31,6 +31,20 @@ class GeometricRungs(StoppingRule):
         """Return the geometric rungs below the budget."""
         return rungs(self.grace_epochs, self.reduction, epochs)
 
+    def expected_epochs(self, epochs: int, num_trials: int) -> float | None:
+        """Return the epochs of all trials if one in `reduction` continues beyond each rung.
+
+        Each trial starts at its first rung. Successive halving in the order in which trials arrive
+        continues a few more, because the first trials at a rung have nothing to be compared with.
+        """
+        total, ends = 0.0, (*self.rungs(epochs), epochs)
+        for number in range(num_trials):
+            before, share = 0, 1.0
+            for end in ends[self.first_rung(number, epochs) :]:
+                total += share * (end - before)
+                before, share = end, share / self.reduction
+        return total
+
     def comparable_epochs(self, epochs: int) -> tuple[int, ...]:
         """Return the geometric rungs and the end of the budget."""
         return (*rungs(self.grace_epochs, self.reduction, epochs), epochs)

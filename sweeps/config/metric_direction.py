@@ -1,0 +1,42 @@
+"""Warn of a metric whose name and mode contradict each other, such as `val/accuracy` and `min`.
+
+A name proves nothing, so a sweep is never refused for it. What must not live here: whether a
+metric is reported, which only the task shows (`trainable.first_batches`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from sweeps.config.spec import SweepSpec
+
+_HIGHER = frozenset(
+    "accuracy acc auc auroc auprc f1 precision recall iou miou dice bleu rouge r2 psnr ssim kappa "
+    "ndcg mrr reward".split()
+)
+_LOWER = frozenset(
+    "loss error err mse rmse mae mape nll perplexity ppl wer cer fid divergence".split()
+)
+
+
+def direction_warnings(spec: SweepSpec) -> list[str]:
+    """Return a sentence for each metric whose mode is probably the wrong one."""
+    found = []
+    for metric, mode in zip(spec.metrics, spec.modes, strict=True):
+        better = _better(metric)
+        if better is not None and better != mode:
+            higher = "higher" if better == "max" else "lower"
+            found.append(
+                f"mode is {mode} for {metric}, whose name says that {higher} is better: the sweep "
+                f"would look for the worst trial and stop the best ones early; write {better}, "
+                "unless the name misleads"
+            )
+    return found
+
+
+def _better(metric: str) -> str | None:
+    """Return the mode that a metric's name suggests; None if it suggests none, or both."""
+    words = set(re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower()))
+    if bool(words & _HIGHER) == bool(words & _LOWER):
+        return None
+    return "max" if words & _HIGHER else "min"
