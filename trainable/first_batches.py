@@ -42,6 +42,8 @@ starting."""
 _SLOW_STEP = 1.0
 """A first step of so many seconds is not repeated: its own time is the measurement."""
 _STATUS = Path("/proc/self/status")  # sizes in KiB
+_GENERATOR_BYTES = 22_000
+"""What a checkpoint has besides tensors: mostly the state of the random generators."""
 STEP_METRICS = ("train/loss", "train/grad_norm", "train/lr")
 EPOCH_METRICS = ("train/clip_fraction", "train/samples_per_second")
 
@@ -189,15 +191,16 @@ def reported_names(parts: Parts, config: TrainConfig, layers: Iterable[str] = ()
         names |= {"train/seconds", "train/device_seconds"}
     if parts.precision.scaler is not None:
         names.add("num_skipped_steps")
-    if config.layer_norms_every:
+    every = config.layer_norms_every
+    if every and parts.train.plan.windows % every == 0:  # else only in some epochs
         names |= {f"grad_norm/{layer}" for layer in layers}
     return names
 
 
 def checkpoint_bytes(parts: Parts, optimizer_bytes: int) -> int:
-    """Return the bytes of a checkpoint: the model's tensors and the optimizer's state."""
+    """Return about the bytes of a checkpoint: the model's tensors and the optimizer's state."""
     tensors = [v for v in model_state(parts.model).values() if isinstance(v, torch.Tensor)]
-    return optimizer_bytes + sum(t.numel() * t.element_size() for t in tensors)
+    return _GENERATOR_BYTES + optimizer_bytes + sum(t.numel() * t.element_size() for t in tensors)
 
 
 class _NoUpdate:

@@ -10,13 +10,11 @@ import re
 
 from sweeps.config.spec import SweepSpec
 
-_HIGHER = frozenset(
-    "accuracy acc auc auroc auprc f1 precision recall iou miou dice bleu rouge r2 psnr ssim kappa "
-    "ndcg mrr reward".split()
+_HIGHER = re.compile(
+    "accuracy|acc|auc|auroc|auprc|f1|precision|recall|iou|miou|dice|bleu|rouge|r2|psnr|ssim|kappa|"
+    "ndcg|mrr|reward"
 )
-_LOWER = frozenset(
-    "loss error err mse rmse mae mape nll perplexity ppl wer cer fid divergence".split()
-)
+_LOWER = re.compile("loss|error|err|mse|rmse|mae|mape|nll|perplexity|ppl|wer|cer|fid|divergence")
 
 
 def direction_warnings(spec: SweepSpec) -> list[str]:
@@ -36,7 +34,8 @@ def direction_warnings(spec: SweepSpec) -> list[str]:
 
 def _better(metric: str) -> str | None:
     """Return the mode that a metric's name suggests; None if it suggests none, or both."""
-    words = set(re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower()))
-    if bool(words & _HIGHER) == bool(words & _LOWER):
+    words = re.split(r"[^a-z0-9]+", metric.rpartition("/")[2].lower())
+    higher, lower = (any(map(kind.fullmatch, words)) for kind in (_HIGHER, _LOWER))
+    if higher == lower:
         return None
-    return "max" if words & _HIGHER else "min"
+    return "max" if higher else "min"

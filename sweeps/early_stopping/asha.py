@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -34,15 +35,16 @@ class GeometricRungs(StoppingRule):
     def expected_epochs(self, epochs: int, num_trials: int) -> float | None:
         """Return the epochs of all trials if one in `reduction` continues beyond each rung.
 
-        Each trial starts at its first rung. Successive halving in the order in which trials arrive
-        continues a few more, because the first trials at a rung have nothing to be compared with.
+        Trials are compared with those that began at the same rung. ASHA continues some more, since
+        the first trials at a rung have nothing to be compared with.
         """
         total, ends = 0.0, (*self.rungs(epochs), epochs)
-        for number in range(num_trials):
-            before, share = 0, 1.0
-            for end in ends[self.first_rung(number, epochs) :]:
-                total += share * (end - before)
-                before, share = end, share / self.reduction
+        brackets = Counter(self.first_rung(number, epochs) for number in range(num_trials))
+        for first, trials in brackets.items():
+            before, left = 0, float(trials)
+            for end in ends[first:]:
+                total += left * (end - before)
+                before, left = end, max(1.0, left / self.reduction)
         return total
 
     def comparable_epochs(self, epochs: int) -> tuple[int, ...]:

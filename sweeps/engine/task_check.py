@@ -1,8 +1,8 @@
 """Load the task in a child process, check it, and return facts about it.
 
 The command line never imports torch: a child process loads the task, builds model and data once,
-computes the first batches, and prints JSON. Its memory is freed when it ends. What must not live here: checks that need no
-torch (`config`, `resources`).
+computes the first batches, and prints JSON. Its memory is freed when it ends. What must not live
+here: checks that need no torch (`config`, `resources`).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TaskFacts:
 
 
 class TaskInspector:
-    """Runs a child process that loads the task, builds all of a run and computes its first batches.
+    """Runs a child process that builds all that a run builds and computes its first batches.
 
     With `gpu: auto` and trials that share GPUs, the child also takes two steps of the largest
     known trial to measure its GPU memory. The child starts immediately; `facts` waits for its
