@@ -133,8 +133,13 @@ def attempt(
                 messages.sentence(err, f"  {resource_plan.describe()}{cluster}", style="")
                 messages.task_facts(err, facts)
                 if new:
-                    memory = machine.memory if isinstance(machine, Machine) else None
-                    sweep_plan = make_plan(spec, resource_plan, facts, memory=memory)
+                    sweep_plan = make_plan(
+                        spec,
+                        resource_plan,
+                        facts,
+                        memory=machine.memory if isinstance(machine, Machine) else None,
+                        disk_free=shutil.disk_usage(paths.root).free,
+                    )
                     messages.plan(err, spec, sweep_plan)
                 return view_on(out, spec, finished=finished, total=total, best=best)
 

@@ -49,6 +49,7 @@ class SweepPlan:
         checkpoint_bytes: One checkpoint; None for a custom loop.
         checkpoints_kept: How many checkpoints a trial keeps at most.
         disk_bytes: The checkpoints of all trials.
+        disk_free_bytes: What the disk has free; None if the checkpoints lie elsewhere.
         measured_with: The searched values with which all this was measured, as far as they change
             what a trial takes.
     """
@@ -68,6 +69,7 @@ class SweepPlan:
     checkpoint_bytes: int | None
     checkpoints_kept: int
     disk_bytes: int | None
+    disk_free_bytes: int | None
     measured_with: dict[str, Any]
 
     @property
@@ -130,18 +132,23 @@ class SweepPlan:
 
     def warnings(self) -> list[str]:
         """Return a sentence for each number that exceeds what the machine has."""
-        if self.trial_memory_bytes is None or self.machine_memory_bytes is None:
-            return []
-        needed = self.trial_memory_bytes * self.trials_at_once
-        if needed <= self.machine_memory_bytes:
-            return []
-        fitting = max(1, self.machine_memory_bytes // self.trial_memory_bytes)
-        return [
-            f"{_counted(self.trials_at_once, 'trial')} at a time need about "
-            f"{format_bytes(needed)} of memory, and the machine has "
-            f"{format_bytes(self.machine_memory_bytes)}: trials would be killed; write "
-            f"concurrency: {fitting}"
-        ]
+        found = []
+        needed = (self.trial_memory_bytes or 0) * self.trials_at_once
+        if self.machine_memory_bytes is not None and needed > self.machine_memory_bytes:
+            fitting = max(1, self.machine_memory_bytes * self.trials_at_once // needed)
+            found.append(
+                f"{_counted(self.trials_at_once, 'trial')} at a time need about "
+                f"{format_bytes(needed)} of memory, and the machine has "
+                f"{format_bytes(self.machine_memory_bytes)}: trials would be killed; write "
+                f"concurrency: {fitting}"
+            )
+        if self.disk_free_bytes is not None and (self.disk_bytes or 0) > self.disk_free_bytes:
+            found.append(
+                f"the checkpoints need about {format_bytes(self.disk_bytes or 0)}, and the disk "
+                f"has {format_bytes(self.disk_free_bytes)} free: the sweep would stop when it is "
+                "full; lower checkpoint.keep, or choose another --root"
+            )
+        return found
 
     def _stopping(self) -> str:
         if self.expected_epochs is None:
@@ -173,7 +180,12 @@ class SweepPlan:
 
 
 def make_plan(
-    spec: SweepSpec, resources: ResourcePlan, facts: TaskFacts, *, memory: int | None
+    spec: SweepSpec,
+    resources: ResourcePlan,
+    facts: TaskFacts,
+    *,
+    memory: int | None,
+    disk_free: int | None = None,
 ) -> SweepPlan:
     """Return what a new sweep will take.
 
@@ -182,6 +194,7 @@ def make_plan(
         resources: The resources of each trial, and how many run at once.
         facts: What its first batches showed.
         memory: The machine's memory in bytes; None on a cluster.
+        disk_free: The bytes free where the sweep will be; None if unknown.
     """
     epochs, trials, rule = spec.budget.epochs, spec.max_trials(spec.trials), spec.early_stopping
     expected = rule.rule.expected_epochs(epochs, trials)
@@ -212,6 +225,7 @@ def make_plan(
         checkpoint_bytes=size,
         checkpoints_kept=kept,
         disk_bytes=None if size is None else size * kept * trials,
+        disk_free_bytes=None if spec.storage.checkpoints else disk_free,
         measured_with={
             key: value
             for key, value in spec.example_params().items()
