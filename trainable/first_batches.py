@@ -22,7 +22,7 @@ import torch
 from trainable.base_run import check_reported
 from trainable.config import TrainConfig, TrialConfig
 from trainable.diagnostics import LayerNorms, memory_in_use
-from trainable.errors import TaskError, TrainingError
+from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError, TrainingError
 from trainable.evaluation import as_metrics, run_evaluation
 from trainable.logged import Log, collecting, means, merge_logged
 from trainable.optim import Clipper
@@ -142,16 +142,21 @@ class FirstBatches:
         return computing + loading
 
     def _check_metrics(self) -> None:
-        """Refuse a metric that is not reported, unless the task's module seems to know it."""
+        """Refuse a metric that is not reported, and warn of one that other batches may show.
+
+        A task may report a metric for some batches only. Then its module has the metric's name.
+        """
+        reported, task = self._reported, self._parts.task
         for metric in self._config.metrics:
             name = metric.removeprefix("val/")
-            if metric in self._reported or not has_literal(self._parts.task, {name, metric}):
-                check_reported([metric], self._reported)
+            lacks_prefix = f"val/{metric}" in reported
+            if metric in reported or lacks_prefix or not has_literal(task, {name, metric}):
+                check_reported([metric], reported)
             else:
                 self.cautions.append(
                     f"{metric!r} is not reported for the first batches, although the task's "
                     "module names it; a metric must be reported at the end of each epoch: "
-                    f"{', '.join(sorted(self._reported))}; report it each time, or name another"
+                    f"{', '.join(sorted(reported))}; report it each time, or name another"
                 )
 
     @contextmanager
@@ -175,6 +180,12 @@ class FirstBatches:
             self.cautions.append(
                 f"{what} took longer than {SECONDS:g} s, and was not waited for; an epoch has "
                 f"{self._parts.train.plan.windows} training batches; check that nothing blocks"
+            )
+        except (NonFiniteLoss, NonFiniteGradient) as problem:
+            self.cautions.append(
+                f"{what}: {str(problem).partition(' at step')[0]} before anything was trained; a "
+                "loss and its gradient must be finite; look for NaN in the data, and check the "
+                "scale of the inputs and the targets"
             )
         except TrainingError as problem:
             if isinstance(problem, TaskError) and problem.__cause__ is None and certain:
