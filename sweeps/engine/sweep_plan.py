@@ -92,15 +92,7 @@ class SweepPlan:
             ),
             ("stopping", self._stopping()),
         ]
-        if self.epoch_seconds is not None:
-            at_once = _counted(self.trials_at_once, "trial")
-            found.append(
-                (
-                    "time",
-                    f"{self._duration()}: {self.epoch_seconds:.3g} s an epoch, "
-                    f"{at_once} at a time (estimate)",
-                )
-            )
+        found.append(("time", self._time()))
         if self.stop_hours is not None:
             found.append(("", f"stop.hours ends it after {format_number(self.stop_hours)} h"))
         if self.trial_memory_bytes is not None:
@@ -116,7 +108,7 @@ class SweepPlan:
                 )
             )
         if self.measured_with and self.epoch_seconds is not None:
-            found.append(("", f"measured with {joined(self.measured_with)}; other values differ"))
+            found.append(("", f"at {joined(self.measured_with)}; other values differ"))
         return found
 
     def in_one_line(self) -> str:
@@ -158,6 +150,15 @@ class SweepPlan:
             return f"{at}: every trial trains to the end"
         return f"{at}: about {self.expected_epochs:,.0f} epochs (estimate)"
 
+    def _time(self) -> str:
+        if self.epoch_seconds is None:
+            return "unknown: no step was measured"
+        at_once = _counted(self.trials_at_once, "trial")
+        return (
+            f"{self._duration()}: {self.epoch_seconds:.3g} s an epoch, {at_once} at a time "
+            "(estimate)"
+        )
+
     def _duration(self) -> str:
         assert self.seconds is not None
         limit = "at most " if self.expected_epochs is None else "about "
@@ -196,8 +197,8 @@ def make_plan(
         memory: The machine's memory in bytes; None on a cluster.
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
-    epochs, trials, rule = spec.budget.epochs, spec.max_trials(spec.trials), spec.early_stopping
-    expected = rule.rule.expected_epochs(epochs, trials)
+    epochs, trials, rule = spec.budget.epochs, spec.trials, spec.early_stopping.rule
+    expected = rule.expected_epochs(epochs, trials)
     epoch_seconds = seconds = None
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0
@@ -212,8 +213,8 @@ def make_plan(
     return SweepPlan(
         trials=trials,
         epochs=epochs,
-        rule=rule.rule.name,
-        rungs=rule.rule.rungs(epochs),
+        rule=rule.name,
+        rungs=rule.rungs(epochs),
         expected_epochs=expected,
         trials_at_once=resources.concurrency,
         epoch_seconds=epoch_seconds,
