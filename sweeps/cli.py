@@ -114,32 +114,18 @@ def check(
             "--thorough", help="Check the task's whole contract; builds the task several times."
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Validate a spec and its task without starting a sweep."""
+    """Validate a spec and its task, and show what the sweep would take; starts nothing."""
     from sweeps.commands import messages
-    from sweeps.commands.run import check_tracking
-    from sweeps.engine.resources import Machine, plan
-    from sweeps.engine.task_check import TaskInspector
-    from sweeps.search.dry_run import dry_run
-    from sweeps.webhook import check_webhook
+    from sweeps.commands.check import check_sweep
 
     with _loaded(file, settings) as spec:
         for module in spec.modules:  # warn before the import
-            messages.sentence(out, f"imports {module}, whose code runs", style="")
-        dry_run(spec)
-        check_tracking(spec)
-        check_webhook(spec)
-        machine = Machine.probe()
-        resource_plan = plan(spec.resources, spec.trials, spec.concurrency, machine)
-        with err.status("loading the task"):
-            facts = TaskInspector(spec, resource_plan, thorough=thorough).facts()
-        resource_plan = plan(
-            spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory
-        )
-    out.print(f"{file} is valid", style="green")
-    out.print(f"  {resource_plan.describe()}")
-    messages.task_facts(out, facts)
-    messages.not_checked(out, spec)
+            notes = err if as_json else out
+            messages.sentence(notes, f"imports {module}, whose code runs", style="")
+        checked = check_sweep(file, spec, err, thorough=thorough)
+    show_found(checked.as_dict(), as_json, checked.rendered)
 
 
 @app.command(epilog="Example: sweep run sweep.yaml -s trials=40 --name wider")

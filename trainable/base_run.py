@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
-from trainable.errors import TaskError
+from trainable.errors import ConfigError, TaskError
 from trainable.health import HealthMonitor
 from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
+from trainable.task_registry import nearest
 
 MAX_METRICS = 5_000
 """The most metric names of a run: enough for several metrics of each of a thousand classes. Each
@@ -156,6 +157,22 @@ def check_names(names: Collection[object], given: str) -> None:
             f"{given} a metric whose name has {longest} characters; a name has at most "
             f"{_MAX_NAME_LENGTH}; choose a short one, such as 'val/loss'"
         )
+
+
+def check_reported(metrics: Iterable[str], reported: Collection[str]) -> None:
+    """Check that the metrics of a configuration are reported.
+
+    Raises:
+        ConfigError: One is not; the message names those that are.
+    """
+    for metric in metrics:
+        if metric not in reported:
+            raise ConfigError(
+                f"{metric!r} is not reported{nearest(metric, reported)}; it must be one that is "
+                f"reported at the end of an epoch: {', '.join(sorted(reported))}; write one of "
+                "these",
+                key="metric",
+            )
 
 
 def describe(value: object) -> str:

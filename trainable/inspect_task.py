@@ -1,11 +1,12 @@
-"""Build a run in a child process and print what it needs, as JSON.
+"""Build a run in a child process, compute its first batches, and print what it needs, as JSON.
 
-    python -m trainable.inspect_task [--thorough] < configs.json
+    python -m trainable.inspect_task [--thorough] [--threads=N] < configs.json
 
-The input has trial configurations of one task, one per line. The first is built, and a line
-`{"num_parameters": ...}` describes it. If it cannot be trained, or if the second has too few steps
-for its schedule, the only line is `{"refused": "why", "key": "train.precision"}`. For the third,
-if there is one, a second line says how much GPU memory a step takes (`memory_probe.py`).
+The input has trial configurations of one task, one per line. The first is built, its first
+batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
+or if the second has too few steps for its schedule, the only line is
+`{"refused": "why", "key": "train.precision"}`. For the third, if there is one, a second line says
+how much GPU memory a step takes (`memory_probe.py`).
 What must not live here: training.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from redaction.secrets import redact
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
 
 
 def inspect_config(
-    config: TrialConfig, max_warmup_config: TrialConfig | None = None, *, thorough: bool = False
+    config: TrialConfig,
+    max_warmup_config: TrialConfig | None = None,
+    *,
+    thorough: bool = False,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests.
 
@@ -36,6 +42,7 @@ def inspect_config(
         config: Its configuration.
         max_warmup_config: Another one of the same task; its steps are checked without building it.
         thorough: Check the whole contract of the task, which builds it several times.
+        threads: Threads of a trial, with which a step is timed; None: as many as now.
 
     Raises:
         TrainingError: One of them cannot be built; the message says why.
@@ -43,6 +50,7 @@ def inspect_config(
     from trainable.build import build_parts, check_steps, find_device
     from trainable.built import summarise_data
     from trainable.fingerprint import code_digests
+    from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.read_back import check_resumable
     from trainable.task import load_loop, load_task
     from trainable.task_checks import quick_check
@@ -50,25 +58,31 @@ def inspect_config(
     if load_loop(config.task.name) is not None:
         # a custom loop's sizes are known only by running it, which would train
         return {"own_loop": True, "code": code_digests(config.task.name)}
-    # compiling takes minutes, and changes none of these values
-    plain = config.train.model_copy(update={"compile": False})
+    # compiling takes minutes, and loader processes take seconds to start
+    loader = config.train.loader.model_copy(update={"num_workers": 0})
+    plain = config.train.model_copy(update={"compile": False, "loader": loader})
     parts = build_parts(config.model_copy(update={"train": plain}), device=find_device(None))
-    parts.train.close()
-    parts.val.close()
-    plans = parts.train.plan, parts.val.plan
-    if max_warmup_config is not None:
-        check_steps(max_warmup_config, plans[0].samples)
-    answer = {
-        "code": code_digests(config.task.name) | dict(parts.task.files_read),
-        "data": parts.task.fingerprint(parts.data),
-        "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
-        "cautions": parts.cautions,
-        **measure(config, parts.groups, plans, parts.precision),
-    }
-    # These run the model, so they come last. `check_resumable` comes first of them: it compares
-    # the state before and after the first pass.
-    check_resumable(parts)
-    answer["checked"] = [*map(redact, quick_check(parts))]
+    with closing(parts.train), closing(parts.val):
+        plans = parts.train.plan, parts.val.plan
+        if max_warmup_config is not None:
+            check_steps(max_warmup_config, plans[0].samples)
+        sizes = measure(config, parts.groups, plans, parts.precision)
+        answer = {
+            "code": code_digests(config.task.name) | dict(parts.task.files_read),
+            "data": parts.task.fingerprint(parts.data),
+            "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
+            "cautions": parts.cautions,
+            **sizes,
+            "checkpoint_bytes": checkpoint_bytes(parts, sizes["optimizer_bytes"]),
+        }
+        # These run the model, so they come last. `check_resumable` comes first of them: it
+        # compares the state before and after the first pass.
+        check_resumable(parts)
+        cautions = quick_check(parts)
+        workers = config.train.loader.num_workers
+        first = FirstBatches(parts, config, workers=workers, threads=threads)
+        first.compute()
+        answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
     if thorough:
         from trainable.testing import check_task
 
@@ -129,8 +143,12 @@ def _main() -> None:
 
 def _answer(first: str, second: str) -> dict[str, Any]:
     wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
+    options = dict(option.partition("=")[::2] for option in sys.argv[1:])
+    threads = int(options["--threads"]) if "--threads" in options else None
     try:
-        return inspect_config(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
+        return inspect_config(
+            wanted, max_warmup_config, thorough="--thorough" in options, threads=threads
+        )
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:

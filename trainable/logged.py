@@ -316,6 +316,16 @@ def open_log(task: Any, directory: Path) -> Log:
     return log
 
 
+@contextmanager
+def collecting(task: Any) -> Iterator[Log]:
+    """Collect what a task logs outside of a run."""
+    log = _LOGS[id(task)] = Log()
+    try:
+        yield log
+    finally:
+        close_log(task, log)
+
+
 def close_log(task: Any, log: Log) -> None:
     """Close a task's log, unless the task has opened another one since."""
     if _LOGS.get(id(task)) is log:

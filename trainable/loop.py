@@ -20,10 +20,9 @@ from trainable import heartbeat
 from trainable.base_run import (
     BaseRun,
     RunReport,
-    check_names,
+    check_reported,
     is_better,
     metrics_at_best,
-    one_number,
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
@@ -36,11 +35,11 @@ from trainable.diagnostics import (
     memory_since_report,
 )
 from trainable.errors import (
-    ConfigError,
     NonFiniteGradient,
     NonFiniteMetric,
     TaskError,
 )
+from trainable.evaluation import as_metrics, run_evaluation
 from trainable.logged import (
     Sums,
     close_log,
@@ -52,11 +51,9 @@ from trainable.logged import (
 from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
-from trainable.seeding import seeded
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.task import Batch
 from trainable.task_code import task_code
-from trainable.task_registry import nearest
 from trainable.train_state import TrainState
 
 # Values stay on the device for at most this many steps and are then fetched in one transfer. So a
@@ -386,56 +383,34 @@ class Trainer(BaseRun):
         return metrics
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation data, then restore each module's training mode."""
-        modes = [(module, module.training) for module in self._step.model.modules()]
+        """Evaluate on the validation data."""
         heartbeat.beat("evaluation")
         batches = _with_heartbeat(batch for window in self._val.windows(0) for batch in window)
-        self._step.model.eval()
+        task, precision = self._step.task, self._step.precision
         self._log.prefix = "val/"
         try:
-            # Not inference mode: training could not use what a model caches during evaluation,
-            # such as a longer table of positions.
-            precision = self._step.precision
-            with seeded(self._val_seed), torch.no_grad(), precision.autocast(), task_code():
-                found = self._step.task.evaluate(self._step.model, batches)
-        finally:
-            for module, training in modes:
-                module.training = training
-            self._log.prefix = ""
-        if not isinstance(found, dict) or not found:
-            raise TaskError(
-                f"evaluate() returned {found!r}; it must return a dict of metrics, such as "
-                f"{{'loss': 0.5}}"
+            found = run_evaluation(
+                task, self._step.model, batches, precision=precision, seed=self._val_seed
             )
-        task = type(self._step.task).__name__
-        check_names(found, f"{task}.evaluate() returned")
-        progress = self.state.progress
-        if missing := [key for key in progress.evaluated if key not in found]:
-            names = ", ".join(f"val/{name}" for name in missing)
+        finally:
+            self._log.prefix = ""
+        metrics = as_metrics(found, task, self._step.device)
+        source, progress = f"{type(task).__name__}.evaluate()", self.state.progress
+        names = [name.removeprefix("val/") for name in metrics]
+        if missing := [f"val/{key}" for key in progress.evaluated if key not in names]:
             raise TaskError(
-                f"{task}.evaluate() returned {names} in report {progress.epoch} and not in report "
-                f"{progress.epoch + 1}; a metric is in every report or in none; return it each "
-                "time, whatever the batches (a collate that draws or mixes needs "
+                f"{source} returned {', '.join(missing)} in report {progress.epoch} and not in "
+                f"report {progress.epoch + 1}; a metric is in every report or in none; return it "
+                "each time, whatever the batches (a collate that draws or mixes needs "
                 "Data(collate_val=...))"
             )
-        progress.evaluated = sorted(found)
-        metrics = {
-            f"val/{name}": one_number(value, f"{task}.evaluate() returned {name!r}")
-            for name, value in _fetched(found, self._step.device).items()
-        }
+        progress.evaluated = sorted(names)
         (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
-        return merge_logged(metrics, logged, f"{task}.evaluate()")
+        return merge_logged(metrics, logged, source)
 
     def _value_of_metric(self, end_of_epoch: dict[str, float]) -> float:
         reported = self._last_metrics | end_of_epoch
-        for metric in (self._metric, *self._secondary_metrics):
-            if metric not in reported:
-                raise ConfigError(
-                    f"{metric!r} is not reported{nearest(metric, reported)}; it must be one that "
-                    "is reported at the end of an epoch: "
-                    f"{', '.join(sorted(reported))}; write one of these",
-                    key="metric",
-                )
+        check_reported((self._metric, *self._secondary_metrics), reported)
         for metric in self._secondary_metrics:
             if not math.isfinite(reported[metric]):
                 raise NonFiniteMetric(metric, self.state.progress.epoch + 1, reported[metric])
@@ -501,20 +476,3 @@ def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
 def _column(values: Sequence[Scalar | bool]) -> Tensor:
     """Stack one value of many steps, on the device where it was computed."""
     return torch.stack([v for v in values if isinstance(v, Tensor)]).double()
-
-
-def _fetched(found: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Fetch the numbers that are on the device in one transfer."""
-    single = {
-        name: value.detach().reshape(()).double()
-        for name, value in found.items()
-        if isinstance(value, Tensor)
-        and value.device == device
-        and value.numel() == 1
-        and not value.is_complex()
-    }
-    if not single:
-        return found
-    # device synchronisation: the only one of a report
-    fetched = torch.stack(list(single.values())).tolist()
-    return found | dict(zip(single, fetched, strict=True))

@@ -13,7 +13,7 @@ import difflib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,8 @@ from torch.utils.data import default_collate
 
 from trainable.batches import move
 from trainable.data import sample_count
-from trainable.errors import OutOfMemory, TaskError
+from trainable.errors import TaskError
+from trainable.evaluation import evaluation_mode
 from trainable.optim import Scalar
 from trainable.seeding import HostRngState, preserved_host_rng
 from trainable.step import translate_torch_errors
@@ -56,7 +57,7 @@ _OTHER_NAMES = {
 
 
 def quick_check(parts: Parts) -> list[str]:
-    """Check a task's methods, one batch and its loss.
+    """Check a task's methods, a few samples and their loss.
 
     This changes the model's state and the random generators: do not train the model afterwards.
 
@@ -84,24 +85,22 @@ def quick_check(parts: Parts) -> list[str]:
             batch, *halves = (move(one, device) for one in (batch, *halves))
             with parts.precision.autocast():
                 cautions += _loss_cautions(task, parts.model, batch, [] if drawn else halves)
-    except OutOfMemory:
-        pass  # not an error yet: trials can split their batches
     except TaskError as problem:
         if problem.__cause__ is None:
             raise
-        cautions.append(_first_step(problem))
-    # a user's code may raise anything; with another batch size it may raise nothing
-    except Exception as problem:
-        cautions.append(_first_step(problem))
+    # A user's code may raise anything for so few samples; a whole batch decides (`FirstBatches`).
+    except Exception:
+        return cautions
     return cautions
 
 
-def _first_step(problem: Exception) -> str:
-    frames = traceback.extract_tb(problem.__traceback__)
+def raised(what: str, problem: Exception) -> str:
+    """Return the caution for an exception of the user's code."""
+    frames = traceback.extract_tb((problem.__cause__ or problem).__traceback__)
     return (
-        f"the first {_SAMPLES} training samples, collated and given to loss(), raised "
-        f"{type(problem).__name__}: {problem} (at {frames[-1].filename}:{frames[-1].lineno}); the "
-        "first step of a run probably does so too; correct the data, the model or loss()"
+        f"{what} raised {type(problem).__name__}: {problem} (at {frames[-1].filename}:"
+        f"{frames[-1].lineno}); the first epoch of a run probably does so too; correct the data, "
+        "the model, loss() or evaluate()"
     )
 
 
@@ -126,6 +125,15 @@ def uncalled_methods(task: Task) -> list[str]:
                     "or remove it"
                 )
     return found
+
+
+def has_literal(task: Task, names: Collection[str]) -> bool:
+    """Whether the module of a task's class has one of these texts, or has no source to search."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[type(task).__module__]))
+    except (OSError, TypeError, KeyError, SyntaxError):
+        return True
+    return any(isinstance(n, ast.Constant) and n.value in names for n in ast.walk(tree))
 
 
 def _is_mentioned(name: str, kinds: set[type]) -> bool:
@@ -195,9 +203,8 @@ def _loss_cautions(
     if not float(weight):
         yield no_targets(len(halves) * _SAMPLES // 2 or 1)
         return
-    model.eval()
     before = HostRngState()
-    with torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         whole, *parts = (task.loss(model, one) for one in (batch, *halves))
     if len(parts) == 2 and not before.has_changed() and is_mean(whole, parts):
         first, rest = (float(part[0]) for part in parts)

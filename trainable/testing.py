@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from trainable.base_run import one_number
+from trainable.base_run import check_reported, one_number
 from trainable.data import sample_count
-from trainable.errors import CheckpointError, TaskError
+from trainable.errors import CheckpointError, ConfigError, TaskError
+from trainable.first_batches import EPOCH_METRICS, STEP_METRICS
+from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState
 from trainable.optim import Scalar, normalize_groups
@@ -46,24 +48,26 @@ _SAMPLES = 8  # enough for two halves of a batch, and few enough for a large mod
 _TOLERANCE = 1e-3  # relative; reordering a float32 sum changes it by far less
 
 
-def check_task(task: Task, *, seed: int = 0) -> None:
+def check_task(task: Task, *, seed: int = 0, metrics: str | Sequence[str] = ()) -> None:
     """Check that a task keeps its contract, on the CPU and with a few of its samples.
 
     Args:
         task: An instance of the task.
         seed: Seed of all random numbers.
+        metrics: Metrics that it must report, such as `val/accuracy`.
 
     Raises:
         TaskError: It does not; the message lists every problem with its remedy.
     """
     with preserved_host_rng():
-        problems = list(_problems(task, seed))
+        wanted = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+        problems = list(_problems(task, seed, wanted))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise TaskError(f"{type(task).__name__} breaks the contract of a task:\n{listed}")
 
 
-def _problems(task: Task, seed: int) -> Iterator[str]:
+def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
     yield from uncalled_methods(task)
     try:
         data = check_data(task.build_data(), task)
@@ -108,8 +112,12 @@ def _problems(task: Task, seed: int) -> Iterator[str]:
     trained = _copy(task, model).train()
     modules = modules_state(trained, trained.parameters(), task)
     if not broken:  # a broken loss breaks the evaluation, too: report it once
-        yield from _training_problems(task, trained, batch)
-        yield from _evaluation_problems(task, model, first_batch(data, "val", _SAMPLES)[0])
+        with collecting(task) as log:
+            yield from _training_problems(task, trained, batch)
+            reported = {*STEP_METRICS, *EPOCH_METRICS, *log.take()}
+            log.prefix = "val/"
+            val_batch = first_batch(data, "val", _SAMPLES)[0]
+            yield from _evaluation_problems(task, model, val_batch, log, reported, wanted)
     yield from _state_problems(task, trained, modules)
 
 
@@ -324,7 +332,14 @@ def _training_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[s
         )
 
 
-def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
+def _evaluation_problems(
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    log: Log,
+    reported: Set[str],
+    wanted: Sequence[str],
+) -> Iterator[str]:
     model = _copy(task, model).eval()
     with torch.no_grad():
         metrics = task.evaluate(model, iter([batch]))
@@ -338,6 +353,10 @@ def _evaluation_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator
             one_number(value, f"evaluate() returned {name!r}")
         except TaskError as problem:
             yield str(problem)
+    try:
+        check_reported(wanted, reported | {f"val/{name}" for name in metrics} | {*log.take()})
+    except ConfigError as problem:
+        yield problem.message
 
 
 def _copy(task: Task, model: nn.Module) -> nn.Module:

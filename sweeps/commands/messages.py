@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 
 from sweeps.commands import pareto
 from sweeps.commands.plain_console import PlainConsole, line
+from sweeps.config.metric_direction import direction_warnings
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, program_name
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sweeps.commands.sync import SyncResult
     from sweeps.config.spec import SweepSpec
     from sweeps.driver.stop_requests import StopResult
+    from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.engine.task_check import TaskFacts
     from sweeps.results.findings import Findings
     from sweeps.results.sweep_status import SweepOutcome
@@ -178,16 +180,22 @@ def task_facts(console: Console, facts: TaskFacts) -> None:
         paragraph(console, caution, style="yellow")
 
 
-def not_checked(console: Console, spec: SweepSpec) -> None:
-    """Print the keys that `sweep check` cannot check: it has no root and connects to nothing."""
+def not_checked(spec: SweepSpec) -> list[str]:
+    """Return the keys that `sweep check` cannot check: it has no root and connects to nothing."""
     outside = {
         "search.warm_start": spec.search.warm_start,
         "tracking.uri": spec.tracking.uri,
         "storage.ledger": spec.storage.ledger,
         "storage.checkpoints": spec.storage.checkpoints,
     }
-    if keys := ", ".join(key for key, value in outside.items() if value):
-        sentence(console, f"  not checked before a run: {keys}", style="")
+    return [key for key, value in outside.items() if value]
+
+
+def plan(console: Console, spec: SweepSpec, sweep_plan: SweepPlan) -> None:
+    """Print what a new sweep will take, and warnings about it."""
+    sentence(console, f"  {sweep_plan.in_one_line()}", style="")
+    for warning in (*direction_warnings(spec), *sweep_plan.warnings()):
+        sentence(console, warning, style="yellow")
 
 
 def resume(err: Console, paths: SweepPaths, *more: str) -> None:

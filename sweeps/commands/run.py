@@ -23,6 +23,7 @@ from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.resources import Machine, plan
 from sweeps.engine.signals import ExitRequested, exit_on_signal
+from sweeps.engine.sweep_plan import make_plan
 from sweeps.engine.system_limits import check_limits
 from sweeps.engine.task_check import TaskInspector
 from sweeps.errors import (
@@ -143,6 +144,15 @@ def attempt(
                 cluster = f", {machine.describe()}" if isinstance(machine, Cluster) else ""
                 messages.sentence(err, f"  {resource_plan.describe()}{cluster}", style="")
                 messages.task_facts(err, facts)
+                if new:
+                    sweep_plan = make_plan(
+                        spec,
+                        resource_plan,
+                        facts,
+                        memory=machine.memory if isinstance(machine, Machine) else None,
+                        disk_free=shutil.disk_usage(paths.root).free,
+                    )
+                    messages.plan(err, spec, sweep_plan)
                 delivery = None if offline else DeliveryEstimate(lambda: backlog(paths.outbox))
                 return view_on(out, spec, before, total=total, delivery=delivery)
 

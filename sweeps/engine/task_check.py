@@ -1,8 +1,8 @@
 """Load the task in a child process, check it, and return facts about it.
 
 The command line never imports torch: a child process loads the task, builds model and data once,
-and prints JSON. Its memory is freed when it ends. What must not live here: checks that need no
-torch (`config`, `resources`).
+computes the first batches, and prints JSON. Its memory is freed when it ends. What must not live
+here: checks that need no torch (`config`, `resources`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,17 @@ class TaskFacts:
     cautions: list[str] = field(default_factory=list)
     """Warnings about what can be trained but is probably a mistake."""
     checked: list[str] = field(default_factory=list)
-    """Warnings from running the task on a few samples."""
+    """Warnings from running the task on a few samples and on its first batches."""
+    checkpoint_bytes: int = 0
+    """Bytes of one checkpoint: weights, buffers and the optimizer's state."""
+    step_seconds: float | None = None
+    """Seconds of a step without the optimizer's update; None if it was not measured."""
+    evaluation_seconds: float | None = None
+    """Seconds of an evaluation, extrapolated from its first batch."""
+    process_bytes: int | None = None
+    """The most memory that the process had for itself alone."""
+    gpu_bytes: int | None = None
+    """The GPU memory of a step without the optimizer's update."""
     step_memory: StepMemory | None = None
     """The GPU memory that a trial takes; None if it was not measured."""
 
@@ -102,7 +112,7 @@ class TaskFacts:
 
 
 class TaskInspector:
-    """Runs a child process that loads the task and builds everything that a run builds.
+    """Runs a child process that builds all that a run builds and computes its first batches.
 
     With `gpu: auto` and trials that share GPUs, the child also takes two steps of the largest
     known trial to measure its GPU memory. The child starts immediately; `facts` waits for its
@@ -136,6 +146,7 @@ class TaskInspector:
                 "-m",
                 "trainable.inspect_task",
                 *(["--thorough"] if thorough else []),
+                *([f"--threads={max(1, int(plan.cpu))}"] if plan else []),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -273,22 +273,22 @@ def test_best_of_maximised_metric_is_the_largest(
     assert best["value"] == max(t["value"] for t in trials if t["state"] == "complete")
 
 
-def test_sweep_without_success_has_no_best(module_cli: CommandLine, trials: object) -> None:
+def test_sweep_with_an_unknown_metric_is_refused(module_cli: CommandLine) -> None:
+    done = module_cli("run", "mine.yaml", "--name", "typo", "-s", "metric=val/acuracy")
+    assert done.returncode == 2
+    assert "did you mean 'val/accuracy'?" in done.stderr
+    assert not (module_cli.root / "typo").exists()
+
+
+def test_sweep_without_success_has_no_best(
+    module_cli: CommandLine, trials: list[dict[str, Any]]
+) -> None:
     del trials
-    done = module_cli(
-        "run",
-        "mine.yaml",
-        "--name",
-        "hopeless",
-        "-s",
-        "trials=1",
-        "-s",
-        "space={}",
-        "-s",
-        "metric=val/acuracy",
-    )
+    settings = ("trials=1", "space={}", "task.behaviour=diverges")
+    overrides = [word for setting in settings for word in ("-s", setting)]
+    done = module_cli("run", "mine.yaml", "--name", "hopeless", *overrides)
     assert done.returncode == 3
-    assert "did you mean 'val/accuracy'?" in done.stdout
+    assert "the first training batch: the loss" in done.stderr
     assert module_cli.json("status", "hopeless")["state"] == "failed"
     best = module_cli("best", "hopeless")
     assert best.returncode == 3

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 from trainable.build import build_parts
 from trainable.errors import TaskError
+from trainable.first_batches import FirstBatches
 from trainable.losses import cross_entropy
 from trainable.task import Data, Task
 from trainable.task_checks import quick_check, uncalled_methods
@@ -89,7 +90,10 @@ def checked(configure):
 
     def check(**methods):
         task = type("Custom", (Plain,), methods)()
-        return quick_check(build_parts(configure(), device=torch.device("cpu"), task=task))
+        parts = build_parts(configure(), device=torch.device("cpu"), task=task)
+        cautions, first = quick_check(parts), FirstBatches(parts, configure())
+        first.compute()
+        return cautions + first.cautions
 
     return check
 
@@ -129,8 +133,9 @@ def test_error_in_loss_is_a_warning_with_its_place(checked):
 
 
 def test_samples_without_targets_are_reported(checked):
-    (caution,) = checked(build_data=_targets(lambda y: torch.full_like(y, -100)))
-    assert "have no targets that count" in caution
+    in_training, in_validation = checked(build_data=_targets(lambda y: torch.full_like(y, -100)))
+    assert "have no targets that count" in in_training
+    assert in_validation.startswith("the first validation batch: ")
     with pytest.raises(TaskError, match="have no targets that count"):
         check_task(type("Custom", (Plain,), {"build_data": _targets(lambda y: y * 0 - 100)})())
 

@@ -1,0 +1,130 @@
+"""The plan of a sweep: its numbers, its sentences, and when it warns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sweeps.config.spec import parse_spec
+from sweeps.engine.resources import ResourcePlan
+from sweeps.engine.sweep_plan import SweepPlan, make_plan
+from sweeps.engine.task_check import TaskFacts
+from tests.golden.messages import compare_messages
+
+SPEC = """
+name: small
+task: digits
+metric: val/loss
+mode: min
+trials: 24
+budget: {epochs: 10}
+"""
+SPACE = "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}\n"
+ASHA = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}\n"
+FACTS = {
+    "steps_per_epoch": 100,
+    "step_seconds": 0.5,
+    "evaluation_seconds": 10.0,
+    "checkpoint_bytes": 50 * 2**20,
+    "process_bytes": 2**30,
+}
+COLUMNS = 80
+
+
+def _plan(
+    more: str = "",
+    at_once: int = 4,
+    memory: int | None = 16 * 2**30,
+    disk: int | None = None,
+    **facts: Any,
+) -> SweepPlan:
+    spec = parse_spec(SPEC + (more if "space:" in more else SPACE + more), "s.yaml")
+    resources = ResourcePlan(1, 0, at_once)
+    return make_plan(spec, resources, TaskFacts(**(FACTS | facts)), memory=memory, disk_free=disk)
+
+
+def test_hours_are_those_of_the_expected_epochs() -> None:
+    plan = _plan(ASHA)
+    assert (plan.rungs, plan.max_epochs) == ((1, 3), 240)
+    expected = 24 * 1 + 8 * 2 + 8 / 3 * 7
+    assert plan.expected_epochs == pytest.approx(expected)
+    assert plan.epoch_seconds == 60
+    assert plan.seconds == pytest.approx(expected * 60 / 4)
+    assert plan.as_dict()["hours"] == pytest.approx(expected / 4 / 60)
+
+
+def test_sweep_takes_as_long_as_one_whole_trial() -> None:
+    assert _plan(ASHA, at_once=24).seconds == 10 * 60
+
+
+def test_unknown_number_of_epochs_gives_the_most() -> None:
+    plan = _plan("early_stopping: {scheduler: median}\n")
+    assert plan.expected_epochs is None
+    assert plan.seconds == 240 * 60 / 4
+    assert "at most 1h00m" in plan.in_one_line()
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ("", 3),
+        ("checkpoint: {keep: 4}\n", 5),
+        ("checkpoint: {keep: 20}\n", 10),
+        ("checkpoint: {keep: 20, every: 5 steps}\n", 21),
+    ],
+)
+def test_disk_holds_the_newest_checkpoints_and_the_best(more: str, kept: int) -> None:
+    plan = _plan(more)
+    assert plan.checkpoints_kept == kept
+    assert plan.disk_bytes == 24 * kept * 50 * 2**20
+
+
+def test_plan_names_the_values_that_change_what_a_trial_takes() -> None:
+    sizes = "  train.batch_size: {choice: [8, 16]}\n  task.width: {int: [32, 64]}\n"
+    assert _plan(SPACE + sizes).measured_with == {"train.batch_size": 8, "task.width": 32}
+    assert _plan(SPACE).measured_with == {}
+
+
+def test_custom_loop_has_neither_hours_nor_sizes() -> None:
+    plan = _plan(own_loop=True, step_seconds=None, checkpoint_bytes=0, process_bytes=None)
+    assert (plan.seconds, plan.disk_bytes) == (None, None)
+    assert [word for word, _ in plan.rows()] == ["trials", "stopping", "time"]
+
+
+def test_plan_warns_of_memory_and_disk(request: pytest.FixtureRequest) -> None:
+    assert _plan(disk=2**40).warnings() == []
+    plan = _plan(at_once=20, disk=2**30)
+    compare_messages(request, plan.warnings())
+    assert _plan(at_once=20, memory=None).warnings() == []
+
+
+CASES = {
+    "halving": (ASHA, {}),
+    "nothing stopped": ("", {}),
+    "median": ("early_stopping: {scheduler: median}\nstop: {hours: 0.5}\n", {}),
+    "a population": ("early_stopping: {scheduler: pbt}\n", {}),
+    "one trial": ("concurrency: 1\nstop: {hours: 2}\n", {"gpu_bytes": 3 * 2**30}),
+    "a searched model": (
+        "space:\n  task.width: {int: [64, 4096]}\n  train.batch_size: {choice: [32, 64]}\n",
+        {},
+    ),
+    "a custom loop": (
+        "",
+        {"own_loop": True, "step_seconds": None, "process_bytes": None, "checkpoint_bytes": 0},
+    ),
+    "large numbers": (
+        "early_stopping: {scheduler: asha_promote, reduction: 2}\n",
+        {"step_seconds": 1234.5, "process_bytes": 2**37, "checkpoint_bytes": 2**32},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wording_of_a_plan(case: str, request: pytest.FixtureRequest) -> None:
+    more, facts = CASES[case]
+    plan = _plan(more, at_once=1 if case == "one trial" else 4, **facts)
+    lines = [f"{word:<10}{sentence}" for word, sentence in plan.rows()]
+    compare_messages(request, [*lines, plan.in_one_line()])
+    assert max(map(len, lines)) <= COLUMNS - 2
+    assert len(plan.in_one_line()) <= COLUMNS - 2

@@ -1,0 +1,288 @@
+"""Compute the first training batch and the first evaluation batch of a run, before it starts.
+
+The first optimizer of a process imports `torch._dynamo`, which takes 2 s. So these steps do all
+that a step does, except the optimizer's update. What must not live here: checks of a few samples
+(`task_checks.py`), and the GPU memory of a whole step (`memory_probe.py`).
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from trainable.base_run import check_reported
+from trainable.config import TrainConfig, TrialConfig
+from trainable.diagnostics import LayerNorms, memory_in_use
+from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError, TrainingError
+from trainable.evaluation import as_metrics, run_evaluation
+from trainable.logged import Log, collecting, means, merge_logged
+from trainable.optim import Clipper
+from trainable.seeding import preserved_host_rng
+from trainable.step import Step, translate_torch_errors
+from trainable.task import Batch
+from trainable.task_checks import has_literal, raised
+from trainable.task_code import task_code
+from trainable.train_state import model_state
+
+if TYPE_CHECKING:
+    from trainable.build import Parts
+
+SECONDS = 20.0
+"""After so long the first batches are given up: they are a check, and must not keep a sweep from
+starting."""
+_SLOW_STEP = 1.0
+"""A first step of so many seconds is not repeated: its own time is the measurement."""
+_STATUS = Path("/proc/self/status")  # sizes in KiB
+_GENERATOR_BYTES = 22_000
+"""What a checkpoint has besides tensors: mostly the state of the random generators."""
+STEP_METRICS = ("train/loss", "train/grad_norm", "train/lr")
+EPOCH_METRICS = ("train/clip_fraction", "train/samples_per_second")
+
+
+class FirstBatches:
+    """The first batches of a run, of which nothing is trained.
+
+    Args:
+        parts: The parts of a run; not compiled, and without loader processes.
+        config: Its configuration.
+        workers: Loader processes that the run will have.
+        threads: Threads of torch's operations in the run; None: as many as now.
+    """
+
+    def __init__(
+        self, parts: Parts, config: TrialConfig, *, workers: int = 0, threads: int | None = None
+    ) -> None:
+        self._parts, self._config = parts, config
+        self._workers, self._threads = workers, threads
+        self._reported: set[str] = set()
+        self.cautions: list[str] = []
+        """What failed, a sentence each. With other hyperparameters it may not."""
+        self.costs: dict[str, Any] = {}
+        """`step_seconds`, `evaluation_seconds` (of all batches), `process_bytes` and `gpu_bytes`;
+        without those that could not be measured."""
+
+    def compute(self) -> None:
+        """Take one step, evaluate one batch, and check the configuration's metrics; time both.
+
+        Raises:
+            ConfigError: A metric is not reported.
+            TaskError: `evaluate()` returns no metrics.
+        """
+        with collecting(self._parts.task) as log, preserved_host_rng(), _threads(self._threads):
+            # a broken loss breaks the evaluation, too: report it once
+            if self._step(log) and self._evaluate(log):
+                self._check_metrics()
+
+    def _step(self, log: Log) -> bool:
+        """Take one step, and a second one for its time; return whether the first succeeded."""
+        parts, config = self._parts, self._config.train
+        step = _step_without_update(parts, config)
+        windows = chain(parts.train.windows(0), parts.train.windows(1))
+        with self._attempt("the first training batch", certain=True) as tried, task_code():
+            for number, window in enumerate(islice(windows, 2), start=1):
+                seconds = self._timed(step, window, number)
+                tried.append(True)
+                if seconds > _SLOW_STEP:
+                    break
+            self.costs["step_seconds"] = seconds
+        if not tried:
+            return False
+        (logged,) = means([log.take()])
+        layers = LayerNorms(step.model, step.parameters).present()
+        self._reported |= logged.keys() | reported_names(parts, config, layers)
+        self.costs["process_bytes"] = _process_bytes()
+        if parts.precision.device.type == "cuda":
+            self.costs["gpu_bytes"] = torch.cuda.max_memory_reserved(parts.precision.device)
+        return True
+
+    def _evaluate(self, log: Log) -> bool:
+        parts = self._parts
+        batches: Iterator[Batch] = (b for window in parts.val.windows(0) for b in window)
+        log.prefix = "val/"
+        started = time.perf_counter()
+        only_batch = parts.val.plan.windows == 1
+        with self._attempt("the first validation batch", certain=only_batch) as tried:
+            found = run_evaluation(
+                parts.task,
+                parts.model,
+                islice(batches, 1),
+                precision=parts.precision,
+                seed=None,
+            )
+            tried.append(True)
+        if not tried:
+            return False
+        metrics = as_metrics(found, parts.task, parts.precision.device)
+        self.costs["evaluation_seconds"] = (time.perf_counter() - started) * parts.val.plan.windows
+        (logged,) = means([log.take()])
+        self._reported |= merge_logged(metrics, logged, "evaluate()").keys()
+        log.prefix = ""
+        return True
+
+    def _timed(self, step: Step, window: Iterable[Batch], number: int) -> float:
+        """Take a step; return its seconds. Loader processes fetch samples during other steps."""
+        started = time.perf_counter()
+        batches = list(window)
+        loaded = time.perf_counter()
+        step(batches, number)
+        if step.device.type == "cuda":
+            torch.cuda.synchronize(step.device)  # device synchronisation: to measure its time
+        loading, computing = loaded - started, time.perf_counter() - loaded
+        if self._workers:
+            return max(computing, loading / self._workers)
+        return computing + loading
+
+    def _check_metrics(self) -> None:
+        """Refuse a metric that is not reported, and warn of one that other batches may show.
+
+        A task may report a metric for some batches only. Then its module has the metric's name.
+        """
+        reported, task = self._reported, self._parts.task
+        for metric in self._config.metrics:
+            name = metric.removeprefix("val/")
+            lacks_prefix = f"val/{metric}" in reported
+            if metric in reported or lacks_prefix or not has_literal(task, {name, metric}):
+                check_reported([metric], reported)
+            else:
+                self.cautions.append(
+                    f"{metric!r} is not reported for the first batches, although the task's "
+                    "module names it; a metric must be reported at the end of each epoch: "
+                    f"{', '.join(sorted(reported))}; report it each time, or name another"
+                )
+
+    @contextmanager
+    def _attempt(self, what: str, *, certain: bool) -> Iterator[list[bool]]:
+        """Make a caution of an error of the user's code, which may raise anything.
+
+        The yielded list is filled by the caller; it stays empty after an error.
+
+        Args:
+            what: The subject of the sentence.
+            certain: Whether a task that breaks its contract does so in every epoch.
+
+        Raises:
+            TaskError: The task certainly breaks its contract.
+        """
+        done: list[bool] = []
+        try:
+            with _time_limit(SECONDS), translate_torch_errors(self._parts.precision.device):
+                yield done
+        except _TooSlow:
+            self.cautions.append(
+                f"{what} took longer than {SECONDS:g} s, and was not waited for; an epoch has "
+                f"{self._parts.train.plan.windows} training batches; check that nothing blocks"
+            )
+        except (NonFiniteLoss, NonFiniteGradient) as problem:
+            self.cautions.append(
+                f"{what}: {str(problem).partition(' at step')[0]} before anything was trained; a "
+                "loss and its gradient must be finite; look for NaN in the data, and check the "
+                "scale of the inputs and the targets"
+            )
+        except TrainingError as problem:
+            if isinstance(problem, TaskError) and problem.__cause__ is None and certain:
+                raise
+            self.cautions.append(f"{what}: {problem}")
+        except Exception as problem:
+            self.cautions.append(raised(what, problem))
+
+
+def reported_names(parts: Parts, config: TrainConfig, layers: Iterable[str] = ()) -> set[str]:
+    """Return the metrics that a run reports at the end of an epoch besides the task's own."""
+    names = {*STEP_METRICS, *EPOCH_METRICS, *memory_in_use(parts.precision.device)}
+    if config.measure_device_time:
+        names |= {"train/seconds", "train/device_seconds"}
+    if parts.precision.scaler is not None:
+        names.add("num_skipped_steps")
+    every = config.layer_norms_every
+    if every and parts.train.plan.windows % every == 0:  # else only in some epochs
+        names |= {f"grad_norm/{layer}" for layer in layers}
+    return names
+
+
+def checkpoint_bytes(parts: Parts, optimizer_bytes: int) -> int:
+    """Return about the bytes of a checkpoint: the model's tensors and the optimizer's state."""
+    tensors = [v for v in model_state(parts.model).values() if isinstance(v, torch.Tensor)]
+    return _GENERATOR_BYTES + optimizer_bytes + sum(t.numel() * t.element_size() for t in tensors)
+
+
+class _NoUpdate:
+    """Stands in for an optimizer, and changes no parameter."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+        self.param_groups = [{**group, "lr": lr, "initial_lr": lr} for group in groups]
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        del set_to_none
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def step(self) -> None:
+        pass
+
+
+def _step_without_update(parts: Parts, config: TrainConfig) -> Step:
+    optimizer = cast("torch.optim.Optimizer", _NoUpdate(parts.groups, config.optimizer.lr))
+    return Step(
+        task=parts.task,
+        model=parts.model,
+        optimizer=optimizer,
+        schedule=parts.schedule,
+        precision=parts.precision,
+        clipper=Clipper(config.clip),
+    )
+
+
+def _process_bytes() -> int:
+    """Return the most memory that this process has had for itself alone.
+
+    On Linux without the files that it maps, such as torch's libraries, which processes share.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return peak if sys.platform == "darwin" else peak * 1024
+    # not `ru_maxrss`, which counts the memory of the process that started this one
+    sizes = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    peak, files, shared = (int(sizes[key][0]) for key in ("VmHWM", "RssFile", "RssShmem"))
+    return (peak - files - shared) * 1024
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _TooSlow(Exception):
+    """The first batches took too long."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `_TooSlow` in the main thread after so many seconds."""
+
+    def stop(*_: object) -> None:
+        raise _TooSlow
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
