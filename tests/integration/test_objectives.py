@@ -163,5 +163,8 @@ def _assert_recorded(cli: CommandLine, front: set[int]) -> None:
     assert "best" not in names, "nobody has chosen yet"
     page = Path(client.download_artifacts(sweep.info.run_id, "report.html")).read_text()
     assert '<section id="pareto-front">' in page
-    assert re.findall("Not drawn: [^<]*", page) == ["Not drawn: this sweep stops no trial early."]
+    assert re.findall("Not drawn: [^<]*", page) == [
+        "Not drawn: this sweep stops no trial early.",
+        "Not drawn: it needs 30 trials with a value, and there are 4.",
+    ]
     assert "report.html" in names
