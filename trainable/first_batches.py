@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from trainable.build import Parts
 
 SECONDS = 20.0
-"""After so long the first batches are given up: they are a check, and must not keep a sweep from
-starting."""
-_SLOW_STEP = 1.0
-"""A first step of so many seconds is not repeated: its own time is the measurement."""
+"""After so long the first batches are given up: a check must not keep a sweep from starting."""
+_REPEATS = 5
+_ENOUGH_SECONDS = 0.5
+"""A step or batch is repeated so often, and no longer than this. The fastest counts: the first one
+is slower."""
 _STATUS = Path("/proc/self/status")  # sizes in KiB
 _GENERATOR_BYTES = 22_000
 """What a checkpoint has besides tensors: mostly the state of the random generators."""
@@ -55,14 +56,10 @@ class FirstBatches:
         parts: The parts of a run; not compiled, and without loader processes.
         config: Its configuration.
         workers: Loader processes that the run will have.
-        threads: Threads of torch's operations in the run; None: as many as now.
     """
 
-    def __init__(
-        self, parts: Parts, config: TrialConfig, *, workers: int = 0, threads: int | None = None
-    ) -> None:
-        self._parts, self._config = parts, config
-        self._workers, self._threads = workers, threads
+    def __init__(self, parts: Parts, config: TrialConfig, *, workers: int = 0) -> None:
+        self._parts, self._config, self._workers = parts, config, workers
         self._reported: set[str] = set()
         self.cautions: list[str] = []
         """What failed, a sentence each. With other hyperparameters it may not."""
@@ -77,23 +74,24 @@ class FirstBatches:
             ConfigError: A metric is not reported.
             TaskError: `evaluate()` returns no metrics.
         """
-        with collecting(self._parts.task) as log, preserved_host_rng(), _threads(self._threads):
+        with collecting(self._parts.task) as log, preserved_host_rng():
             # a broken loss breaks the evaluation, too: report it once
             if self._step(log) and self._evaluate(log):
                 self._check_metrics()
 
     def _step(self, log: Log) -> bool:
-        """Take one step, and a second one for its time; return whether the first succeeded."""
+        """Take one step, and some more for their time; return whether the first succeeded."""
         parts, config = self._parts, self._config.train
         step = _step_without_update(parts, config)
         windows = chain(parts.train.windows(0), parts.train.windows(1))
         with self._attempt("the first training batch", certain=True) as tried, task_code():
-            for number, window in enumerate(islice(windows, 2), start=1):
-                seconds = self._timed(step, window, number)
+            seconds: list[float] = []
+            for number, window in enumerate(islice(windows, _REPEATS), start=1):
+                seconds.append(self._timed(step, window, number))
                 tried.append(True)
-                if seconds > _SLOW_STEP:
+                if sum(seconds) > _ENOUGH_SECONDS:
                     break
-            self.costs["step_seconds"] = seconds
+            self.costs["step_seconds"] = min(seconds)
         if not tried:
             return False
         (logged,) = means([log.take()])
@@ -106,15 +104,13 @@ class FirstBatches:
 
     def _evaluate(self, log: Log) -> bool:
         parts = self._parts
-        batches: Iterator[Batch] = (b for window in parts.val.windows(0) for b in window)
-        log.prefix = "val/"
-        started = time.perf_counter()
+        log.prefix, seconds = "val/", list[float]()
         only_batch = parts.val.plan.windows == 1
         with self._attempt("the first validation batch", certain=only_batch) as tried:
             found = run_evaluation(
                 parts.task,
                 parts.model,
-                islice(batches, 1),
+                self._first_batches(seconds),
                 precision=parts.precision,
                 seed=None,
             )
@@ -122,21 +118,31 @@ class FirstBatches:
         if not tried:
             return False
         metrics = as_metrics(found, parts.task, parts.precision.device)
-        self.costs["evaluation_seconds"] = (time.perf_counter() - started) * parts.val.plan.windows
+        if seconds:
+            self.costs["evaluation_seconds"] = min(seconds) * parts.val.plan.windows
         (logged,) = means([log.take()])
         self._reported |= merge_logged(metrics, logged, "evaluate()").keys()
         log.prefix = ""
         return True
 
+    def _first_batches(self, seconds: list[float]) -> Iterator[Batch]:
+        """Yield one batch, and some more for their time; append the seconds that each takes."""
+        batches = (batch for window in self._parts.val.windows(0) for batch in window)
+        watch = _Watch(self._parts.precision.device)
+        for batch in islice(batches, _REPEATS):
+            yield batch
+            seconds.append(watch.seconds())
+            if sum(seconds) > _ENOUGH_SECONDS:
+                return
+
     def _timed(self, step: Step, window: Iterable[Batch], number: int) -> float:
         """Take a step; return its seconds. Loader processes fetch samples during other steps."""
         started = time.perf_counter()
         batches = list(window)
-        loaded = time.perf_counter()
+        loading = time.perf_counter() - started
+        watch = _Watch(step.device)
         step(batches, number)
-        if step.device.type == "cuda":
-            torch.cuda.synchronize(step.device)  # device synchronisation: to measure its time
-        loading, computing = loaded - started, time.perf_counter() - loaded
+        computing = watch.seconds()
         if self._workers:
             return max(computing, loading / self._workers)
         return computing + loading
@@ -214,6 +220,25 @@ def checkpoint_bytes(parts: Parts, optimizer_bytes: int) -> int:
     return _GENERATOR_BYTES + optimizer_bytes + sum(t.numel() * t.element_size() for t in tensors)
 
 
+class _Watch:
+    """Measures computing. On a CPU that other processes use, too, the time of this one counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start()
+
+    def _start(self) -> None:
+        self._wall, self._process = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> float:
+        """Return the seconds since the last reading."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # device synchronisation: to measure its time
+        wall, process = time.perf_counter() - self._wall, time.process_time() - self._process
+        self._start()
+        return min(wall, process) if self._device.type == "cpu" else wall
+
+
 class _NoUpdate:
     """Stands in for an optimizer, and changes no parameter."""
 
@@ -256,16 +281,6 @@ def _process_bytes() -> int:
     sizes = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
     peak, files, shared = (int(sizes[key][0]) for key in ("VmHWM", "RssFile", "RssShmem"))
     return (peak - files - shared) * 1024
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _TooSlow(Exception):

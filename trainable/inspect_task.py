@@ -1,6 +1,6 @@
 """Build a run in a child process, compute its first batches, and print what it needs, as JSON.
 
-    python -m trainable.inspect_task [--thorough] [--threads=N] < configs.json
+    python -m trainable.inspect_task [--thorough] < configs.json
 
 The input has trial configurations of one task, one per line. The first is built, its first
 batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 def inspect_config(
-    config: TrialConfig,
-    max_warmup_config: TrialConfig | None = None,
-    *,
-    thorough: bool = False,
-    threads: int | None = None,
+    config: TrialConfig, max_warmup_config: TrialConfig | None = None, *, thorough: bool = False
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests.
 
@@ -42,7 +38,6 @@ def inspect_config(
         config: Its configuration.
         max_warmup_config: Another one of the same task; its steps are checked without building it.
         thorough: Check the whole contract of the task, which builds it several times.
-        threads: Threads of a trial, with which a step is timed; None: as many as now.
 
     Raises:
         TrainingError: One of them cannot be built; the message says why.
@@ -79,8 +74,7 @@ def inspect_config(
         # compares the state before and after the first pass.
         check_resumable(parts)
         cautions = quick_check(parts)
-        workers = config.train.loader.num_workers
-        first = FirstBatches(parts, config, workers=workers, threads=threads)
+        first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
         answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
     if thorough:
@@ -143,12 +137,8 @@ def _main() -> None:
 
 def _answer(first: str, second: str) -> dict[str, Any]:
     wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
-    options = dict(option.partition("=")[::2] for option in sys.argv[1:])
-    threads = int(options["--threads"]) if "--threads" in options else None
     try:
-        return inspect_config(
-            wanted, max_warmup_config, thorough="--thorough" in options, threads=threads
-        )
+        return inspect_config(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:

@@ -138,6 +138,10 @@ class TaskInspector:
         environment["PYTHONBREAKPOINT"] = "0"  # the child has no terminal for a debugger
         if not (plan.gpu if plan else spec.resources.gpu):
             environment["CUDA_VISIBLE_DEVICES"] = ""
+        if plan is not None:  # the threads of a trial, whose steps are timed
+            environment["OMP_NUM_THREADS"] = os.environ.get(
+                "OMP_NUM_THREADS", str(max(1, int(plan.cpu)))
+            )
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             [
@@ -146,7 +150,6 @@ class TaskInspector:
                 "-m",
                 "trainable.inspect_task",
                 *(["--thorough"] if thorough else []),
-                *([f"--threads={max(1, int(plan.cpu))}"] if plan else []),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

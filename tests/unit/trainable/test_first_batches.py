@@ -193,18 +193,26 @@ def test_nothing_is_trained_and_nothing_is_drawn(configure: Callable[..., Any]) 
     assert parts.model.training
 
 
-def test_second_step_is_the_one_that_is_timed(compute: Callable[..., Any]) -> None:
-    passes = []
+def _compute_for(seconds: float) -> None:
+    ends = time.process_time() + seconds
+    while time.process_time() < ends:
+        pass
+
+
+def test_fastest_of_some_steps_is_the_measurement(compute: Callable[..., Any]) -> None:
+    passes: list[bool] = []
 
     def loss(self: Task, model: nn.Module, batch: Any) -> Any:
+        first_of_its_kind = model.training not in passes
         passes.append(model.training)
-        time.sleep(0.3 if len(passes) == 1 else 0.1)
+        _compute_for(0.2 if first_of_its_kind else 0.01)
         return Plain.loss(self, model, batch)
 
     first, parts = compute(_made(loss=loss))
-    assert passes == [True, True, False]
-    assert 0.1 <= first.costs["step_seconds"] < 0.3
-    assert first.costs["evaluation_seconds"] >= 0.1 * parts.val.plan.windows
+    assert passes == [True] * passes.count(True) + [False] * passes.count(False)
+    assert 2 <= passes.count(True) <= 5
+    assert 0.01 <= first.costs["step_seconds"] < 0.2
+    assert 0.01 <= first.costs["evaluation_seconds"] / parts.val.plan.windows < 0.2
     assert first.costs["process_bytes"] > 2**20
 
 
@@ -217,7 +225,7 @@ def test_slow_step_is_taken_once(
         passes.append(model.training)
         return Plain.loss(self, model, batch)
 
-    monkeypatch.setattr(first_batches, "_SLOW_STEP", 0.0)
+    monkeypatch.setattr(first_batches, "_ENOUGH_SECONDS", 0.0)
     first, _ = compute(_made(loss=loss))
     assert passes == [True, False]
     assert first.costs["step_seconds"] > 0

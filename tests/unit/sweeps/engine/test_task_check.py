@@ -11,7 +11,7 @@ import pytest
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.engine.resources import ResourcePlan, StepMemory
-from sweeps.engine.task_check import TaskInspector, largest_config, longest_warmup
+from sweeps.engine.task_check import TaskInspector, TaskRefused, largest_config, longest_warmup
 from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 
@@ -163,3 +163,27 @@ def test_memory_is_measured_only_if_it_decides(more: str, gpu: float) -> None:
     inspection = TaskInspector(_spec(more=more), ResourcePlan(1, gpu, 4))
     inspection.terminate()
     assert len(inspection._configs.splitlines()) == 2
+
+
+COUNTING = """
+import torch
+from trainable.tasks.spiral import Spiral as Base
+
+class Spiral(Base):
+    def build_model(self):
+        raise ValueError(f"{torch.get_num_threads()} threads")
+"""
+
+
+@pytest.mark.parametrize(("variable", "threads"), [(None, 1), ("2", 2)])
+def test_task_is_computed_with_the_threads_of_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, threads: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    (tmp_path / "counting.py").write_text(COUNTING)
+    spec = with_overrides(_spec(), ["task.name=counting:Spiral"])
+    with pytest.raises(TaskRefused, match=f"ValueError: {threads} threads"):
+        TaskInspector(spec, ResourcePlan(1, 0, 1)).facts()
