@@ -13,7 +13,12 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import SweepSpec
@@ -112,6 +117,7 @@ def read_sweep(paths: SweepPaths) -> SweepData:
     # Without trials that were added after the view was read.
     stored = Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
     known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
+    known = _with_whole_ranges(known)
     low = view.ledger.minimizes
     study = optuna.create_study(directions=["minimize" if one else "maximize" for one in low])
     for trial in known:
@@ -160,6 +166,36 @@ def _at_its_best(
     shown = copy.copy(trial)
     shown.params = {key: value for key, value in record.best_params.items() if key in drawn}
     shown.distributions = {key: drawn[key] for key in shown.params}
+    return shown
+
+
+def _with_whole_ranges(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials with one range for each parameter, if a resume changed only its ends.
+
+    Importance needs trials of one distribution.
+    """
+    ranges: dict[str, list[Any]] = {}
+    for trial in trials:
+        for key, one in trial.distributions.items():
+            ranges.setdefault(key, []).append(one)
+    whole: dict[str, BaseDistribution] = {}
+    for key, found in ranges.items():
+        first = found[0]
+        if isinstance(first, FloatDistribution | IntDistribution) and all(
+            type(one) is type(first) and one.log == first.log and one.step in (None, 1)
+            for one in found
+        ):
+            low, high = min(one.low for one in found), max(one.high for one in found)
+            whole[key] = type(first)(low, high, log=first.log)
+    return [_with_distributions(trial, whole) for trial in trials]
+
+
+def _with_distributions(
+    trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]
+) -> FrozenTrial:
+    shown = copy.copy(trial)
+    mine = trial.distributions.items()
+    shown.distributions = {key: distributions.get(key, one) for key, one in mine}
     return shown
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.publishing.report_data import NotEnough, SweepData, read_sweep
 from sweeps.publishing.report_figures import FIGURES
 from sweeps.publishing.report_value_figures import contours, importance, parallel, slices
 from sweeps.results.comparable_trials import compare_all
 from sweeps.results.findings import find
+from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
@@ -65,6 +67,19 @@ def test_importance_counts_stopped_trials_too(tmp_path: Path) -> None:
     assert (len(data.compared.selected), len(data.survivors.selected)) == (24, 12)
     said = {one.topic: one.sentence for one in find(sweep.view).sentences}
     assert said["importance"].startswith("lr mattered most")
+
+
+def test_narrowed_parameter_keeps_its_importance(tmp_path: Path) -> None:
+    """A resume in a better space changes the distribution of the parameter that matters most."""
+    sweep = misleading_sweep(tmp_path)
+    narrowed = with_overrides(sweep.spec, [f"space.{LR}={{loguniform: [0.003, 0.1]}}"])
+    sweep.spec = narrowed
+    for rate in (0.004, 0.02):
+        sweep.add("complete", 0.5, params={LR: rate, NORM: 1.0})
+    write_spec(sweep.paths.spec, narrowed)
+    data = read_sweep(sweep.paths)
+    assert _shares(data)["lr"] > 0.6
+    assert data.searched_range("lr") == (1e-4, 1e-1, True)
 
 
 def test_colours_are_the_numbers_of_the_trials(tmp_path: Path) -> None:
