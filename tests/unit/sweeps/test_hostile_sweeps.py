@@ -44,6 +44,8 @@ COMMANDS = [
     ["best", "NAME"],
     ["compare", "NAME"],
     ["stop", "NAME", "--trial", "0"],
+    ["du", "NAME"],
+    ["rm", "NAME"],  # measures, and asks a terminal that is not there
 ]
 REPORT, EACH = ["report", "NAME", "--output", "report.html"], 20
 """It draws in a child process, for some seconds: every twentieth mutation is reported."""
