@@ -11,11 +11,11 @@ from sweeps.driver.stop_requests import StopResult
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
+from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import MissingReport, unreported
 from sweeps.reconciliation.repairs import close_stores
-from sweeps.recording.tags import BY_THE_USER
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.sweep_lock import SweepLock
 from tracking.outbox_status import read_outbox

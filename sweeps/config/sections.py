@@ -239,7 +239,7 @@ class StopConfig(Section):
     hours: Number | None = Field(default=None, gt=0, examples=[2])
     """The hours during which trials may run, over all attempts of the sweep; null: no limit."""
     value: float | None = Field(default=None, examples=[0.05])
-    """The sweep ends when a complete trial reaches this value of `metric`; null: never."""
+    """The sweep ends when its best trial has reached this value of `metric`; null: never."""
     plateau: PlateauConfig = PlateauConfig()
 
 

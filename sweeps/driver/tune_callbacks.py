@@ -51,7 +51,8 @@ from sweeps.policies.failure_policy import (
     RepeatedFailure,
     RepeatedFailureDetector,
 )
-from sweeps.recording.tags import BY_THE_USER, STOPPED_BY_INTERRUPT
+from sweeps.policies.stop_criteria import BY_THE_USER
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.storage.durable import make_directory

@@ -25,8 +25,7 @@ from sweeps.engine.trial_process import SweepTrial
 from sweeps.errors import LedgerError
 from sweeps.ledger.reader import of_search
 from sweeps.policies.failure_policy import RepeatedFailure
-from sweeps.policies.stop_criteria import BY_THE_SWEEP, StopMonitor
-from sweeps.recording.tags import BY_THE_USER
+from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER, StopMonitor
 from sweeps.results.observer import ProgressObserver
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.sweep_lock import SweepLock

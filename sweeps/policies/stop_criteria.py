@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # commands that only read a sweep do not load Optuna
 
 BY_THE_SWEEP = "stopped with the sweep: "
 """The beginning of a trial's reason if the trial was pruned because its sweep stopped."""
+BY_THE_USER = "stopped by the user"
+"""The reason in the ledger of a trial that the user stopped."""
 _KEEP_EVERY = 10.0
 """Seconds between two writes of the sweep's time; a killed driver loses at most these."""
 
@@ -70,6 +72,12 @@ def _watches(spec: SweepSpec) -> bool:
     return spec.stop != StopConfig()
 
 
+def is_stopped_early(trial: TrialSummary) -> bool:
+    """Return whether early stopping ended a trial, not the user or the end of the whole sweep."""
+    reason = trial.reason or ""
+    return trial.state == "pruned" and not reason.startswith((BY_THE_SWEEP, BY_THE_USER))
+
+
 def _cut_short(trial: TrialSummary) -> bool:
     return (trial.reason or "").startswith(BY_THE_SWEEP)
 
@@ -88,8 +96,8 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> StopCriterionMe
     count, minimize = spec.stop.plateau.trials, spec.modes[0] == "min"
     if count is None:
         return None
-    # A trial with a reason was stopped by its user or by a criterion. It does not count.
-    tried = [t for t in trials if t.state in ("complete", "pruned") and t.reason is None]
+    # A trial that the user or a criterion stopped does not count.
+    tried = [t for t in trials if t.state == "complete" or is_stopped_early(t)]
     tried.sort(
         key=lambda trial: (trial.finish_order, trial.ended_at or datetime.min, trial.number)
     )
@@ -127,8 +135,8 @@ def _time(spec: SweepSpec, seconds: float) -> StopCriterionMet | None:
 
 
 def _best(trials: Iterable[TrialSummary], *, minimize: bool) -> float | None:
-    """Return the best value of the complete trials; only these can be the best of a sweep."""
-    values = [t.value for t in trials if t.state == "complete" and t.value is not None]
+    """Return the best value of the trials that can be the best of a sweep."""
+    values = [t.value for t in trials if t.has_result and t.value is not None]
     return best_report(values, minimize=minimize)
 
 

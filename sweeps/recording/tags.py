@@ -12,14 +12,12 @@ from itertools import groupby
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.reader import ACCUMULATION, FINISHES, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
-from sweeps.policies.stop_criteria import BY_THE_SWEEP
+from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
 from tracking.recorder import Status
 
-BY_THE_USER = "stopped by the user"
-"""The reason in the ledger of a trial that the user stopped."""
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """Clears the tag of a trial's run that resumes after an interruption."""

@@ -19,8 +19,7 @@ from sweeps.config.space import is_number
 from sweeps.errors import SpecError
 from sweeps.formatting import format_number, format_reason, format_value
 from sweeps.ledger.reader import TrialSummary, of_search, ranking
-from sweeps.policies.stop_criteria import BY_THE_SWEEP
-from sweeps.recording.tags import BY_THE_USER
+from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.comparable_trials import ComparableTrials, compare_all
 from sweeps.results.next_search import next_overrides
 from sweeps.results.rank_effects import RankEffect, rank_effects
@@ -146,7 +145,7 @@ class _Evidence:
         """Yield what is bad, in words, which trials ended so, and with which they are compared."""
         ended = {record.number for record in self.records if record.finished}
         failed = {record.number for record in self.records if record.state == "failed"}
-        stopped = {r.number: r.epoch for r in self.records if _was_stopped(r)}
+        stopped = {r.number: r.epoch for r in self.records if is_stopped_early(r)}
         if stopped:
             first = min(stopped.values())
             at_first = {number for number, epoch in stopped.items() if epoch == first}
@@ -257,8 +256,8 @@ class _Evidence:
 
     def _epochs(self) -> Iterator[Finding]:
         """State how much training early stopping saved."""
-        ended = [r for r in self.records if r.state == "complete" or _was_stopped(r)]
-        if not any(map(_was_stopped, ended)):
+        ended = [r for r in self.records if r.state == "complete" or is_stopped_early(r)]
+        if not any(map(is_stopped_early, ended)):
             return
         trained = sum(record.epoch for record in ended)
         possible = len(ended) * max(self.spec.budget.epochs, *(r.epoch for r in ended))
@@ -287,12 +286,6 @@ class _Evidence:
         yield Finding(
             "failures", f"{len(failed)} of {len(self.records)} trials failed: {_listed(parts)}."
         )
-
-
-def _was_stopped(record: TrialSummary) -> bool:
-    """Whether early stopping ended a trial, not the user or the end of the whole sweep."""
-    reason = record.reason or ""
-    return record.state == "pruned" and not reason.startswith((BY_THE_SWEEP, BY_THE_USER))
 
 
 def _against(mine: float, other: float) -> str:

@@ -17,8 +17,8 @@ import pytest
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LockLost, SpecError
 from sweeps.policies.failure_policy import MAX_LOST_STARTS
+from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.recording.locked_recorder import LockedRecorder
-from sweeps.recording.tags import BY_THE_USER
 from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep

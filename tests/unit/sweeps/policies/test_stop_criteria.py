@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.storages import RDBStorage
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, TrialRecord, TrialSummary
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.policies.stop_criteria import (
+    BY_THE_SWEEP,
+    BY_THE_USER,
     StopCriterionMet,
     StopMonitor,
     active_stop_criterion,
@@ -29,7 +29,7 @@ from sweeps.reconciliation.reconcile import (
     UnrecordedEnd,
     reconcile,
 )
-from sweeps.recording.tags import BY_THE_SWEEP, BY_THE_USER, end_tags
+from sweeps.recording.tags import end_tags
 from sweeps.results.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -79,13 +79,14 @@ def test_sweep_without_criteria_is_not_stopped() -> None:
     [
         ("min", [("complete", 0.06)], None),
         ("min", [("complete", 0.05)], "stop.value"),
-        ("min", [("pruned", 0.01), ("failed", 0.01), ("running", 0.01)], None),
+        ("min", [("failed", 0.01), ("running", 0.01)], None),
+        ("min", [("pruned", 0.01)], "stop.value"),
         ("max", [("complete", 0.04)], None),
         ("max", [("complete", 0.06)], "stop.value"),
         ("min", [], None),
     ],
 )
-def test_a_target_is_reached_by_a_complete_trial(
+def test_a_target_is_reached_by_the_best_trial(
     mode: str, told: list[tuple[str, float]], expected: str | None
 ) -> None:
     assert _key(_spec("{value: 0.05}", mode), _trials(*told)) == expected
@@ -100,10 +101,12 @@ PLATEAU = "{plateau: {trials: 3, min_delta: 0.1}}"
         ([("complete", 1.0)] + [("complete", 0.95)] * 3, "stop.plateau"),
         ([("complete", 1.0)] + [("complete", 0.95)] * 2, None),
         ([("complete", 1.0), ("complete", 2.0), ("complete", 0.8), ("complete", 2.0)], None),
-        ([("complete", 1.0), ("pruned", 0.1), ("pruned", 0.1), ("pruned", 0.1)], "stop.plateau"),
+        ([("complete", 1.0)] + [("pruned", 1.1)] * 3, "stop.plateau"),
+        ([("complete", 1.0), ("pruned", 0.1), ("pruned", 1.1), ("pruned", 1.1)], None),
         ([("complete", 1.0), ("pruned", 0.1), ("pruned", 0.1), ("failed", None)], None),
         ([("complete", 1.0), ("pruned", 0.1), ("pruned", 0.1), ("running", 2.0)], None),
-        ([("pruned", 1.0)] * 9, None),  # there is no best value that could be improved
+        ([("pruned", 1.0)] * 9, "stop.plateau"),
+        ([("failed", None)] * 9, None),  # there is no best value that could be improved
     ],
 )
 def test_plateau_is_n_trials_without_improvement(
@@ -127,9 +130,8 @@ def test_plateau_order_survives_a_clock_set_back(
     place = tmp_path / "ledger.db"
     ledger = Ledger.create(place, mode="min", sweep_id="s")
     for hour, value in ((12, 1.0), (13, 0.9), (14, 0.8), (11, 0.5)):
-        now = START + timedelta(hours=hour)
-        clock = type("Clock", (datetime,), {"now": staticmethod(lambda now=now: now)})
-        monkeypatch.setattr(sys.modules[RDBStorage.__module__], "datetime", clock)
+        now = int((START + timedelta(hours=hour)).timestamp() * 1e9)
+        monkeypatch.setattr("sweeps.ledger.ledger.time.time_ns", lambda now=now: now)
         number = ledger.add(Suggestion({}, {}, {})).number
         ledger.report(number, epoch=1, step=1, value=value)
         ledger = Ledger.open(place)  # by the next driver
@@ -145,6 +147,8 @@ def test_trials_stopped_by_the_user_do_not_count() -> None:
     assert _key(_spec(PLATEAU), _trials(*told)) == "stop.plateau"
     for reason in (BY_THE_USER, BY_THE_SWEEP + "why"):
         assert _key(_spec(PLATEAU), _trials(*told, reason=reason)) is None
+    early = _trials(*told, reason="asha at epoch 1: val/loss 2, needed <= 1, rank 3 of 3")
+    assert _key(_spec(PLATEAU), early) == "stop.plateau"
 
 
 def test_time_is_that_of_all_attempts() -> None:

@@ -15,10 +15,9 @@ from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
-from sweeps.policies.stop_criteria import BY_THE_SWEEP
+from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.reconciliation.reconcile import UnrecordedEnd
 from sweeps.reconciliation.repairs import apply
-from sweeps.recording.tags import BY_THE_USER
 from sweeps.search.searcher import LedgerSearcher
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
