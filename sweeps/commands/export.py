@@ -42,10 +42,10 @@ def export(
     from sweeps.api.sweep import Sweep
     from sweeps.path_checks import check_file, check_private
 
-    if (csv is None) == (parquet is None):
-        fail("one of --csv DIR and --parquet DIR is needed; write one of them", code=WRONG_INPUT)
     with input_errors():
         sweep = Sweep.open(name, root=root)
+        if (csv is None) == (parquet is None):
+            fail("one of --csv DIR and --parquet DIR is needed; write one", code=WRONG_INPUT)
         directory, kind = (csv, "csv") if csv is not None else (parquet, "parquet")
         assert directory is not None
         targets = [directory / f"{table}.{kind}" for table in ("trials", "curves")]

@@ -62,7 +62,7 @@ def test_unknown_number_of_epochs_gives_the_most() -> None:
     plan = _plan("early_stopping: {scheduler: median}\n")
     assert plan.expected_epochs is None
     assert plan.seconds == 240 * 60 / 4
-    assert "at most 1h00m" in plan.in_one_line()
+    assert "at most 1h 00m" in plan.in_one_line()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from sweeps.reconciliation.reconcile import end_of_training
 from sweeps.recording.tags import best_tags, end_tags, front_tags, leaders_view
 from sweeps.results.compare import Incomparable, compare
 from sweeps.results.observer import TrialProgress
+from sweeps.results.sweep_progress import SweepProgress, best_name, best_of
 from sweeps.results.sweep_status import NoBest
 from sweeps.results.trial_selection import select_rows
 from sweeps.search.multi_fidelity import project_to_rung
@@ -84,14 +85,18 @@ def test_every_view_shows_the_same_best(sweep: MadeSweep, select: str) -> None:
 
 def test_live_table_shows_the_same_best(select: str) -> None:
     text = f"name: s\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 3\nselect: {select}"
-    table = ProgressTable(Console(file=io.StringIO()), parse_spec(text, "s.yaml"))
+    spec = parse_spec(text, "s.yaml")
+    progress = SweepProgress(spec)
+    table = ProgressTable(Console(file=io.StringIO()), progress)
     for number, (ending, values) in REPORTS.items():
         table.started(number, {}, 1)
         for epoch, value in enumerate(values, start=1):
             metrics = {"val/loss": value, "best/val/loss": min(values[:epoch])}
             table.reported(TrialProgress(number, {}, epoch, epoch, metrics))
         table.ended(number, ending, None, None)
-    assert table._best() == BEST[select]
+    best = best_of(progress.rows, spec)
+    assert best is not None
+    assert (best.number, best.metrics[best_name(spec)]) == BEST[select]
     assert f"trial {BEST[select][0]}" in table._summary()
 
 
