@@ -48,18 +48,20 @@ def export(
             fail("one of --csv DIR and --parquet DIR is needed; write one", code=WRONG_INPUT)
         directory, kind = (csv, "csv") if csv is not None else (parquet, "parquet")
         assert directory is not None
-        targets = [directory / f"{table}.{kind}" for table in ("trials", "curves")]
+        targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
         check_private(directory, f"--{kind}")
         for target in targets:
             check_file(target, f"--{kind}")
         with err.status("reading"):
             frames = [sweep.trials().reset_index(), sweep.curves()]
+            # Made whole before a file is: pandas takes some paths for addresses.
+            tables = [
+                frame.to_csv(index=False).encode() if kind == "csv" else frame.to_parquet()
+                for frame in frames
+            ]
         directory.mkdir(parents=True, exist_ok=True)
-        for frame, target in zip(frames, targets, strict=True):
+        for table, target in zip(tables, targets, strict=True):
             aside = target.with_name(f".{target.name}.writing")
-            if kind == "csv":
-                frame.to_csv(aside, index=False)
-            else:
-                frame.to_parquet(aside, index=False)
+            aside.write_bytes(table)
             aside.replace(target)
             out.print(f"wrote {target}", soft_wrap=True)

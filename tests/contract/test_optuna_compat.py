@@ -93,7 +93,7 @@ def test_schema(rdb: storage.EditableParamsStorage) -> None:
 def test_query_reads_columns_that_exist(name: str, rdb: storage.EditableParamsStorage) -> None:
     query = getattr(tables, name).format(
         number=LedgerFile.sql.number("value", "value_type")
-        if name in ("BEST_VALUES_QUERY", "VALUES_QUERY")
+        if name in ("BEST_VALUES_QUERY", "LAST_VALUES_QUERY", "VALUES_QUERY")
         else LedgerFile.sql.number(*tables.INTERMEDIATE_VALUE),
         is_report=LedgerFile.sql.begins("report "),
         pick="MIN",

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainable.loop import _fetched
+from trainable.evaluation import _fetched
 
 # What cannot be known on the host before the device has computed it.
 _FETCHING = ("_local_scalar_dense", "equal", "nonzero", "masked_select")
