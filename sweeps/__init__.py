@@ -17,10 +17,16 @@ complete_account()
 
 if TYPE_CHECKING:
     from sweeps.api.command import SweepCommandError as SweepCommandError
+    from sweeps.api.figures import Figures as Figures
     from sweeps.api.sweep import Sweep as Sweep
     from sweeps.api.trial import Trial as Trial
 
-_MODULES = {"Sweep": "sweep", "SweepCommandError": "command", "Trial": "trial"}
+_MODULES = {
+    "Figures": "figures",
+    "Sweep": "sweep",
+    "SweepCommandError": "command",
+    "Trial": "trial",
+}
 
 __all__ = sorted(_MODULES)
 

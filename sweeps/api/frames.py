@@ -41,24 +41,19 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
                 "best_step": record.best_step,
                 "epochs": record.epoch,
                 "steps": record.step,
+                "started_at": record.started_at,
                 "ended_at": record.ended_at,
+                "seconds": record.seconds,
                 "attempts": record.attempts,
+                "finishes": record.finishes,
                 "reason": record.reason,
                 "run_id": row["mlflow_run_id"],
             }
         )
-    ends = [
-        "best_epoch",
-        "best_step",
-        "epochs",
-        "steps",
-        "ended_at",
-        "attempts",
-        "reason",
-        "run_id",
-    ]
+    ends = ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
+    ends += ["attempts", "finishes", "reason", "run_id"]
     frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
-    whole = {"best_epoch": "Int64", "best_step": "Int64"}
+    whole = dict.fromkeys(["best_epoch", "best_step", "finishes"], "Int64")
     return frame.astype(whole).set_index("trial")
 
 

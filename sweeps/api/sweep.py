@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.api.command import run_command
+from sweeps.api.figures import Figures
 from sweeps.api.frames import curves_frame, trials_frame
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
@@ -211,7 +212,8 @@ class Sweep:
 
         Columns: `state`; each searched parameter by its dotted key; each reported metric as it was
         at the trial's best report; `best_epoch` and `best_step` of that report; `epochs` and
-        `steps` trained; `ended_at`; `attempts`; `reason`; `run_id` in MLflow.
+        `steps` trained; `started_at`, `ended_at` and the `seconds` that workers trained it;
+        `attempts`; `finishes`, the pruned trial that it trains to its end; `reason`; `run_id`.
 
         Example:
             >>> frame = Sweep.open("digits").trials()
@@ -268,6 +270,11 @@ class Sweep:
         """
         view = self._view()
         return Trial(view, view.record(number))
+
+    @property
+    def figures(self) -> Figures:
+        """The report's figures, for a notebook."""
+        return Figures(self.paths)
 
     @property
     def study(self) -> optuna.Study:

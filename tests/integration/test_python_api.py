@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sweeps import Sweep, SweepCommandError
+from sweeps.publishing.report_data import NotEnough
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import CommandLine, wait_until
 from tests.time_limits import scaled
@@ -135,6 +136,17 @@ def test_study_takes_optunas_own_analysis(sweep: Sweep) -> None:
     assert len(optuna.visualization.plot_optimization_history(study).data) > 0
     study.tell(study.ask(), 0.0)
     assert len(sweep.study.trials) == 5
+
+
+def test_figures_are_those_of_the_report(sweep: Sweep) -> None:
+    best = sweep.figures.history().data[-1].y
+    values = list(sweep.trials().sort_index()["val/loss"])
+    assert list(best) == [min(values[: count + 1]) for count in range(5)]
+    for draw in (sweep.figures.curves, sweep.figures.slices, sweep.figures.timeline):
+        assert len(draw().data) > 0
+    for draw in (sweep.figures.contours, sweep.figures.pareto):
+        with pytest.raises(NotEnough):
+            draw()
 
 
 def test_file_that_is_written_gives_the_same_sweep(sweep: Sweep, tmp_path: Path) -> None:
