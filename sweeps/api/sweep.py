@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,21 +146,29 @@ class Sweep:
         return self
 
     def resume(
-        self, overrides: Mapping[str, Any] | None = None, *, accept_changes: bool = False
+        self,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        finish: Sequence[int] = (),
+        accept_changes: bool = False,
+        offline: bool = False,
     ) -> Sweep:
         """Go on with the sweep after an interruption, or add trials to it.
 
         Args:
             overrides: Changed values by dotted key, such as `{"trials": 40}`.
+            finish: Numbers of pruned trials to train to their end.
             accept_changes: Resume although code, data or the meaning of values has changed.
+            offline: Contact no tracking server; everything stays in the outbox.
 
         Raises:
             SweepCommandError: There is no such sweep, a change is refused, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
         settings = [f"-s{k}={write_flow(_plain(v))}" for k, v in (overrides or {}).items()]
-        accept = ["--accept-changes"] if accept_changes else []
-        self._drive(["resume", self.name, *settings, *accept, *self._root()])
+        chosen = [word for number in finish for word in ("--finish", str(number))]
+        flags = ["--accept-changes"] * accept_changes + ["--offline"] * offline
+        self._drive(["resume", self.name, *settings, *chosen, *flags, *self._root()])
         self._spec = SweepStatus(self.paths).spec
         return self
 
@@ -211,9 +219,10 @@ class Sweep:
         """Return one row for each trial, by its number.
 
         Columns: `state`; each searched parameter by its dotted key; each reported metric as it was
-        at the trial's best report; `best_epoch` and `best_step` of that report; `epochs` and
-        `steps` trained; `started_at`, `ended_at` and the `seconds` that workers trained it;
-        `attempts`; `finishes`, the pruned trial that it trains to its end; `reason`; `run_id`.
+        at the report that is the trial's value; `best_epoch` and `best_step` of that report;
+        `epochs` and `steps` trained; `started_at`, `ended_at` and the `seconds` that workers
+        trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `reason`;
+        `run_id`.
 
         Example:
             >>> frame = Sweep.open("digits").trials()

@@ -35,8 +35,9 @@ class Trial:
     Attributes:
         number: The trial's number, from 0.
         state: `waiting`, `running`, `complete`, `pruned` or `failed`.
-        params: The searched parameters of its best report, by dotted key.
-        value: The sweep's metric in its best report; None before the first report.
+        params: The searched parameters of the report that is its value, by dotted key.
+        value: The sweep's metric at its best report, or at its last one if the sweep has
+            `select: final`; None before the first report.
         epochs: How many epochs it has trained.
         reason: Why it was stopped or failed, in a sentence; None otherwise.
         directory: Its directory: checkpoints, metrics, log and configuration.
@@ -59,7 +60,7 @@ class Trial:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of its best report; empty before the first."""
+        """All metrics of the report that is its value; empty before the first."""
         return best_metrics(self._view, self.number)
 
     @property
@@ -69,7 +70,7 @@ class Trial:
 
     @property
     def checkpoint(self) -> str:
-        """The checkpoint of its best value: a directory, or the prefix of an object store.
+        """The checkpoint of its value: a directory, or the prefix of an object store.
 
         Raises:
             NoBest: It is lost, or the trial never saved one.
@@ -90,7 +91,7 @@ class Trial:
         return frame.set_index("step")["value"].rename(name)
 
     def load_model(self) -> nn.Module:
-        """Return its model with the weights of its best value, in evaluation mode, on the CPU.
+        """Return its model with the weights of its value, in evaluation mode, on the CPU.
 
         The task's code is imported and builds the model, so its module must be importable here.
 
@@ -117,7 +118,7 @@ class Trial:
         return load_task(task.name, task.arguments)
 
     def export(self, directory: str | Path) -> list[Path]:
-        """Write its best weights (safetensors), its configuration and its model card.
+        """Write the weights of its value (safetensors), its configuration and its model card.
 
         Args:
             directory: A new or empty directory.

@@ -118,6 +118,7 @@ Finish = Annotated[
         metavar="K",
         help="Train pruned trial K to its end, exempt from early stopping; also 4,7; repeatable.",
         show_default=False,
+        autocompletion=trial_numbers,
     ),
 ]
 Grace = Annotated[

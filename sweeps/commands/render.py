@@ -113,6 +113,11 @@ def status(
             )
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
+        record = view.record(found["best"]["number"])
+        if record.state == "pruned":
+            lines.append(Text(f"it was stopped early: {record.reason or 'pruned'}"))
+            if command := view.finish_command(record):
+                lines.append(line(f"train it to its end: {command}"))
     lines += map(Text, messages.found_lines(findings))
     failed = outcome is not None and outcome.cause
     if findings is not None and findings.overrides and not failed:

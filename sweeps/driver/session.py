@@ -27,7 +27,7 @@ from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
-from sweeps.ledger.reader import TrialRecord, of_search
+from sweeps.ledger.reader import TrialRecord, count_trials, of_search
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, program_name
 from sweeps.policies.stop_criteria import (
@@ -98,15 +98,14 @@ class SweepSession:
     @property
     def num_trials(self) -> int:
         """How many trials the sweep has when it is complete. See `SweepStatus`."""
-        trials = self.ledger.trials()
-        return len(trials) + max(0, self.spec.trials - len(of_search(trials)))
+        return count_trials(self.spec.trials, self.ledger.trials())
 
     @property
     def num_remaining(self) -> int:
         """How many trials have not ended, including those that have not started."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
-        num_new = 0 if self.stopped else max(0, self.spec.trials - len(of_search(trials)))
+        num_new = 0 if self.stopped else count_trials(self.spec.trials, trials) - len(trials)
         return unfinished + num_new
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:

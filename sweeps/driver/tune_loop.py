@@ -166,13 +166,15 @@ class _TrialLoop:
         self._stop_trials(self._requests.trials, BY_THE_USER)
         criterion = self._stop_monitor.look()
         self._searcher.paused = criterion is not None
-        if self._searcher.stopping or self._searcher.paused:
-            self._observer.stopping()
+        is_stopping = self._searcher.stopping
         if criterion is not None:
             self.events.flush()
-            trials = of_search(self._ledger.trials())
-            open_trials = [one.number for one in trials if not one.finished]
-            self._stop_trials(open_trials, BY_THE_SWEEP + criterion.why)
+            unfinished = [one for one in self._ledger.trials() if not one.finished]
+            searched = of_search(unfinished)
+            is_stopping = is_stopping or len(searched) == len(unfinished)
+            self._stop_trials([one.number for one in searched], BY_THE_SWEEP + criterion.why)
+        if is_stopping:  # a trial that finishes a pruned one goes on after a criterion
+            self._observer.stopping()
         if self._interruption.trial_grace_remaining <= 0:
             raise _GraceExpired
 

@@ -188,6 +188,16 @@ def of_search(trials: Iterable[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.finishes is None]
 
 
+def count_trials(spec_trials: int, trials: Sequence[TrialSummary]) -> int:
+    """Return how many trials a sweep has when it is complete, with those that finish others.
+
+    Args:
+        spec_trials: `trials` of the spec.
+        trials: All trials that exist.
+    """
+    return len(trials) + max(0, spec_trials - len(of_search(trials)))
+
+
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
     """Return the best finite value; None without one."""
     return (min if minimize else max)(filter(math.isfinite, values), default=None)

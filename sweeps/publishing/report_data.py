@@ -87,6 +87,16 @@ class SweepData:
         """The first metric, which most figures show."""
         return self.spec.metrics[0]
 
+    def counted(self) -> optuna.Study:
+        """Return a study of the trials that can be the best, each complete with its values."""
+        study = optuna.create_study(directions=self.study.directions)
+        for trial, record in zip(self.study.trials, self.view.records, strict=True):
+            if record.has_result and record.values:
+                complete = copy.copy(trial)
+                complete.state, complete.values = TrialState.COMPLETE, list(record.values)
+                study.add_trial(complete)
+        return study
+
     def distributions(self, name: str) -> list[BaseDistribution]:
         """Return the distributions of a parameter: of each trial, and of the current space."""
         found = [t.distributions[name] for t in self.study.trials if name in t.distributions]

@@ -66,7 +66,7 @@ def _pareto(sweep: SweepData) -> go.Figure:
         raise NotEnough("it needs 1 trial with a value, and there are 0")
     if len(metrics) > MAX_AXES:
         raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
-    return visualization.plot_pareto_front(sweep.study, target_names=list(metrics))
+    return visualization.plot_pareto_front(sweep.counted(), target_names=list(metrics))
 
 
 def _history(sweep: SweepData) -> go.Figure:
@@ -295,7 +295,7 @@ def figures(spec: SweepSpec) -> Sequence[Figure]:
 
 _FRONT = Figure(
     "Pareto front",
-    "Each dot is a complete trial at its values of the metrics. No other trial is better in all "
+    "Each dot is a trial at its values of the metrics. No other trial is better in all "
     "metrics than one on the front (best trials): to choose among these is to trade one metric "
     "for another. The figures below show the first metric.",
     _pareto,

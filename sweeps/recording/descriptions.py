@@ -14,7 +14,7 @@ from typing import Any
 from redaction.escapes import printable
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_parameter, titles
-from sweeps.ledger.reader import ENDINGS, TrialSummary
+from sweeps.ledger.reader import ENDINGS, TrialSummary, count_trials
 from tracking.limits import clip_text
 
 DESCRIPTION = "mlflow.note.content"
@@ -63,7 +63,7 @@ def describe_sweep(
     ends = ", ".join(f"{counts[state]} {state}" for state in ENDINGS if counts[state])
     num_ended = sum(counts[state] for state in ENDINGS)
     lines = [
-        f"**{num_ended} of {max(spec.trials, len(records))} trials** for the "
+        f"**{num_ended} of {count_trials(spec.trials, records)} trials** for the "
         f"{_code(spec.objective_description)}" + (f": {ends}." if ends else "."),
     ]
     if len(best) == 1:
@@ -90,12 +90,13 @@ def _length(record: TrialSummary, spec: SweepSpec) -> str:
 def _value(record: TrialSummary, spec: SweepSpec) -> str:
     if record.result is None:
         return ""
+    shown = format_best(spec.metrics, record.result, final=spec.select == "final")
     # Metrics have names of the user's choice.
-    return f", {_code(format_best(spec.metrics, record.result))} at epoch {record.best_epoch}"
+    return f", {_code(shown)} at epoch {record.best_epoch}"
 
 
 def _searched(record: TrialSummary) -> str:
-    return "Searched, at its best value" if record.lineage else "Searched"
+    return "Searched, at this value" if record.lineage else "Searched"
 
 
 def _parameters(params: Mapping[str, Any]) -> str:

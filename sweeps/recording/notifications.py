@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from redaction.secrets import redact_clipped, redact_value
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import joined
-from sweeps.ledger.reader import TrialRecord, front
+from sweeps.ledger.reader import TrialRecord, count_trials, front
 from sweeps.paths import SweepPaths
 from sweeps.recording.locked_recorder import LockedRecorder
 from tracking.recorder import Recorder, Status
@@ -85,9 +85,12 @@ class Notifier:
             self._add("trial_failed", f"{number}", trial, f"trial {number} failed", trial.reason)
             return
         # Of all trials, only those of the last front can be in the next one.
-        others = [one for one in self._front if one.number != number]
-        self._front = front([*others, trial], self._minimizes)
-        if number not in [one.number for one in self._front]:
+        before = [one for one in self._front if one.number != number]
+        self._front = front([*before, trial], self._minimizes)
+        # A trial that is only as good as the best one so far is no news.
+        if number not in [one.number for one in self._front] or trial.values in [
+            one.values for one in before
+        ]:
             return
         value = ",".join(map(repr, trial.values))
         among = "is the best so far" if len(self._spec.metrics) == 1 else "joins the Pareto front"
@@ -111,7 +114,7 @@ class Notifier:
             event,
             at,
             best[0] if len(best) == 1 else None,
-            f"{event} with {ended} of {max(self._spec.trials, len(trials))} trials",
+            f"{event} with {ended} of {count_trials(self._spec.trials, trials)} trials",
             reason,
             {state: counts[state] for state in ("complete", "pruned", "failed")},
         )

@@ -1,7 +1,7 @@
 """Select trials whose values can be compared, and the value of each.
 
 With early stopping few trials reach the last epoch, and a stopped trial has no final value. So
-trials are compared by their best value up to one epoch that all of them reached: either all trials
+trials are compared by their value up to one epoch that all of them reached: either all trials
 at an early epoch, or the survivors at a later one. What must not live here: drawing, and sentences
 about what was found (`findings`).
 """
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sweeps.config.spec import SweepSpec
+from sweeps.ledger.reader import value_of
 
 _ENOUGH = 10
 """A figure over two parameters needs about this many trials."""
@@ -25,7 +26,7 @@ class ComparableTrials:
     epoch: int
     """0 if no trial has a value."""
     values: Mapping[int, float]
-    """The best value up to that epoch, by the number of the trial."""
+    """The value up to that epoch, as `select` defines it, by the number of the trial."""
     target: str
     """The name of the values, for an axis."""
     sentence: str
@@ -50,7 +51,7 @@ def compare_all(
     values = _values_by(spec, finite, epoch)
     if not values:
         return ComparableTrials(0, {}, spec.metrics[0], "")
-    counted = f"Drawn from {_count(len(values))}, each with its best {spec.metrics[0]}"
+    counted = f"Drawn from {_count(len(values))}, each with its {_which(spec)}"
     if epoch == spec.budget.epochs:
         return ComparableTrials(epoch, values, spec.metrics[0], f"{counted}.")
     sentence = f"{counted} up to epoch {epoch}, the last that every ended trial reached."
@@ -79,8 +80,8 @@ def compare_survivors(
         return ComparableTrials(epoch, values, spec.metrics[0], sentence)
     further = sum(end > epoch for end in ends)
     sentence = (
-        f"{counted} epoch {epoch}, each with its best {spec.metrics[0]} up to there; {further} "
-        "of them went further."
+        f"{counted} epoch {epoch}, each with its {_which(spec)} up to there; {further} of "
+        "them went further."
     )
     return ComparableTrials(epoch, values, f"{spec.metrics[0]} by epoch {epoch}", sentence)
 
@@ -100,13 +101,18 @@ def _finite_curves(
 def _values_by(
     spec: SweepSpec, curves: Mapping[int, Mapping[int, float]], epoch: int
 ) -> dict[int, float]:
-    """Return the best value of each trial up to an epoch that it reached."""
-    best = min if spec.modes[0] == "min" else max
-    return {
-        number: best(value for at, value in curve.items() if at <= epoch)
-        for number, curve in curves.items()
-        if min(curve) <= epoch <= max(curve)
-    }
+    """Return the value of each trial by an epoch that it reached, as if it had ended there."""
+    minimize, found = spec.modes[0] == "min", {}
+    for number, curve in curves.items():
+        until = {at: (value,) for at, value in curve.items() if at <= epoch}
+        value = value_of(until, minimize=minimize, select=spec.select)
+        if value is not None and epoch <= max(curve):
+            found[number] = value[0]
+    return found
+
+
+def _which(spec: SweepSpec) -> str:
+    return f"{'last' if spec.select == 'final' else 'best'} {spec.metrics[0]}"
 
 
 def _count(number: int) -> str:

@@ -92,7 +92,10 @@ class _Evidence:
         self.metric, self.minimize = self.spec.metrics[0], view.ledger.minimize
         self.curves = view.ledger.reports()
         self.names = short_names(list(self.spec.space))
-        self.ranked = ranking(view.records, minimize=self.minimize)
+        # A pruned trial and the one that finishes it are one point; the finished one counts.
+        finished = {one.finishes for one in view.records if one.has_result}
+        ranked = ranking(view.records, minimize=self.minimize)
+        self.ranked = [one for one in ranked if one.number not in finished]
 
     def findings(self) -> Findings:
         regions, bounds = self.regions[0][:_MOST_REGIONS], self.bounds[:_MOST_BOUNDS]
@@ -193,9 +196,10 @@ class _Evidence:
                 against = _against(mine, theirs)
                 return f"; at epoch {epoch} it had {format_number(mine)}: {against} {who}"
         values, epoch = self.compared.values, self.compared.epoch
-        if best.number not in values or len(values) < _FEWEST_FOR_MEDIAN:
+        number = best.seed_number  # of the trial that it finishes, which was compared
+        if number not in values or len(values) < _FEWEST_FOR_MEDIAN:
             return ""
-        mine = values[best.number]
+        mine = values[number]
         against = _against(mine, median(values.values()))
         who = f"the median of {len(values)} trials (none has the spec's own values)"
         at = "" if mine == best.value else f" by epoch {epoch} it had {format_number(mine)}:"
@@ -239,7 +243,7 @@ class _Evidence:
     def _region(self, region: BadRegion) -> Finding:
         name, value = self.names[region.key], format_value(region.value)
         where = f"{name} {value}" if region.side == "equal" else f"{name} {region.side} {value}"
-        failed = sum(self.records[number].state == "failed" for number in region.trials)
+        failed = sum(self.view.records[number].state == "failed" for number in region.trials)
         what = "failed" if failed == len(region.trials) else self.regions[1]
         if 0 < failed < len(region.trials):
             what = f"{what} or failed"

@@ -25,6 +25,7 @@ from sweeps.config.space import (
 )
 from sweeps.config.spec import parse_with_positions
 from sweeps.errors import SearchChanged, SpecError, UserError
+from sweeps.ledger.reader import of_search
 from sweeps.results.space_regions import BadRegion, NearBound, place, scale
 from sweeps.results.sweep_status import SweepStatus
 
@@ -46,7 +47,7 @@ def next_overrides(
         regions: Where its space was bad: it is narrowed there.
         bounds: Where its best trials are near an end of a range: it is widened there.
     """
-    num_trials, spec = len(view.records), view.spec
+    num_trials, spec = len(of_search(view.records)), view.spec
     if view.stop is not None:
         more: tuple[str, ...] = view.stop.continue_overrides
     else:
@@ -72,7 +73,7 @@ def _written(view: SweepStatus, space: Mapping[str, Distribution]) -> Iterator[s
 
 def _is_accepted(view: SweepStatus, overrides: Sequence[str]) -> bool:
     """Whether a resume accepts overrides."""
-    written, file, drawn = view.revision.text, str(view.paths.spec), len(view.records)
+    written, file, drawn = view.revision.text, str(view.paths.spec), len(of_search(view.records))
     try:
         after, _ = parse_with_positions(written, file, overrides, drawn=drawn)
         check_search_changes(view.spec, after, drawn)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.halving import SuccessiveHalving
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
+from sweeps.ledger.reader import of_search
 from sweeps.results.sweep_status import SweepStatus
 
 MAX_DELIVERY_SECONDS = 60.0
@@ -21,7 +22,11 @@ _USUAL_RATE = 50.0
 
 
 def epochs_left(
-    spec: SweepSpec, ended: Sequence[int], unfinished: Sequence[int], num_unstarted: int
+    spec: SweepSpec,
+    ended: Sequence[int],
+    unfinished: Sequence[int],
+    num_unstarted: int,
+    finishing: Sequence[int] = (),
 ) -> float:
     """Return how many epochs the sweep probably still trains.
 
@@ -31,17 +36,19 @@ def epochs_left(
             that came further than it.
         unfinished: The epochs so far of each trial that has started and not ended.
         num_unstarted: How many trials have not started.
+        finishing: The epochs so far of each trial that finishes a pruned one, to its end.
     """
     budget = spec.budget.epochs
+    whole_trials = sum(budget - epoch for epoch in finishing)
     pausing = make_pausing_rule(spec)
     if isinstance(pausing, SuccessiveHalving):  # the trials that end first are the longest
         whole = _epochs_of_halving(pausing, budget)
         most = (len(ended) + len(unfinished) + num_unstarted) * whole
-        return max(most - sum(ended) - sum(unfinished), 0.0)
+        return max(most - sum(ended) - sum(unfinished), 0.0) + whole_trials
     if pausing is not None:
         ended = ()  # a population trains to the end
     started = sum(_expected(epoch, ended, budget) - epoch for epoch in unfinished)
-    return started + num_unstarted * _expected(0, ended, budget)
+    return whole_trials + started + num_unstarted * _expected(0, ended, budget)
 
 
 def _expected(epoch: int, ended: Sequence[int], budget: int) -> float:
@@ -63,12 +70,15 @@ def seconds_left(view: SweepStatus, delivery: DeliveryEstimate) -> float | None:
 
     None before its first epochs, and if all of its trials have ended.
     """
-    ended = [record.epoch for record in view.records if record.finished]
-    unfinished = [record.epoch for record in view.records if not record.finished]
-    done, num_unstarted = sum(ended) + sum(unfinished), view.num_left - len(unfinished)
+    searched = of_search(view.records)
+    ended = [record.epoch for record in searched if record.finished]
+    unfinished = [record.epoch for record in searched if not record.finished]
+    finishing = [r.epoch for r in view.records if r.finishes is not None and not r.finished]
+    done = sum(ended) + sum(unfinished)
+    num_unstarted = view.num_left - len(unfinished) - len(finishing)
     if not (done and view.ledger.seconds and view.num_left):
         return None
-    left = epochs_left(view.spec, ended, unfinished, num_unstarted)
+    left = epochs_left(view.spec, ended, unfinished, num_unstarted, finishing)
     training = left * view.ledger.seconds / done
     return training + delivery.seconds(training)
 

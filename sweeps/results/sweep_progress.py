@@ -31,6 +31,8 @@ class TrialRow:
     """For how long workers trained it, without the current one; None: unknown."""
     since: float | None = None
     """When the current worker began, in monotonic seconds; None: no worker trains it."""
+    finishes: bool = False
+    """Whether it trains a pruned trial to its end."""
     changed: int = 0
     """Orders the trials by their last start, pause or end."""
 
@@ -54,7 +56,14 @@ def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
         metrics[spec.metrics[0]] = record.reports[max(record.reports)]
     params = configured(spec.space, record.best_params)
     return TrialRow(
-        record.number, params, state, record.epoch, metrics, record.seconds, changed=record.number
+        record.number,
+        params,
+        state,
+        record.epoch,
+        metrics,
+        record.seconds,
+        finishes=record.finishes is not None,
+        changed=record.number,
     )
 
 
@@ -168,12 +177,14 @@ class SweepProgress:
         """
         rows = self.rows
         done = sum(row.epoch for row in rows) - self._epochs_before
-        ended = [row.epoch for row in rows if row.state in ENDINGS]
-        unfinished = [row.epoch for row in rows if row.state not in ENDINGS]
+        searched = [row for row in rows if not row.finishes]
+        ended = [row.epoch for row in searched if row.state in ENDINGS]
+        unfinished = [row.epoch for row in searched if row.state not in ENDINGS]
+        finishing = [r.epoch for r in rows if r.finishes and r.state not in ENDINGS]
         num_unstarted = max(self.total - len(rows), 0)
-        if self.is_stopping or done <= 0 or not (unfinished or num_unstarted):
+        if self.is_stopping or done <= 0 or not (unfinished or finishing or num_unstarted):
             return None
-        left = epochs_left(self.spec, ended, unfinished, num_unstarted)
+        left = epochs_left(self.spec, ended, unfinished, num_unstarted, finishing)
         since = self._start if self._first_start is None else self._first_start
         training = left * (self._clock() - since) / done
         return training + (self._delivery.seconds(training) if self._delivery else 0.0)

@@ -28,7 +28,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
-from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary, of_search
+from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary, count_trials, of_search
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
@@ -269,11 +269,11 @@ class SweepStatus:
     @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
-        return len(self.records) + self._num_unstarted
+        return count_trials(self.spec.trials, self.records)
 
     @property
     def _num_unstarted(self) -> int:
-        return max(0, self.spec.trials - len(of_search(self.records)))
+        return self.num_trials - len(self.records)
 
     def status(self) -> dict[str, Any]:
         """Return the object that `sweep status --json` prints."""

@@ -67,7 +67,15 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     first = ["number", "state"]
-    last = ["attempts", "reason", "started_at", "ended_at", "duration", "mlflow_run_id"]
+    last = [
+        "attempts",
+        "finishes",
+        "reason",
+        "started_at",
+        "ended_at",
+        "duration",
+        "mlflow_run_id",
+    ]
     writer.writerow([*first, *spec.metrics, "epoch", "step", *keys, *last])
     for row in rows:
         values = row["value"] if isinstance(row["value"], list) else [row["value"]]

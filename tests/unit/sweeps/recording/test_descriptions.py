@@ -79,7 +79,7 @@ def test_trials_that_did_not_end_as_planned(spec: SweepSpec) -> None:
 def test_a_population_has_the_parameters_of_its_best(spec: SweepSpec) -> None:
     changed = {"train.optimizer.lr": 0.09, "train.clip.max_norm": 2.0254}
     record = _trial("complete", lineage=(PbtPerturbation(2, 1, changed),))
-    before = "Searched, at its best value: `lr 0.04971`, `max_norm 2.025`"
+    before = "Searched, at this value: `lr 0.04971`, `max_norm 2.025`"
     assert before in _lines(record, spec)
     after = replace(record, best_epoch=3)
     assert "Searched, at its best value: `lr 0.09`, `max_norm 2.025`" in _lines(after, spec)
