@@ -404,7 +404,8 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
     monkeypatch.setattr("sys.argv", ["sweep", "run", "s.yaml"])
     messages.outcome(Console(file=io.StringIO()), Console(file=told), outcome, made.paths)
     assert told.getvalue() == (
-        f"the best weights are not published: {said}; publish them with:\n"
+        f"the best weights are not published: {said}; when the store answers again, publish "
+        "them with:\n"
         f"sweep resume small --root {tmp_path}\n"
     )
 
