@@ -82,7 +82,7 @@ def test_a_population_has_the_parameters_of_its_best(spec: SweepSpec) -> None:
     before = "Searched, at this value: `lr 0.04971`, `max_norm 2.025`"
     assert before in _lines(record, spec)
     after = replace(record, best_epoch=3)
-    assert "Searched, at its best value: `lr 0.09`, `max_norm 2.025`" in _lines(after, spec)
+    assert "Searched, at this value: `lr 0.09`, `max_norm 2.025`" in _lines(after, spec)
 
 
 @pytest.mark.parametrize(
