@@ -384,7 +384,7 @@ def test_second_run_with_same_name_is_refused(module_cli: CommandLine, finished:
     del finished
     again = module_cli("run", "small.yaml")
     assert again.returncode == 2
-    assert_parts(again.stderr, "sweep 'small' exists", "sweep resume small", "--name\n")
+    assert_parts(again.stderr, "sweep 'small' exists", "sweep status small", "--name\n")
 
 
 def test_resume_of_finished_sweep_prints_the_best(
@@ -521,8 +521,7 @@ def test_report_artifact_describes_the_sweep(
     require_chromium()
     file = Path(client.download_artifacts(parent.info.run_id, "report.html", str(tmp_path)))
     counts = {state: sum(t["state"] == state for t in trials) for state in ("complete", "pruned")}
-    complete = [trial for trial in trials if trial["state"] == "complete"]
-    best = min(complete, key=lambda trial: trial["value"])
+    best = min(trials, key=lambda trial: trial["value"])
     with open_report(file) as page:
         photograph(page, "report-real")
         told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -536,9 +535,11 @@ def test_report_artifact_describes_the_sweep(
             for one in wanted
         ]
         history = named(page, "History")
-        assert history["val/loss"]["x"] == [trial["number"] for trial in complete]
-        assert history["val/loss"]["y"] == [trial["value"] for trial in complete]
-        assert history["Best Value"]["y"][-1] == best["value"]
+        for state in filter(counts.get, counts):
+            mine = [trial for trial in trials if trial["state"] == state]
+            assert history[state]["x"] == [trial["number"] for trial in mine]
+            assert history[state]["y"] == [trial["value"] for trial in mine]
+        assert history["best so far"]["y"][-1] == best["value"]
         curves = named(page, "Learning curves")
         for state, count in counts.items():
             of_state = [trial["number"] for trial in trials if trial["state"] == state]
