@@ -34,7 +34,7 @@ def run_command(arguments: Sequence[str], look: Callable[[], None] = lambda: Non
     """Run a command to its end; in a terminal it shows what it always shows.
 
     Ctrl-C, or an interrupt of the kernel, drains the sweep as it does for the command, and then
-    raises KeyboardInterrupt; `Sweep.resume` goes on.
+    raises KeyboardInterrupt; `Sweep.resume` continues.
 
     Args:
         arguments: The command's arguments, such as `["run", "sweep.yaml"]`.
@@ -82,7 +82,7 @@ def _wait(
             except KeyboardInterrupt:
                 interrupted()
     finally:
-        if child.poll() is None:  # `look` failed: no driver goes on unseen
+        if child.poll() is None:  # `look` failed: no driver continues unseen
             child.kill()
             child.wait()
 

@@ -131,8 +131,8 @@ class Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
 
         A terminal shows the live table, a notebook a progress bar. An interrupt drains the trials
-        and raises KeyboardInterrupt; `resume` goes on. If this process is killed, the driver is
-        killed, too, and `resume` goes on from the newest checkpoints.
+        and raises KeyboardInterrupt; `resume` continues. If this process is killed, the driver is
+        killed, too, and `resume` continues from the newest checkpoints.
 
         Args:
             offline: Contact no tracking server; everything stays in the outbox.
