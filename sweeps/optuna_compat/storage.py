@@ -12,8 +12,13 @@ from typing import Any
 import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution
+from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial
 from sqlalchemy.orm import Session
+
+# Optuna finds a trial by its number a dozen times in a trial's life, and reads all trials of the
+# study for it. It creates this index with its tables; older ledgers do without.
+sqlalchemy.Index("gradsweep_trial_numbers", TrialModel.study_id, TrialModel.number)
 
 
 def set_trial_id(trial: FrozenTrial, value: int) -> None:

@@ -202,6 +202,21 @@ def test_session_of_optuna_within_a_connection(
     assert rdb.get_study_user_attrs(study_id) == {"a": 2}
 
 
+def test_trial_is_found_by_its_number_through_the_index(
+    rdb: storage.EditableParamsStorage, study_id: int
+) -> None:
+    found = rdb.create_new_trial(study_id)
+    asked: list[tuple[str, Any]] = []
+    sqlalchemy.event.listen(
+        rdb.database, "before_cursor_execute", lambda *seen: asked.append((seen[2], seen[3]))
+    )
+    assert rdb.get_trial_id_from_study_id_trial_number(study_id, 0) == found
+    ((query, values),) = asked
+    with rdb.database.connect() as connection:
+        (plan,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all()
+    assert "gradsweep_trial_numbers (study_id=? AND number=?)" in plan[-1]
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
