@@ -47,8 +47,9 @@ __all__ = [
 ]
 
 _RESIDUE_SECONDS = 30.0
-# MLflow's status and the reason beside it, for each end in the ledger.
+# MLflow's status for each end in the ledger; KILLED is for a trial that a user stopped.
 _STATUS = {"complete": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}
+_STOPPED_BY_USER = "stopped by the user"
 # Names of what is only there while something is being written.
 _UNFINISHED = re.compile(r"\.(writing|export|tmp)|tmp|.*(-journal|\.tmp|\.partial)$")
 _STORE_BEGUN = ".mlflow.db.new"
@@ -191,7 +192,8 @@ def assert_trials(
             problems.append(f"U3: trial {number} has {len(runs)} runs: {[r.run_id for r in runs]}")
             continue
         (run,) = runs
-        if run.status != _STATUS[ours["state"]]:
+        stopped = ours["state"] == "pruned" and ours["reason"] == _STOPPED_BY_USER
+        if run.status != ("KILLED" if stopped else _STATUS[ours["state"]]):
             problems.append(
                 f"U3: trial {number} is {ours['state']}, its run says {run.status} {run.tags}"
             )
