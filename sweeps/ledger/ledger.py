@@ -7,42 +7,31 @@ pruned or failed. What must not live here: Ray, files of training runs, tracking
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps.config.provenance_check import Origin
 from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
-    ABORT,
     ACCUMULATION,
-    ATTEMPT,
     ENDED,
     FINISHES,
     GENERATION,
     LINEAGE,
     REPORT,
-    SECONDS,
     SELECT,
     SIGNALS,
-    WARM_START,
-    Abort,
     Ending,
     PbtPerturbation,
     TrialRecord,
-    abort_in,
-    attempts_in,
     front,
     is_finite,
     reports_in,
@@ -50,9 +39,9 @@ from sweeps.ledger.reader import (
     value_of,
 )
 from sweeps.ledger.storage import EditableRDBStorage, open_storage
+from sweeps.ledger.study_record import StudyRecord, in_transaction, translate_errors, translated
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.texts import clipped_reason, clipped_traceback
-from sweeps.ledger.warm_start import WarmStart
 from trainable.config import Mode
 
 __all__ = [
@@ -98,39 +87,7 @@ class LedgerReport(NamedTuple):
     seconds: float | None = None
 
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def _translated(
-    method: Callable[Concatenate[Ledger, _P], _T],
-) -> Callable[Concatenate[Ledger, _P], _T]:
-    """Decorate a method that reads: hold the mutex, and raise storage errors as `LedgerError`."""
-
-    @functools.wraps(method)
-    def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self._mutex, _translate_errors(self.location):
-            return self._storage.read(lambda: method(self, *args, **kwargs))
-
-    return wrapped
-
-
-def _in_transaction(
-    method: Callable[Concatenate[Ledger, _P], _T],
-) -> Callable[Concatenate[Ledger, _P], _T]:
-    """Decorate a method that writes: it runs in one transaction, with one sync of the disk.
-
-    If the process dies within the method, nothing is stored. Storage errors become `LedgerError`.
-    """
-
-    @functools.wraps(method)
-    def wrapped(self: Ledger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return self.transaction(lambda: method(self, *args, **kwargs))
-
-    return wrapped
-
-
-class Ledger:
+class Ledger(StudyRecord):
     """A sweep's trials in an Optuna study.
 
     Every method may raise `LedgerBusy` when another process keeps the database locked, and
@@ -147,11 +104,7 @@ class Ledger:
     def __init__(
         self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
-        self.location = location
-        self._mutex = threading.RLock()
-        self._study = study
-        self._storage = storage
-        self._study_id = storage.get_study_id_from_name(study.study_name)
+        super().__init__(location, study, storage)
         # This also fills the study's cache, which knows only trials that it has read.
         trials = study.get_trials(deepcopy=False)
         self._ends = sum(trial.state.is_finished() for trial in trials)
@@ -186,7 +139,7 @@ class Ledger:
             StudyDirection.MINIMIZE if one == "min" else StudyDirection.MAXIMIZE for one in modes
         ]
         location = as_location(location)
-        with _translate_errors(location):
+        with translate_errors(location):
             storage = open_storage(location)
 
             def create() -> optuna.Study:
@@ -217,7 +170,7 @@ class Ledger:
             LedgerError: There is no ledger, or it is not readable.
         """
         location = as_location(location)
-        with _translate_errors(location):
+        with translate_errors(location):
             # Check this first: Optuna would create its tables in a file that lost them.
             if location.num_trials() is None:
                 raise location.damaged("it holds no study")
@@ -232,101 +185,22 @@ class Ledger:
                     raise
                 raise location.damaged(f"{type(error).__name__}: {error}") from error
 
-    def transaction(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in one transaction, with one sync of the disk.
-
-        Args:
-            work: Runs again if the database becomes unavailable meanwhile.
-        """
-        with self._mutex, _translate_errors(self.location):
-            return self._storage.transact(work)
-
-    @property
-    @_translated
-    def sweep_id(self) -> str:
-        """The sweep's identity, by which tracking finds its runs again."""
-        return str(self._study.user_attrs["sweep_id"])
-
-    @property
-    @_translated
-    def origin(self) -> Origin:
-        """The code, data and samples from which the sweep's trials ran."""
-        attributes = self._study.user_attrs
-        return Origin(**attributes.get("origin", {}), samples=attributes.get("samples", {}))
-
-    @_in_transaction
-    def store_origin(self, origin: Origin) -> None:
-        """Store the code, data and samples from which trials run from now on."""
-        before = self.origin
-        if (origin.code, origin.data) != (before.code, before.data):
-            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
-        if origin.samples != before.samples:  # separate: databases bound the length of a value
-            self._study.set_user_attr("samples", dict(origin.samples))
-
-    @property
-    @_translated
-    def attempts(self) -> list[dict[str, str]]:
-        """The host, command and versions of each driver of the sweep, as tags."""
-        return attempts_in(self._study.user_attrs)
-
-    @_in_transaction
-    def add_attempt(self, tags: Mapping[str, str]) -> None:
-        """Store the host, command and versions of one more driver of the sweep."""
-        number = len(self.attempts) + 1
-        self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
-        if self.abort is not None:  # the earlier driver's
-            self._study.set_user_attr(ABORT, None)
-
-    @property
-    @_translated
-    def abort(self) -> Abort | None:
-        """Why the last driver stopped the sweep by itself; None if it did not."""
-        return abort_in(self._study.user_attrs)
-
-    @_in_transaction
-    def store_abort(self, abort: Abort) -> None:
-        """Store why this driver stops the sweep by itself; the next driver clears it."""
-        why = clipped_reason(abort.why)
-        self._study.set_user_attr(ABORT, [abort.key, why, abort.trial, abort.kind])
-
-    @property
-    @_translated
-    def num_published(self) -> int:
-        """How many trials the sweep had when its best trial was last published; 0 before."""
-        return int(self._study.user_attrs.get("concluded", 0))
-
-    @_in_transaction
-    def mark_published(self) -> None:
-        """Record that the outbox holds everything about the trials so far."""
-        self._study.set_user_attr("concluded", len(self.trials()))
-
-    @property
-    @_translated
-    def seconds(self) -> float:
-        """For how many seconds all drivers together have run the sweep's trials."""
-        return float(self._study.user_attrs.get(SECONDS, 0.0))
-
-    @_in_transaction
-    def store_seconds(self, seconds: float) -> None:
-        """Store for how many seconds the sweep's trials have been run."""
-        self._study.set_user_attr(SECONDS, round(seconds, 3))
-
     @property
     def minimize(self) -> bool:
         """Whether less of the (first) metric is better."""
         return self.minimizes[0]
 
-    @_translated
+    @translated
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in the order of their numbers."""
         return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
-    @_translated
+    @translated
     def frozen_trials(self) -> list[FrozenTrial]:
         """Return all trials as Optuna's objects, for Optuna's figures."""
         return self._study.get_trials(deepcopy=False)
 
-    @_translated
+    @translated
     def trial(self, number: int) -> TrialRecord:
         """Return one trial.
 
@@ -335,7 +209,7 @@ class Ledger:
         """
         return self._record(self._storage.get_trial(self._id(number)))
 
-    @_translated
+    @translated
     def front(self) -> list[TrialRecord]:
         """Return the best trial, or with several metrics the Pareto front; see `reader.front`."""
         return front(self.trials(), self.minimizes)
@@ -346,23 +220,11 @@ class Ledger:
         return best[0] if len(best) == 1 else None
 
     @property
-    @_translated
-    def warm_start(self) -> WarmStart:
-        """The trials of earlier sweeps that the sampler learns from, fixed at creation."""
-        attributes = self._storage.get_study_system_attrs(self._study_id)
-        return WarmStart.from_data(attributes.get(WARM_START))
-
-    @_in_transaction
-    def store_warm_start(self, warm: WarmStart) -> None:
-        """Store which trials of earlier sweeps a new sweep's sampler learns from."""
-        self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
-
-    @property
     def directions(self) -> list[StudyDirection]:
         """Whether less or more of each metric is better, as Optuna's type."""
         return self._study.directions
 
-    @_in_transaction
+    @in_transaction
     def add(self, suggestion: Suggestion) -> TrialRecord:
         """Create the next trial, with its parameters, in one transaction."""
         trial = optuna.trial.create_trial(
@@ -374,7 +236,7 @@ class Ledger:
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
 
-    @_in_transaction
+    @in_transaction
     def add_finishing(self, number: int) -> TrialRecord:
         """Create a trial that trains a pruned trial to its end, with the same parameters.
 
@@ -396,7 +258,7 @@ class Ledger:
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
 
-    @_in_transaction
+    @in_transaction
     def complete(self, number: int, suggestion: Suggestion) -> TrialRecord:
         """Store the parameters that a trial lacks."""
         known = self._storage.get_trial(self._id(number)).params
@@ -406,7 +268,7 @@ class Ledger:
                 self._storage.set_trial_param(self._id(number), name, value, distribution)
         return self.trial(number)
 
-    @_in_transaction
+    @in_transaction
     def start(self, number: int) -> int:
         """Increment a trial's number of attempts.
 
@@ -420,7 +282,7 @@ class Ledger:
             self._store_progress(trial, started_ms=_now_ms())
         return attempts
 
-    @_in_transaction
+    @in_transaction
     def store_trial_seconds(self, number: int, seconds: float) -> None:
         """Store for how long workers have trained a trial; an ended one stays unchanged."""
         trial = self._storage.get_trial(self._id(number))
@@ -441,7 +303,7 @@ class Ledger:
         """
         self.report_all(number, [LedgerReport(epoch, step, value, others)])
 
-    @_in_transaction
+    @in_transaction
     def report_all(self, number: int, reports: Iterable[LedgerReport]) -> None:
         """Record several reports in one transaction, or none of them."""
         for report in reports:
@@ -483,18 +345,18 @@ class Ledger:
         progress = {**trial.user_attrs.get("progress", {}), **changed}
         self._storage.set_trial_user_attr(self._id(trial.number), "progress", progress)
 
-    @_in_transaction
+    @in_transaction
     def set_attr(self, number: int, key: str, value: Any) -> None:
         """Store an attribute of a trial that is neither a parameter nor a result."""
         self._storage.set_trial_user_attr(self._id(number), key, value)
 
     @property
-    @_translated
+    @translated
     def generation(self) -> int:
         """The epoch of the last PBT decision; 0 before the first."""
         return int(self._study.user_attrs.get(GENERATION, 0))
 
-    @_in_transaction
+    @in_transaction
     def mutate(self, epoch: int, mutations: Mapping[int, PbtPerturbation]) -> None:
         """Store PBT's decision at an epoch in one transaction.
 
@@ -508,7 +370,7 @@ class Ledger:
             self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
         self._storage.set_study_user_attr(self._study_id, GENERATION, epoch)
 
-    @_in_transaction
+    @in_transaction
     def take_back_mutation(self, number: int) -> None:
         """Remove a member's last mutation, because the donor's checkpoint is gone.
 
@@ -517,7 +379,7 @@ class Ledger:
         lineage = self.trial(number).lineage[:-1]
         self._storage.set_trial_user_attr(self._id(number), LINEAGE, lineage)
 
-    @_in_transaction
+    @in_transaction
     def finish(
         self,
         number: int,
@@ -595,16 +457,3 @@ class Ledger:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@contextlib.contextmanager
-def _translate_errors(location: LedgerLocation) -> Iterator[None]:
-    try:
-        yield
-    except LedgerError:
-        raise
-    except Exception as error:
-        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, *location.errors)
-        if not isinstance(error, known):
-            raise
-        raise location.refusal(error) from error

@@ -1,0 +1,188 @@
+"""Store what belongs to a sweep as a whole: its identity, origin, drivers and time.
+
+One Optuna study is the only record, and these are its attributes. What must not live here: trials
+(`ledger.ledger`), connections and transactions (`ledger.storage`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Concatenate, ParamSpec, TypeVar
+
+import optuna
+from sqlalchemy.exc import SQLAlchemyError
+
+from sweeps.config.provenance_check import Origin
+from sweeps.errors import LedgerError
+from sweeps.ledger.location import LedgerLocation
+from sweeps.ledger.reader import (
+    ABORT,
+    ATTEMPT,
+    SECONDS,
+    WARM_START,
+    Abort,
+    abort_in,
+    attempts_in,
+)
+from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.ledger.texts import clipped_reason
+from sweeps.ledger.warm_start import WarmStart
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", bound="StudyRecord")
+_T = TypeVar("_T")
+
+
+def translated(
+    method: Callable[Concatenate[_R, _P], _T],
+) -> Callable[Concatenate[_R, _P], _T]:
+    """Decorate a method that reads: hold the mutex, and raise storage errors as `LedgerError`."""
+
+    @functools.wraps(method)
+    def wrapped(self: _R, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with self._mutex, translate_errors(self.location):
+            return self._storage.read(lambda: method(self, *args, **kwargs))
+
+    return wrapped
+
+
+def in_transaction(
+    method: Callable[Concatenate[_R, _P], _T],
+) -> Callable[Concatenate[_R, _P], _T]:
+    """Decorate a method that writes: it runs in one transaction, with one sync of the disk.
+
+    If the process dies within the method, nothing is stored. Storage errors become `LedgerError`.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: _R, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self.transaction(lambda: method(self, *args, **kwargs))
+
+    return wrapped
+
+
+@contextlib.contextmanager
+def translate_errors(location: LedgerLocation) -> Iterator[None]:
+    """Raise errors of the database as `LedgerError`."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except Exception as error:
+        known = (optuna.exceptions.StorageInternalError, SQLAlchemyError, *location.errors)
+        if not isinstance(error, known):
+            raise
+        raise location.refusal(error) from error
+
+
+class StudyRecord:
+    """What a ledger stores of its sweep as a whole.
+
+    Args:
+        location: The ledger's file or database.
+        study: The opened study.
+        storage: The storage below the study.
+    """
+
+    def __init__(
+        self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
+    ) -> None:
+        self.location = location
+        self._mutex = threading.RLock()
+        self._study = study
+        self._storage = storage
+        self._study_id = storage.get_study_id_from_name(study.study_name)
+
+    def transaction(self, work: Callable[[], _T]) -> _T:
+        """Run `work` in one transaction, with one sync of the disk.
+
+        Args:
+            work: Runs again if the database becomes unavailable meanwhile.
+        """
+        with self._mutex, translate_errors(self.location):
+            return self._storage.transact(work)
+
+    @property
+    @translated
+    def sweep_id(self) -> str:
+        """The sweep's identity, by which tracking finds its runs again."""
+        return str(self._study.user_attrs["sweep_id"])
+
+    @property
+    @translated
+    def origin(self) -> Origin:
+        """The code, data and samples from which the sweep's trials ran."""
+        attributes = self._study.user_attrs
+        return Origin(**attributes.get("origin", {}), samples=attributes.get("samples", {}))
+
+    @in_transaction
+    def store_origin(self, origin: Origin) -> None:
+        """Store the code, data and samples from which trials run from now on."""
+        before = self.origin
+        if (origin.code, origin.data) != (before.code, before.data):
+            self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
+        if origin.samples != before.samples:  # separate: databases bound the length of a value
+            self._study.set_user_attr("samples", dict(origin.samples))
+
+    @property
+    @translated
+    def attempts(self) -> list[dict[str, str]]:
+        """The host, command and versions of each driver of the sweep, as tags."""
+        return attempts_in(self._study.user_attrs)
+
+    @in_transaction
+    def add_attempt(self, tags: Mapping[str, str]) -> None:
+        """Store the host, command and versions of one more driver of the sweep."""
+        number = len(self.attempts) + 1
+        self._study.set_user_attr(f"{ATTEMPT}{number}", dict(tags))
+        if self.abort is not None:  # the earlier driver's
+            self._study.set_user_attr(ABORT, None)
+
+    @property
+    @translated
+    def abort(self) -> Abort | None:
+        """Why the last driver stopped the sweep by itself; None if it did not."""
+        return abort_in(self._study.user_attrs)
+
+    @in_transaction
+    def store_abort(self, abort: Abort) -> None:
+        """Store why this driver stops the sweep by itself; the next driver clears it."""
+        why = clipped_reason(abort.why)
+        self._study.set_user_attr(ABORT, [abort.key, why, abort.trial, abort.kind])
+
+    @property
+    @translated
+    def num_published(self) -> int:
+        """How many trials the sweep had when its best trial was last published; 0 before."""
+        return int(self._study.user_attrs.get("concluded", 0))
+
+    @in_transaction
+    def mark_published(self) -> None:
+        """Record that the outbox holds everything about the trials so far."""
+        self._study.set_user_attr("concluded", len(self._study.get_trials(deepcopy=False)))
+
+    @property
+    @translated
+    def seconds(self) -> float:
+        """For how many seconds all drivers together have run the sweep's trials."""
+        return float(self._study.user_attrs.get(SECONDS, 0.0))
+
+    @in_transaction
+    def store_seconds(self, seconds: float) -> None:
+        """Store for how many seconds the sweep's trials have been run."""
+        self._study.set_user_attr(SECONDS, round(seconds, 3))
+
+    @property
+    @translated
+    def warm_start(self) -> WarmStart:
+        """The trials of earlier sweeps that the sampler learns from, fixed at creation."""
+        attributes = self._storage.get_study_system_attrs(self._study_id)
+        return WarmStart.from_data(attributes.get(WARM_START))
+
+    @in_transaction
+    def store_warm_start(self, warm: WarmStart) -> None:
+        """Store which trials of earlier sweeps a new sweep's sampler learns from."""
+        self._storage.set_study_system_attr(self._study_id, WARM_START, warm.to_data())
