@@ -210,7 +210,7 @@ def test_sigterm_drains_and_second_driver_is_refused(
     driver = cli.start("run", "small.yaml")
     wait_until(lambda: driver.poll() is not None or _trained(cli))
     token = cli.token("small")
-    second = cli("resume", "small", timeout=30)
+    second = cli("resume", "small", timeout=scaled(30))
     assert second.returncode == 4
     assert re.fullmatch(
         rf"sweep 'small' is already being run by process {driver.pid} on \S+; "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import time
 
 import pytest
 
@@ -122,11 +121,3 @@ def test_recording_config_behaves_like_the_plain_one():
 def test_missing_key_that_is_requested_is_noted():
     reads = _keys(lambda c: (getattr(c.task, "depth", 1), c.task.arguments.get("heads", 1)))
     assert reads.missing == {"task.depth", "task.heads"}
-
-
-def test_read_overhead_is_negligible():
-    config, _ = record_reads(PLAIN)
-    start = time.perf_counter()
-    for _ in range(10_000):
-        _ = config.train.optimizer.lr
-    assert (time.perf_counter() - start) / 10_000 < 50e-6

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.time_limits import scaled
 from trainable.process_state import ProcessState
 
 
@@ -122,8 +123,8 @@ def test_processes_are_ended_with_their_children() -> None:
         assert child.stdout is not None
         below = psutil.Process(int(child.stdout.readline()))
         assert state.restore()[0].endswith("(sh)")
-        child.wait(5)
-        psutil.wait_procs([below], timeout=5)
+        child.wait(scaled(5))
+        psutil.wait_procs([below], timeout=scaled(5))
         assert not below.is_running() or below.status() == psutil.STATUS_ZOMBIE
     assert state.restore() == []
 

@@ -18,6 +18,7 @@ from sweeps.driver.progress import ProgressWatch
 from sweeps.errors import SpecError
 from sweeps.paths import SweepPaths
 from tests.integration.commandline import TINY
+from tests.time_limits import Deadline
 from trainable import heartbeat
 from trainable.heartbeat import Heartbeat
 
@@ -166,7 +167,7 @@ def test_invalid_duration_is_refused(text: str) -> None:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = Deadline(60)
     while not condition():
-        assert time.monotonic() < deadline
+        assert not deadline.passed
         time.sleep(0.02)

@@ -24,6 +24,7 @@ from sweeps.engine.process_cleanup import (
     scratch_directory,
     tag_child_processes,
 )
+from tests.time_limits import Deadline, scaled
 
 _SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + _SLEEP
@@ -61,10 +62,10 @@ for _ in range(300):
 """
     with _start(code, "starting") as parent:
         kill_children("starting")
-        parent.wait(20)
-    deadline = time.monotonic() + 5  # what was killed is gone in a moment
+        parent.wait(scaled(20))
+    deadline = Deadline(5)  # what was killed is gone in a moment
     while find_orphans("starting"):
-        assert time.monotonic() < deadline
+        assert not deadline.passed
         time.sleep(0.01)
 
 
