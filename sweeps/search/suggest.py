@@ -10,6 +10,7 @@ compare (`multi_fidelity`).
 
 from __future__ import annotations
 
+import bisect
 import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -80,6 +81,10 @@ class Suggester:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.epochs)
+        # Trials that finish others are created before a driver suggests anything.
+        self._finishing = [
+            trial.number for trial in ledger.frozen_trials() if FINISHES in trial.user_attrs
+        ]
         self._point_keys: dict[int, PointKey | None] = {}  # of a trial in a grid; it never changes
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[
@@ -127,8 +132,7 @@ class Suggester:
 
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""
-        before = self._ledger.frozen_trials()[:number]
-        return number - sum(FINISHES in trial.user_attrs for trial in before)
+        return number - bisect.bisect_left(self._finishing, number)
 
     def _others(self, number: int) -> list[FrozenTrial]:
         if self._spec.search.sampler in LEARN_NOTHING:
