@@ -1,6 +1,6 @@
 """Build a run in a child process, compute its first batches, and print what it needs, as JSON.
 
-    python -m trainable.inspect_task [--thorough] < configs.json
+    python -m trainable.inspect_task [--thorough] [--resumed] < configs.json
 
 The input has trial configurations of one task, one per line. The first is built, its first
 batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 
 def inspect_config(
-    config: TrialConfig, max_warmup_config: TrialConfig | None = None, *, thorough: bool = False
+    config: TrialConfig,
+    max_warmup_config: TrialConfig | None = None,
+    *,
+    thorough: bool = False,
+    resumed: bool = False,
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests.
 
@@ -38,6 +42,7 @@ def inspect_config(
         config: Its configuration.
         max_warmup_config: Another one of the same task; its steps are checked without building it.
         thorough: Check the whole contract of the task, which builds it several times.
+        resumed: Whether runs of the task have begun; see `quick_check`.
 
     Raises:
         TrainingError: One of them cannot be built; the message says why.
@@ -73,7 +78,7 @@ def inspect_config(
         # These run the model, so they come last. `check_resumable` comes first of them: it
         # compares the state before and after the first pass.
         check_resumable(parts)
-        cautions = quick_check(parts)
+        cautions = quick_check(parts, resumed=resumed)
         first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
         answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
@@ -138,7 +143,12 @@ def _main() -> None:
 def _answer(first: str, second: str) -> dict[str, Any]:
     wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
     try:
-        return inspect_config(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
+        return inspect_config(
+            wanted,
+            max_warmup_config,
+            thorough="--thorough" in sys.argv,
+            resumed="--resumed" in sys.argv,
+        )
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:

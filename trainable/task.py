@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from trainable import task_state
 from trainable.errors import ConfigError, TaskError
+from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
 from trainable.rules import current_rules
 from trainable.sums import Over, Reduce
@@ -531,6 +532,8 @@ def check_data(data: object, task: Task) -> Data:
             "val=...)"
         )
     for split, samples in (("train", data.train), ("val", data.val)):
+        if (slip := split_problem(samples, data.collate_of(split))) is not None:
+            raise TaskError(f"{where}: {split} {slip}")
         for problem in _split_problems(samples):
             raise TaskError(f"{where}: {split} {problem}")
     for name, collate in (("collate", data.collate), ("collate_val", data.collate_val)):

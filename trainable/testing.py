@@ -19,6 +19,7 @@ from trainable.base_run import check_reported, one_number
 from trainable.data import sample_count
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.first_batches import EPOCH_METRICS, STEP_METRICS
+from trainable.forms import batch_problem, mean_problem, output_problem, result_problem
 from trainable.hooks import Hooks, check_hooks
 from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
@@ -32,16 +33,7 @@ from trainable.seeding import (
     set_seed,
 )
 from trainable.task import Batch, Data, Samples, Task, check_data
-from trainable.task_checks import (
-    MEAN_LOSS,
-    batch_problem,
-    first_batch,
-    is_mean,
-    no_targets,
-    output_problem,
-    result_problem,
-    uncalled_methods,
-)
+from trainable.task_checks import first_batch, is_mean, no_targets, uncalled_methods
 from trainable.task_state import modules_state
 from trainable.train_state import check_read_back, check_state, model_state
 
@@ -197,9 +189,8 @@ def _loss_problems(
     if not parts or before.has_changed():  # a loss with random numbers differs each time
         return
     if is_mean((total, weight), parts):
-        yield MEAN_LOSS.format(
-            whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0])
-        )
+        halved = [float(loss) for loss, _ in parts]
+        yield mean_problem(float(total), halved, float(weight))
         return
     for name, whole, pieces in (
         ("sum", total, [part for part, _ in parts]),

@@ -49,6 +49,11 @@ class Mean(Lines):
         return nn.functional.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
 
 
+class MeanOfOne(Lines):
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]), 1
+
+
 class Bare(Lines):
     def loss(self, model, batch):
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
@@ -111,7 +116,7 @@ def test_text_fits_80_columns(
     ("settings", "said"),
     [
         (["metric=val/accuracy"], "mode is min for val/accuracy"),
-        (["task.name=lines:Mean"], "loss() seems to return a mean"),
+        (["task.name=lines:MeanOfOne"], "loss() seems to return a mean"),
     ],
 )
 def test_probable_mistakes_are_warned_of(
@@ -126,7 +131,8 @@ def test_probable_mistakes_are_warned_of(
     ("settings", "said"),
     [
         (["metric=val/acc"], "metric: 'val/acc' is not reported (did you mean 'val/accuracy'?)"),
-        (["task.name=lines:Bare"], "task: loss() returned Tensor; return (sum of losses"),
+        (["task.name=lines:Bare"], "task: loss() returned Tensor; return the sum of the losses"),
+        (["task.name=lines:Mean"], "task: loss() seems to return a mean"),
     ],
 )
 def test_certain_mistakes_are_refused(
