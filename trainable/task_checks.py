@@ -221,8 +221,8 @@ def _loss_cautions(
             if (problem := output_problem(model(inputs), targets)) is not None:
                 raise TaskError(problem)
         result = task.loss(model, batch)
-    except RuntimeError as problem:
-        raise (_of_types(problem, model, batch) or problem) from None
+    except RuntimeError as error:
+        raise (_of_types(error, model, batch) or error) from None
     if (problem := result_problem(result)) is not None:
         raise TaskError(problem)
     if not float(result[1]):
@@ -251,10 +251,10 @@ def _numbers(result: tuple[Scalar, Scalar]) -> _Numbers:
     return float(result[0]), float(result[1])
 
 
-def _of_types(problem: RuntimeError, model: nn.Module, batch: Batch) -> TaskError | None:
+def _of_types(error: RuntimeError, model: nn.Module, batch: Batch) -> TaskError | None:
     """Return the error that explains one of torch's about types, if that is what it is."""
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if len(types) != 1 or not re.search("dtype|scalar type", str(problem)):
+    if len(types) != 1 or not re.search("dtype|scalar type", str(error)):
         return None
     said = wrong_type(batch, types.pop())
     return None if said is None else TaskError(said)

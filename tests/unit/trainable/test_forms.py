@@ -1,5 +1,7 @@
 """Messages about data, batches, outputs and losses: the lines that they name are right."""
 
+# ruff: noqa: ARG005  what stands in for something keeps its signature
+
 from __future__ import annotations
 
 import re
@@ -168,8 +170,8 @@ def test_lines_of_a_refused_split_make_data(case: str, request: pytest.FixtureRe
     parts = given if isinstance(given, list | tuple) else (X, Y)
     names = dict(zip("xy", parts, strict=False))
     names |= {"train": given, "data": given, "loader": given, "torch": torch, "Data": Data}
-    data = check_data(eval(line.replace("...", "(x, y)") if case == "a text" else line.replace(
-        "...", "(torch.ones(2), torch.ones(2))"), names), task)  # fmt: skip
+    whole = (torch.ones(2), torch.ones(2))
+    data = check_data(eval(line.replace("...", "whole"), names | {"whole": whole}), task)
     assert isinstance(data.train, tuple | TensorDataset)
 
 
