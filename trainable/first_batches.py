@@ -7,6 +7,7 @@ that a step does, except the optimizer's update. What must not live here: checks
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import sys
@@ -126,7 +127,15 @@ class FirstBatches:
         if seconds:
             self.costs["evaluation_seconds"] = min(seconds) * parts.val.plan.windows
         (logged,) = means([log.take()])
-        self._reported |= merge_logged(metrics, logged, "evaluate()").keys()
+        reported = merge_logged(metrics, logged, "evaluate()")
+        self._reported |= reported.keys()
+        self.cautions += [
+            f"{name} is {reported[name]} for the first validation batch, before anything was "
+            "trained; a metric must be a finite number; look for a division by 0, such as the "
+            "recall of a class that no target has"
+            for name in self._config.metrics
+            if not math.isfinite(reported.get(name, 0.0))
+        ]
         log.prefix = ""
         return True
 

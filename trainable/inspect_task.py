@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -130,9 +131,10 @@ def _main() -> None:
         os.dup2(2, 1)
         with without_collection():
             import trainable.build  # noqa: F401  it imports torch
+        options = frozenset(sys.argv[1:])  # before `prepare_process`, which hides them
         prepare_process()
         first, second, *others = sys.stdin
-        answer = _answer(first, second)
+        answer = _answer(first, second, options)
         # flushed before the memory probe, which may end the process
         print(json.dumps(answer), file=answers, flush=True)
         if not answer.keys() & {"refused", "own_loop"}:
@@ -140,14 +142,14 @@ def _main() -> None:
                 print(json.dumps(_probe_memory(other)), file=answers, flush=True)
 
 
-def _answer(first: str, second: str) -> dict[str, Any]:
+def _answer(first: str, second: str, options: Collection[str] = ()) -> dict[str, Any]:
     wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
     try:
         return inspect_config(
             wanted,
             max_warmup_config,
-            thorough="--thorough" in sys.argv,
-            resumed="--resumed" in sys.argv,
+            thorough="--thorough" in options,
+            resumed="--resumed" in options,
         )
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}

@@ -144,8 +144,8 @@ def uncalled_methods(task: Task) -> list[str]:
             if meant is not None and not _is_mentioned(name, {kind, type(task)}):
                 found.append(
                     f"{kind.__name__}.{name}() is called by nothing: a task is trained through "
-                    f"build_model, build_data, loss, evaluate and param_groups; name it {meant}, "
-                    "or remove it"
+                    "build_model, build_data, loss, evaluate, param_groups and the hooks; name it "
+                    f"{meant}, or remove it"
                 )
     return found
 
