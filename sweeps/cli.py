@@ -436,7 +436,7 @@ def train(
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
                 check_writable(place, option)
-        check_task(spec, err)
+        check_task(spec, err, directory)
         train_once(spec, directory, out, err, figures)
 
 

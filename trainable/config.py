@@ -265,6 +265,7 @@ class TrialConfig(Section):
     """The metric that decides which checkpoint is the best, such as `val/loss`. Of several, the
     first decides, and the others are reported with it."""
     mode: Mode | Annotated[tuple[Mode, ...], Field(strict=False)]
+    """Whether a lower (`min`) or a higher (`max`) value of the metric is better."""
     budget: BudgetConfig = BudgetConfig()
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

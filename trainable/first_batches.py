@@ -7,6 +7,7 @@ that a step does, except the optimizer's update. What must not live here: checks
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import sys
@@ -24,6 +25,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.diagnostics import LayerNorms, memory_in_use
 from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError, TrainingError
 from trainable.evaluation import as_metrics, run_evaluation
+from trainable.hooks import Hooks
 from trainable.logged import Log, collecting, means, merge_logged
 from trainable.optim import Clipper
 from trainable.seeding import preserved_host_rng
@@ -83,18 +85,22 @@ class FirstBatches:
         """Take one step, and some more for their time; return whether the first succeeded."""
         parts, config = self._parts, self._config.train
         step = _step_without_update(parts, config)
+        hooks = Hooks(parts.task, log, parts.model, step.parameters)
         windows = chain(parts.train.windows(0), parts.train.windows(1))
         with self._attempt("the first training batch", certain=True) as tried, task_code():
             seconds: list[float] = []
+            hooks.epoch_start(0)
             for number, window in enumerate(islice(windows, _REPEATS), start=1):
                 seconds.append(self._timed(step, window, number))
+                hooks.step_end(number)
                 tried.append(True)
                 if sum(seconds) > _ENOUGH_SECONDS:
                     break
             self.costs["step_seconds"] = min(seconds)
+            hooks.epoch_end(0)
         if not tried:
             return False
-        (logged,) = means([log.take()])
+        logged = log.take() | log.take_epoch()
         layers = LayerNorms(step.model, step.parameters).present()
         self._reported |= logged.keys() | reported_names(parts, config, layers)
         self.costs["process_bytes"] = _process_bytes()
@@ -121,7 +127,15 @@ class FirstBatches:
         if seconds:
             self.costs["evaluation_seconds"] = min(seconds) * parts.val.plan.windows
         (logged,) = means([log.take()])
-        self._reported |= merge_logged(metrics, logged, "evaluate()").keys()
+        reported = merge_logged(metrics, logged, "evaluate()")
+        self._reported |= reported.keys()
+        self.cautions += [
+            f"{name} is {reported[name]} for the first validation batch, before anything was "
+            "trained; a metric must be a finite number; look for a division by 0, such as the "
+            "recall of a class that no target has"
+            for name in self._config.metrics
+            if not math.isfinite(reported.get(name, 0.0))
+        ]
         log.prefix = ""
         return True
 

@@ -1,6 +1,6 @@
 """Build a run in a child process, compute its first batches, and print what it needs, as JSON.
 
-    python -m trainable.inspect_task [--thorough] < configs.json
+    python -m trainable.inspect_task [--thorough] [--resumed] < configs.json
 
 The input has trial configurations of one task, one per line. The first is built, its first
 batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
 
 
 def inspect_config(
-    config: TrialConfig, max_warmup_config: TrialConfig | None = None, *, thorough: bool = False
+    config: TrialConfig,
+    max_warmup_config: TrialConfig | None = None,
+    *,
+    thorough: bool = False,
+    resumed: bool = False,
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests.
 
@@ -38,6 +43,7 @@ def inspect_config(
         config: Its configuration.
         max_warmup_config: Another one of the same task; its steps are checked without building it.
         thorough: Check the whole contract of the task, which builds it several times.
+        resumed: Whether runs of the task have begun; see `quick_check`.
 
     Raises:
         TrainingError: One of them cannot be built; the message says why.
@@ -73,7 +79,7 @@ def inspect_config(
         # These run the model, so they come last. `check_resumable` comes first of them: it
         # compares the state before and after the first pass.
         check_resumable(parts)
-        cautions = quick_check(parts)
+        cautions = quick_check(parts, resumed=resumed)
         first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
         answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
@@ -125,9 +131,10 @@ def _main() -> None:
         os.dup2(2, 1)
         with without_collection():
             import trainable.build  # noqa: F401  it imports torch
+        options = frozenset(sys.argv[1:])  # before `prepare_process`, which hides them
         prepare_process()
         first, second, *others = sys.stdin
-        answer = _answer(first, second)
+        answer = _answer(first, second, options)
         # flushed before the memory probe, which may end the process
         print(json.dumps(answer), file=answers, flush=True)
         if not answer.keys() & {"refused", "own_loop"}:
@@ -135,10 +142,15 @@ def _main() -> None:
                 print(json.dumps(_probe_memory(other)), file=answers, flush=True)
 
 
-def _answer(first: str, second: str) -> dict[str, Any]:
+def _answer(first: str, second: str, options: Collection[str] = ()) -> dict[str, Any]:
     wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
     try:
-        return inspect_config(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
+        return inspect_config(
+            wanted,
+            max_warmup_config,
+            thorough="--thorough" in options,
+            resumed="--resumed" in options,
+        )
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:

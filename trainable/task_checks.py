@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import math
+import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,16 @@ from trainable.batches import move
 from trainable.data import sample_count
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
+from trainable.forms import (
+    batch_problem,
+    broadcast_targets,
+    mean_problem,
+    output_problem,
+    result_problem,
+    unweighted_sum,
+    wrong_type,
+)
+from trainable.hooks import check_hooks
 from trainable.optim import Scalar
 from trainable.seeding import HostRngState, preserved_host_rng
 from trainable.step import translate_torch_errors
@@ -35,6 +47,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 4  # two halves with two samples each, which BatchNorm needs
 _CLOSE = 1e-3  # relative; float32 sums in another order differ by far less
+_EXACT = 1e-5  # relative; a loss with a large constant comes close to its own mean
 _NEAR = 0.8  # least difflib ratio: `evalute` resembles `evaluate`; `evaluate_batch` does not
 
 _OTHER_NAMES = {
@@ -48,6 +61,11 @@ _OTHER_NAMES = {
     "compute_metrics": "evaluate(self, model, batches)",
     "configure_optimizers": "param_groups(self, model), with train.optimizer in the spec",
     "configure_model": "build_model(self)",
+    "on_epoch_begin": "on_epoch_start(self, epoch)",
+    "on_train_epoch_start": "on_epoch_start(self, epoch)",
+    "on_train_epoch_end": "on_epoch_end(self, epoch)",
+    "training_epoch_end": "on_epoch_end(self, epoch)",
+    "on_train_batch_end": "on_step_end(self, step)",
     "train_dataloader": "build_data(self)",
     "val_dataloader": "build_data(self)",
     "prepare_data": "build_data(self)",
@@ -56,13 +74,14 @@ _OTHER_NAMES = {
 """Methods of Lightning and of the Hugging Face trainer, and the method of a task for each."""
 
 
-def quick_check(parts: Parts) -> list[str]:
+def quick_check(parts: Parts, *, resumed: bool = False) -> list[str]:
     """Check a task's methods, a few samples and their loss.
 
     This changes the model's state and the random generators: do not train the model afterwards.
 
     Args:
         parts: The parts of a run; not compiled.
+        resumed: Whether the run has begun. What it may have done so far is then only warned of.
 
     Returns:
         Cautions, a sentence each.
@@ -71,6 +90,7 @@ def quick_check(parts: Parts) -> list[str]:
         TaskError: The first step of any run would fail; the message says why and what to do.
     """
     task, data, device = parts.task, parts.data, parts.precision.device
+    check_hooks(task)
     cautions = uncalled_methods(task)
     try:
         with translate_torch_errors(device), task_code(), preserved_host_rng():
@@ -84,7 +104,10 @@ def quick_check(parts: Parts) -> list[str]:
             batch, halves, drawn = first_batch(data, "train", _SAMPLES)
             batch, *halves = (move(one, device) for one in (batch, *halves))
             with parts.precision.autocast():
-                cautions += _loss_cautions(task, parts.model, batch, [] if drawn else halves)
+                found = _loss_cautions(
+                    task, parts.model, batch, [] if drawn else halves, resumed=resumed
+                )
+                cautions += found
     except TaskError as problem:
         if problem.__cause__ is None:
             raise
@@ -121,8 +144,8 @@ def uncalled_methods(task: Task) -> list[str]:
             if meant is not None and not _is_mentioned(name, {kind, type(task)}):
                 found.append(
                     f"{kind.__name__}.{name}() is called by nothing: a task is trained through "
-                    f"build_model, build_data, loss, evaluate and param_groups; name it {meant}, "
-                    "or remove it"
+                    "build_model, build_data, loss, evaluate, param_groups and the hooks; name it "
+                    f"{meant}, or remove it"
                 )
     return found
 
@@ -188,34 +211,82 @@ def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], 
 
 
 def _loss_cautions(
-    task: Task, model: nn.Module, batch: Batch, halves: Sequence[Batch]
+    task: Task, model: nn.Module, batch: Batch, halves: Sequence[Batch], *, resumed: bool
 ) -> Iterator[str]:
-    if type(task).loss is Task.loss:
-        if (problem := batch_problem(batch)) is not None:
-            raise TaskError(problem)
-        inputs, targets = batch
-        if (problem := output_problem(model(inputs), targets)) is not None:
-            raise TaskError(problem)
-    result = task.loss(model, batch)
+    if type(task).loss is Task.loss and (problem := batch_problem(batch)) is not None:
+        raise TaskError(problem)
+    try:
+        if type(task).loss is Task.loss:
+            inputs, targets = batch
+            if (problem := output_problem(model(inputs), targets)) is not None:
+                raise TaskError(problem)
+        result = task.loss(model, batch)
+    except RuntimeError as error:
+        raise (_of_types(error, model, batch) or error) from None
     if (problem := result_problem(result)) is not None:
         raise TaskError(problem)
-    weight = result[1]
-    if not float(weight):
+    if not float(result[1]):
         yield no_targets(len(halves) * _SAMPLES // 2 or 1)
         return
-    before = HostRngState()
-    with evaluation_mode(model), torch.no_grad():
-        whole, *parts = (task.loss(model, one) for one in (batch, *halves))
-    if len(parts) == 2 and not before.has_changed() and is_mean(whole, parts):
-        first, rest = (float(part[0]) for part in parts)
-        yield MEAN_LOSS.format(whole=float(whole[0]), first=first, rest=rest)
+    before, outputs = HostRngState(), list[object]()
+    with (
+        evaluation_mode(model),
+        torch.no_grad(),
+        model.register_forward_hook(lambda *given: outputs.append(given[-1])),
+    ):
+        whole, *parts = (_numbers(task.loss(model, one)) for one in (batch, *halves))
+    if len(parts) != 2 or before.has_changed():
+        return
+    yield from _sum_cautions(whole, parts, resumed=resumed)
+    targets = batch[1] if isinstance(batch, Sequence) and len(batch) == 2 else None
+    if len(outputs) == 3 and _is_broadcast(outputs[0], targets, whole, parts):
+        yield broadcast_targets(outputs[0], targets)  # type: ignore[arg-type]
 
 
-MEAN_LOSS = (
-    "loss() seems to return a mean: {whole:g} for a batch, {first:g} and {rest:g} for its two "
-    "halves; return a sum over samples, not a mean, and the number of targets as the weight, "
-    "because a step divides by the weight once; such as (loss * n, n), or reduction='sum'"
-)
+_Numbers = tuple[float, float]
+"""A loss and its weight."""
+
+
+def _numbers(result: tuple[Scalar, Scalar]) -> _Numbers:
+    return float(result[0]), float(result[1])
+
+
+def _of_types(error: RuntimeError, model: nn.Module, batch: Batch) -> TaskError | None:
+    """Return the error that explains one of torch's about types, if that is what it is."""
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if len(types) != 1 or not re.search("dtype|scalar type", str(error)):
+        return None
+    said = wrong_type(batch, types.pop())
+    return None if said is None else TaskError(said)
+
+
+def _sum_cautions(whole: _Numbers, parts: Sequence[_Numbers], *, resumed: bool) -> Iterator[str]:
+    """Compare the loss of a batch with those of its halves.
+
+    Raises:
+        TaskError: The loss is a mean and its weight counts the samples: the gradient is wrong.
+    """
+    (total, weight), losses = whole, [loss for loss, _ in parts]
+    counts = _close(weight, sum(share for _, share in parts))
+    if is_mean(whole, parts):
+        said = mean_problem(total, losses, weight)
+        if counts and not resumed and math.isclose(total, sum(losses) / 2, rel_tol=_EXACT):
+            raise TaskError(said)
+        yield said
+    elif _close(total, sum(losses)) and all(_close(weight, share) for _, share in parts):
+        yield unweighted_sum(weight)
+
+
+def _is_broadcast(
+    output: object, targets: object, whole: _Numbers, parts: Sequence[_Numbers]
+) -> bool:
+    """Whether outputs of shape (N, 1) seem to meet targets of shape (N,), or the reverse."""
+    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or len(output) < 2:
+        return False
+    longer, shorter = sorted((output, targets), key=lambda one: -one.ndim)
+    if longer.shape != (*shorter.shape[:1], 1, *shorter.shape[1:]):
+        return False
+    return not _close(whole[0], sum(loss for loss, _ in parts)) and not is_mean(whole, parts)
 
 
 def is_mean(whole: tuple[Scalar, Scalar], halves: Sequence[tuple[Scalar, Scalar]]) -> bool:
@@ -235,88 +306,3 @@ def no_targets(samples: int) -> str:
         "and nothing is learned from them; check the targets, and that they are not all ignored "
         "(-100)"
     )
-
-
-def result_problem(result: object) -> str | None:
-    """Return what is wrong with the result of `loss()`; None if a step can use it."""
-    if not isinstance(result, (tuple, list)) or len(result) != 2:
-        return (
-            f"loss() returned {type(result).__name__}; return (sum of losses, weight), "
-            "as trainable.cross_entropy does"
-        )
-    if not isinstance(result[0], Tensor) or result[0].numel() != 1:
-        shape = f" of shape {tuple(result[0].shape)}" if isinstance(result[0], Tensor) else ""
-        return (
-            f"loss() returned {type(result[0]).__name__}{shape} as its first part; it must be a "
-            "scalar tensor; sum over the batch"
-        )
-    return None
-
-
-def batch_problem(batch: object) -> str | None:
-    """Return why the default loss cannot use a batch; None if it can."""
-    remedy = "give batches of (inputs, targets), or define loss() and evaluate()"
-    rule = "the default loss takes batches of (inputs, targets)"
-    if isinstance(batch, Tensor):
-        shape = tuple(batch.shape)
-        return f"a batch is one tensor of shape {shape}, without targets; {rule}; {remedy}"
-    if isinstance(batch, Mapping):
-        keys = ", ".join(map(repr, batch))
-        return f"a batch is a {type(batch).__name__} of {keys}; {rule}; {remedy}"
-    if isinstance(batch, Sequence) and len(batch) != 2:
-        without = ", without targets" if len(batch) == 1 else ""
-        return f"a batch has {len(batch)} part(s){without}; {rule}; {remedy}"
-    return None
-
-
-def output_problem(output: object, targets: object) -> str | None:
-    """Return why cross entropy cannot compare a model's output with targets; None if it can."""
-    remedy = "or define loss() and evaluate()"
-    if not isinstance(output, Tensor):
-        names = f" of {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
-        return (
-            f"the model returns a {type(output).__name__}{names}; the default loss takes a tensor "
-            f"of logits; return that one alone, {remedy}"
-        )
-    if not isinstance(targets, Tensor):
-        return (
-            f"the targets of a batch are a {type(targets).__name__}; the default loss takes a "
-            f"tensor of class indices; collate them to one, {remedy}"
-        )
-    shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(targets.shape)}"
-    if targets.is_floating_point():
-        if output.ndim >= 2 and output.shape == targets.shape and output.shape[1] > 1:
-            return None  # probabilities
-        return (
-            f"the targets are {targets.dtype} numbers ({shapes}); the default loss is cross "
-            "entropy, for class indices; for a regression define loss(), such as "
-            "`return F.mse_loss(model(x), y, reduction='sum'), y.numel()`, and for classes give "
-            "targets.long()"
-        )
-    if output.ndim < 2 or output.shape[1] == 1:
-        return (
-            f"the model gives one output for each target ({shapes}); the default loss is cross "
-            "entropy, which needs one logit for each of at least 2 classes; give the last layer 2 "
-            "outputs, or define loss() with "
-            "F.binary_cross_entropy_with_logits(..., reduction='sum')"
-        )
-    if output.shape == targets.shape:
-        return (
-            f"the targets are one-hot, of shape {tuple(targets.shape)}; the default loss takes "
-            "class indices; give targets.argmax(dim=1), or probabilities as floats"
-        )
-    expected = output.shape[:1] + output.shape[2:]
-    if targets.shape != expected:
-        return (
-            f"the model and the targets do not fit ({shapes}); the default loss takes logits of "
-            f"shape (N, C, ...) and targets of shape (N, ...), here {tuple(expected)}; transpose "
-            f"the logits or squeeze the targets, {remedy}"
-        )
-    counted = targets[targets != -100]
-    if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= output.shape[1]):
-        return (
-            f"the targets reach from {int(counted.min())} to {int(counted.max())} and the model "
-            f"gives {output.shape[1]} logits; class indices begin at 0 and must be below the "
-            "number of logits; correct the targets, or give the last layer more outputs"
-        )
-    return None

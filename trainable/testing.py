@@ -19,6 +19,8 @@ from trainable.base_run import check_reported, one_number
 from trainable.data import sample_count
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.first_batches import EPOCH_METRICS, STEP_METRICS
+from trainable.forms import batch_problem, mean_problem, output_problem, result_problem
+from trainable.hooks import Hooks, check_hooks
 from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState
@@ -31,16 +33,7 @@ from trainable.seeding import (
     set_seed,
 )
 from trainable.task import Batch, Data, Samples, Task, check_data
-from trainable.task_checks import (
-    MEAN_LOSS,
-    batch_problem,
-    first_batch,
-    is_mean,
-    no_targets,
-    output_problem,
-    result_problem,
-    uncalled_methods,
-)
+from trainable.task_checks import first_batch, is_mean, no_targets, uncalled_methods
 from trainable.task_state import modules_state
 from trainable.train_state import check_read_back, check_state, model_state
 
@@ -70,6 +63,7 @@ def check_task(task: Task, *, seed: int = 0, metrics: str | Sequence[str] = ()) 
 def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
     yield from uncalled_methods(task)
     try:
+        check_hooks(task)
         data = check_data(task.build_data(), task)
     except TaskError as problem:
         yield str(problem)
@@ -113,8 +107,8 @@ def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
     modules = modules_state(trained, trained.parameters(), task)
     if not broken:  # a broken loss breaks the evaluation, too: report it once
         with collecting(task) as log:
-            yield from _training_problems(task, trained, batch)
-            reported = {*STEP_METRICS, *EPOCH_METRICS, *log.take()}
+            yield from _training_problems(task, trained, batch, log)
+            reported = {*STEP_METRICS, *EPOCH_METRICS, *log.take(), *log.take_epoch()}
             log.prefix = "val/"
             val_batch = first_batch(data, "val", _SAMPLES)[0]
             yield from _evaluation_problems(task, model, val_batch, log, reported, wanted)
@@ -195,9 +189,8 @@ def _loss_problems(
     if not parts or before.has_changed():  # a loss with random numbers differs each time
         return
     if is_mean((total, weight), parts):
-        yield MEAN_LOSS.format(
-            whole=float(total), first=float(parts[0][0]), rest=float(parts[1][0])
-        )
+        halved = [float(loss) for loss, _ in parts]
+        yield mean_problem(float(total), halved, float(weight))
         return
     for name, whole, pieces in (
         ("sum", total, [part for part, _ in parts]),
@@ -320,8 +313,12 @@ def _same(first: object, second: object) -> bool:
     return True
 
 
-def _training_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
+def _training_problems(task: Task, model: nn.Module, batch: Batch, log: Log) -> Iterator[str]:
+    hooks = Hooks(task, log, model, list(model.parameters()))
+    hooks.epoch_start(0)
     task.loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
+    hooks.step_end(1)
+    hooks.epoch_end(0)
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if len(without) == sum(p.requires_grad for p in model.parameters()):
         yield "no parameter received a gradient; do not detach the model's output in loss()"

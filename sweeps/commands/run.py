@@ -116,7 +116,7 @@ def attempt(
             if address is None:
                 secrets = withheld_variables(spec)
                 stack.enter_context(fork_server.serving(max(1, int(resource_plan.cpu)), secrets))
-            inspection = TaskInspector(spec, resource_plan)
+            inspection = TaskInspector(spec, resource_plan, resumed=not new)
             try:  # while the child imports torch, so that errors appear early
                 if not offline:
                     _probe_tracking(paths, spec, new=new)

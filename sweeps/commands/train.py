@@ -51,7 +51,7 @@ class OtherRun(ValueError):
     """The directory holds a run with another configuration."""
 
 
-def check_task(spec: SweepSpec, err: Console) -> None:
+def check_task(spec: SweepSpec, err: Console, directory: Path | None = None) -> None:
     """Check the task in a child process, as a sweep does, and print warnings.
 
     An exception of the task's own code is ignored: it is raised again in this process, where a
@@ -62,7 +62,8 @@ def check_task(spec: SweepSpec, err: Console) -> None:
     """
     with ExitStack() as stack:
         stack.enter_context(err.status("checking the task"))
-        inspection = TaskInspector(spec, None)
+        resumed = directory is not None and (directory / TRIAL_CONFIG).exists()
+        inspection = TaskInspector(spec, None, resumed=resumed)
         stack.callback(inspection.terminate)
         _import_torch()  # while the child imports it, too
         try:

@@ -123,13 +123,19 @@ class TaskInspector:
         plan: The resources of each trial, as far as known before the measurement; None: a single
             run outside a sweep.
         thorough: Whether to check the task's whole contract.
+        resumed: Whether the sweep has begun.
 
     Raises:
         TaskRefused: There is no such task; this needs no child process.
     """
 
     def __init__(
-        self, spec: SweepSpec, plan: ResourcePlan | None, *, thorough: bool = False
+        self,
+        spec: SweepSpec,
+        plan: ResourcePlan | None,
+        *,
+        thorough: bool = False,
+        resumed: bool = False,
     ) -> None:
         self._spec = spec
         check_names(spec)
@@ -150,6 +156,7 @@ class TaskInspector:
                 "-m",
                 "trainable.inspect_task",
                 *(["--thorough"] if thorough else []),
+                *(["--resumed"] if resumed else []),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

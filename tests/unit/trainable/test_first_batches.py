@@ -126,6 +126,7 @@ WARNED = {
     "an evaluation that raises": {"evaluate": _evaluation_raises},
     "a loss that is not a number": {"loss": _not_a_number},
     "memory that does not suffice": {"loss": _no_memory},
+    "an evaluation that is not a number": {"evaluate": _returns({"loss": float("nan")})},
 }
 
 

@@ -68,6 +68,14 @@ def _targets(change):
     return build_data
 
 
+def _mean(self, model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
+
+
+def _returns(*values):
+    return lambda self, model, batch: (model(batch[0]).sum(), *values)
+
+
 CERTAIN = [
     ({"build_model": _logits_in_a_dict}, "returns a dict of 'logits'; .*takes a tensor of logits"),
     ({"build_data": _targets(lambda y: y.float())}, "float32 numbers .*regression define loss"),
@@ -81,6 +89,11 @@ CERTAIN = [
     ({"loss": lambda self, model, batch: model(batch[0]).sum()}, "loss.. returned Tensor; return"),
     ({"loss": lambda self, model, batch: (0.5, 1)}, "returned float as its first part"),
     ({"loss": lambda self, model, batch: (model(batch[0]), 1)}, "Tensor of shape .4, 2."),
+    ({"loss": _returns(1, 2)}, "loss.. returned 3 values; "),
+    ({"loss": _returns(torch.ones(3))}, "Tensor of shape .3,. as its second part, the weight"),
+    ({"loss": _returns(-1)}, "the weight -1; it must be the number of targets"),
+    ({"loss": lambda self, model, batch: {"loss": model(batch[0]).sum()}}, "returned a dict; "),
+    ({"loss": _mean}, "seems to return a mean: "),
 ]
 
 
@@ -106,20 +119,60 @@ def test_failing_first_step_is_refused(methods, message, checked):
         check_task(type("Custom", (Plain,), methods)())
 
 
-def _mean(self, model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
-
-
 def _mean_of_one(self, model, batch):
     return F.cross_entropy(model(batch[0]), batch[1]), 1
 
 
-@pytest.mark.parametrize("loss", [_mean, _mean_of_one])
-def test_mean_loss_gets_a_warning(loss, checked):
-    (caution,) = checked(loss=loss)
+def test_mean_with_weight_1_gets_a_warning(checked):
+    (caution,) = checked(loss=_mean_of_one)
     assert "seems to return a mean" in caution
+    assert "val/loss gives a short last batch the same weight" in caution
     with pytest.raises(TaskError, match="seems to return a mean"):
-        check_task(type("Custom", (Plain,), {"loss": loss})())
+        check_task(type("Custom", (Plain,), {"loss": _mean_of_one})())
+
+
+def test_mean_of_a_resumed_run_is_only_warned_of(configure):
+    task = type("Custom", (Plain,), {"loss": _mean})()
+    parts = build_parts(configure(), device=torch.device("cpu"), task=task)
+    (caution,) = quick_check(parts, resumed=True)
+    assert "the gradient is 4 times too small" in caution
+
+
+def _sum_of_one(self, model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), 1
+
+
+def test_sum_with_weight_1_gets_a_warning(checked):
+    (caution,) = checked(loss=_sum_of_one)
+    assert "return total, len(y)" in caution
+
+
+def _broadcast(self, model, batch):
+    return ((model(batch[0]) - batch[1]) ** 2).sum(), len(batch[1])
+
+
+def _squeezed(self, model, batch):
+    return ((model(batch[0]).squeeze(1) - batch[1]) ** 2).sum(), len(batch[1])
+
+
+def test_outputs_against_all_targets_get_a_warning(checked):
+    one_output = {"build_model": lambda self: nn.Linear(4, 1)}
+    targets = {"build_data": _targets(lambda y: y.float())}
+    (caution,) = checked(loss=_broadcast, **one_output, **targets)
+    assert "compares each output with every target" in caution.replace(
+        "compare each", "compares each"
+    )
+    assert "model(x).squeeze(1)" in caution
+    assert checked(loss=_squeezed, **one_output, **targets) == []
+
+
+def test_error_about_types_names_the_conversion(checked):
+    def build_data(self):
+        x, y = _tensors()
+        return Data(train=(x.double(), y), val=(x.double(), y))
+
+    with pytest.raises(TaskError, match=r"inputs are torch.float64.*x = x.float"):
+        checked(build_data=build_data)
 
 
 def _fails(self, model, batch):

@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 from sweeps.cli import app
 from sweeps.commands import console
 from sweeps.commands.plain_console import PlainConsole
+from sweeps.config.spec import parse_spec
+from sweeps.engine.task_check import TaskInspector
 
 SPEC = """\
 name: small
@@ -47,6 +49,16 @@ class Lines(Task):
 class Mean(Lines):
     def loss(self, model, batch):
         return nn.functional.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
+
+
+class MeanOfOne(Lines):
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]), 1
+
+
+class SumOfOne(Lines):
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), 1
 
 
 class Bare(Lines):
@@ -111,7 +123,7 @@ def test_text_fits_80_columns(
     ("settings", "said"),
     [
         (["metric=val/accuracy"], "mode is min for val/accuracy"),
-        (["task.name=lines:Mean"], "loss() seems to return a mean"),
+        (["task.name=lines:MeanOfOne"], "loss() seems to return a mean"),
     ],
 )
 def test_probable_mistakes_are_warned_of(
@@ -122,11 +134,26 @@ def test_probable_mistakes_are_warned_of(
     assert warning.startswith(said)
 
 
+def test_thorough_check_refuses_what_is_else_warned_of(check: Callable[..., Result]) -> None:
+    assert check("task.name=lines:SumOfOne").exit_code == 0
+    done = check("task.name=lines:SumOfOne", options=("--thorough",))
+    assert done.exit_code == 2
+    assert "Lines breaks the contract of a task" in done.stderr.replace("SumOfOne", "Lines")
+
+
+def test_mean_loss_of_a_begun_sweep_is_only_warned_of(check: Callable[..., Result]) -> None:
+    assert check("task.name=lines:Mean").exit_code == 2
+    spec = parse_spec(SPEC.replace("lines:Lines", "lines:Mean"), "s.yaml")
+    (caution,) = TaskInspector(spec, None, resumed=True).facts().checked
+    assert caution.startswith("loss() seems to return a mean")
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         (["metric=val/acc"], "metric: 'val/acc' is not reported (did you mean 'val/accuracy'?)"),
-        (["task.name=lines:Bare"], "task: loss() returned Tensor; return (sum of losses"),
+        (["task.name=lines:Bare"], "task: loss() returned Tensor; return the sum of the losses"),
+        (["task.name=lines:Mean"], "task: loss() seems to return a mean"),
     ],
 )
 def test_certain_mistakes_are_refused(
