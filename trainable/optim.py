@@ -149,9 +149,11 @@ def _construct(
 ) -> torch.optim.Optimizer:
     kind = class_of(config)
     if is_own(config.name):
-        return _of_class(kind, config, groups, config.model_dump(exclude={"name", "arguments"}))
+        given = {**config.model_dump(exclude={"name", "arguments"}), **config.arguments}
+        return _made(kind, config, groups, checked_options(config, kind, given))
+    arguments = checked_options(config, kind, config.arguments)
     if config.name not in _FUSED:
-        return _of_class(kind, config, groups, torch_options(config, kind))
+        return _made(kind, config, groups, {**torch_options(config, kind), **arguments})
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.eps is not None:
         options["eps"] = (None, config.eps) if config.name == "adafactor" else config.eps
@@ -162,7 +164,6 @@ def _construct(
     # uses foreach kernels where the device has them.
     on_known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     fused = (on_known and not any(map(_has_gaps, parameters))) or None
-    arguments = checked_options(config, kind, config.arguments)
     if arguments.keys() & _KERNELS:
         fused = None
     match config.name:
@@ -176,7 +177,7 @@ def _construct(
             damped = any(g.get("dampening") for g in (arguments, *groups))
             if any(map(is_lazy, parameters)) or damped:
                 fused = None
-            sgd = torch.optim.SGD(groups, **{**options, "fused": fused, **arguments})
+            sgd = _made(kind, config, groups, {**options, "fused": fused, **arguments})
             if fused:
                 _make_momentum(sgd, parameters)
                 if not all(p.requires_grad for p in parameters):  # they may be unfrozen later
@@ -186,32 +187,27 @@ def _construct(
                         )
                     )
             return sgd
-        case "adam":
-            return torch.optim.Adam(groups, **{**options, "fused": fused, **arguments})
-        case "adamw":
-            return torch.optim.AdamW(groups, **{**options, "fused": fused, **arguments})
+        case "adam" | "adamw":
+            options["fused"] = fused
         case "adafactor":
             options.pop("betas", None)
-            return torch.optim.Adafactor(groups, **{**options, **arguments})
-        case _:
-            if config.name == "lion":
-                options.pop("eps", None)
-            else:
-                # Without it the package divides the step, not the moment, by 1 - beta1 ** t. The
-                # trust ratio has already normalised the update: the first step would be 10 lr.
-                options["adam_debias"] = True
-            return kind(groups, **{**options, **arguments})
+        case "lion":
+            options.pop("eps", None)
+        case "lamb":
+            # Without it the package divides the step, not the moment, by 1 - beta1 ** t. The trust
+            # ratio has already normalised the update: the first step would be 10 lr.
+            options["adam_debias"] = True
+    return _made(kind, config, groups, {**options, **arguments})
 
 
-def _of_class(
-    kind: Any, config: OptimizerConfig, groups: list[dict[str, Any]], options: dict[str, Any]
+def _made(
+    kind: Any, config: OptimizerConfig, groups: list[dict[str, Any]], given: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Build an optimizer of any class, with the options that its signature has.
+    """Call an optimizer's class.
 
     Raises:
         ConfigError: The class refuses an option or the parameters.
     """
-    given = checked_options(config, kind, {**options, **config.arguments})
     try:
         optimizer: torch.optim.Optimizer = kind(groups, **given)
     # A user's class may raise anything.
@@ -231,7 +227,7 @@ def _of_class(
     return optimizer
 
 
-def _make_momentum(sgd: torch.optim.SGD, parameters: Iterable[nn.Parameter]) -> None:
+def _make_momentum(sgd: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
     """Give each trained parameter without momentum a momentum of zero."""
     keeping = {id(p) for group in sgd.param_groups if group["momentum"] for p in group["params"]}
     for p in parameters:
