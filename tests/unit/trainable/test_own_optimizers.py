@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.optimizers import ScheduleFree, TwoOptimizers
 from trainable.config import OPTIMIZER_DEFAULTS, OptimizerConfig, TaskConfig, TrainConfig
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.export import export_weights
@@ -81,60 +82,8 @@ class Asserting(Signs):
         assert closure is not None, "Sharpness Aware Minimization requires closure"
 
 
-class Scheduleless(Signs):
-    """Schedule-free SGD (Defazio et al., The Road Less Scheduled, 2024): evaluates an average."""
-
-    def __init__(self, params, lr=0.1, beta=0.9):
-        super().__init__(params, lr, beta)
-        self.defaults |= {"k": 0, "train_mode": False}
-        for group in self.param_groups:
-            group |= {"k": 0, "train_mode": False}
-
-    def _switch(self, training):
-        for group in self.param_groups:
-            if group["train_mode"] != training:
-                weight = 1 - group["beta"] if training else 1 - 1 / group["beta"]
-                for p in group["params"]:
-                    if "z" in self.state[p]:
-                        p.data.lerp_(self.state[p]["z"], weight)
-                group["train_mode"] = training
-
-    def train(self):
-        self._switch(True)
-
-    def eval(self):
-        self._switch(False)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        del closure
-        for group in self.param_groups:
-            assert group["train_mode"], "call train() before step()"
-            group["k"] += 1
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                z = self.state[p].setdefault("z", p.clone())
-                weight = 1 / group["k"]
-                p.lerp_(z, weight)
-                p.add_(p.grad, alpha=group["lr"] * (group["beta"] * (1 - weight) - 1))
-                z.sub_(p.grad, alpha=group["lr"])
-
-
-class TwoOptimizers:
-    """Mixed into the toy task: Muon for its matrices, AdamW for the rest."""
-
-    def build_optimizer(self, model, config):
-        matrices = [p for p in model.parameters() if p.ndim == 2]
-        others = [p for p in model.parameters() if p.ndim != 2]
-        return [
-            torch.optim.Muon(matrices, lr=20 * config.optimizer.lr),
-            torch.optim.AdamW(others, lr=config.optimizer.lr),
-        ]
-
-
 def _own(kind, **options):
-    return {"name": f"{__name__}:{kind.__name__}", "lr": 0.01, **options}
+    return {"name": f"{kind.__module__}:{kind.__name__}", "lr": 0.01, **options}
 
 
 def _spiral(config):
@@ -224,7 +173,7 @@ def test_options_of_a_class_that_are_not_given_are_its_own():
     [
         _own(Signs),
         _own(Counting),
-        _own(Scheduleless),
+        _own(ScheduleFree),
         {"name": "adam", "arguments": {"amsgrad": True}},
         {"name": "rmsprop"},
     ],
@@ -233,7 +182,7 @@ def test_options_of_a_class_that_are_not_given_are_its_own():
 def test_optimizer_that_can_be_restored_passes_the_check(configure, options):
     answer = inspect_config(_spiral(configure(optimizer=options)))
     assert answer["optimizer_bytes"] >= answer["weight_bytes"] or "Counting" in options["name"]
-    files = [name.rpartition("/")[2] for name in answer["code"]]
+    files = {name.rpartition("/")[2] for name in answer["code"]}
     assert ("test_own_optimizers.py" in files) == (":" in options["name"])
 
 
@@ -305,7 +254,7 @@ def test_evaluation_and_saves_have_the_averaged_weights(tmp_path, opened, config
             evaluated.update({k: v.clone() for k, v in model.state_dict().items()})
             return super().evaluate(model, batches)
 
-    trainer = opened(configure(optimizer=_own(Scheduleless, lr=0.3)), tmp_path, Looking())
+    trainer = opened(configure(optimizer=_own(ScheduleFree, lr=0.3)), tmp_path, Looking())
     list(trainer.events())
     trained = trainer.model.state_dict()
     assert not any(torch.equal(trained[key], evaluated[key]) for key in trained)
@@ -322,7 +271,7 @@ def test_evaluation_and_saves_have_the_averaged_weights(tmp_path, opened, config
 
 
 def test_looking_at_the_averaged_weights_changes_no_bit(tmp_path, opened, configure, toy):
-    trainer = opened(configure(optimizer=_own(Scheduleless, lr=0.3)), tmp_path, toy())
+    trainer = opened(configure(optimizer=_own(ScheduleFree, lr=0.3)), tmp_path, toy())
     list(trainer.events())
     before = [p.detach().clone() for p in trainer._step.parameters]
     with evaluated_weights(trainer._step.optimizer):
