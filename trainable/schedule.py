@@ -156,7 +156,7 @@ class Schedule:
             return math.sqrt((self._warmup + 1) / (step + 1))
         if config.name == "exponential":
             epochs = (step - self._warmup) / self._steps_per_epoch
-            return config.gamma ** (epochs / config.step_epochs)
+            return float(config.gamma ** (epochs / config.step_epochs))
         progress = min(1.0, (step - self._warmup) / (self._total - self._warmup))
         if config.name == "linear":
             return 1 - (1 - config.final) * progress

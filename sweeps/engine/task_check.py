@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
@@ -235,12 +236,14 @@ def optimizer_variants(spec: SweepSpec) -> list[TrialConfig]:
             continue
         for _, value in distribution.boundary_values():
             forced = {other: allowed[0] for other, allowed in distribution.when} | {key: value}
-            point = spec.search_space().point(
-                lambda name, one, forced=forced: forced.get(name, one.boundary_values()[0][1])
-            )
+            point = spec.search_space().point(partial(_forced_or_first, forced))
             with contextlib.suppress(SpecError):
                 found.append(spec.trial_config(0, point))
     return found
+
+
+def _forced_or_first(forced: Mapping[str, Any], key: str, distribution: Distribution) -> Any:
+    return forced.get(key, distribution.boundary_values()[0][1])
 
 
 def longest_warmup(spec: SweepSpec) -> TrialConfig:
