@@ -152,9 +152,9 @@ class OptimizerConfig(Section):
     """The optimizer. An option that is left out or `null` has the chosen optimizer's default."""
 
     name: Annotated[str, _known_or_own(*OPTIMIZER_DEFAULTS, own="package.module:Class")] = "adamw"
-    """The algorithm: one of torch's own in lower case, or `package.module:Class` for a class of
-    yours that derives from `torch.optim.Optimizer`. `lamb` and `lion` need the extra
-    `gradsweep[optimizers]`."""
+    """The algorithm: sgd, adam, adamw, adafactor, adadelta, adagrad, adamax, asgd, muon, nadam,
+    radam, rmsprop or rprop of torch; lamb or lion, which need the extra `gradsweep[optimizers]`; or
+    `package.module:Class` for a class of yours that derives from `torch.optim.Optimizer`."""
     lr: float = Field(default_factory=_default_of("lr"), gt=0, examples=[0.001])
     """The peak learning rate. Your own class needs it here, or in the space."""
     weight_decay: float = Field(default_factory=_default_of("weight_decay"), ge=0, examples=[0.01])
@@ -221,8 +221,9 @@ class ScheduleConfig(Section):
     """The learning rate as a function of the step."""
 
     name: Annotated[str, _known_or_own(*SCHEDULES, own="package.module:function")] = "cosine"
-    """The decay that follows the warmup, or `package.module:function` for a function of yours,
-    `(step, total, config) -> factor`, which makes the warmup, too."""
+    """The decay that follows the warmup: cosine, linear, onecycle, step, constant, plateau, wsd,
+    cosine_restarts, inverse_sqrt, polynomial or exponential; or `package.module:function` for a
+    function of yours, `(step, total, config) -> factor`, which makes the warmup, too."""
     warmup: int | float = 0.0
     """Linear warmup: a fraction of all steps in [0, 1), or a whole number of steps."""
     final: float = Field(default=0.0, ge=0, le=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,14 @@ import torch
 from torch import nn
 
 from tests.optimizers import ScheduleFree, TwoOptimizers
-from trainable.config import OPTIMIZER_DEFAULTS, OptimizerConfig, TaskConfig, TrainConfig
+from trainable.config import (
+    OPTIMIZER_DEFAULTS,
+    SCHEDULES,
+    OptimizerConfig,
+    ScheduleConfig,
+    TaskConfig,
+    TrainConfig,
+)
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.export import export_weights
 from trainable.inspect_task import inspect_config
@@ -295,3 +303,11 @@ def test_hyperparameters_are_those_of_the_resumed_run(tmp_path, opened, configur
     assert [group["beta"] for group in trainer.groups] == [0.5, 0.5]
     assert all(group["count"] > 0 for group in trainer.groups)
     assert TrainConfig().optimizer.arguments == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "names"), [(OptimizerConfig, OPTIMIZER_DEFAULTS), (ScheduleConfig, SCHEDULES)]
+)
+def test_reference_lists_every_name(section, names):
+    described = section.model_fields["name"].description
+    assert [name for name in names if name not in re.findall(r"\w+", described)] == []
