@@ -153,8 +153,8 @@ class OptimizerConfig(Section):
 
     name: Annotated[str, _known_or_own(*OPTIMIZER_DEFAULTS, own="package.module:Class")] = "adamw"
     """The algorithm: sgd, adam, adamw, adafactor, adadelta, adagrad, adamax, asgd, muon, nadam,
-    radam, rmsprop or rprop of torch; lamb or lion, which need the extra `gradsweep[optimizers]`; or
-    `package.module:Class` for a class of yours that derives from `torch.optim.Optimizer`."""
+    radam, rmsprop or rprop of torch; lamb or lion, which need the extra `gradsweep[optimizers]`;
+    or `package.module:Class` for a class of yours that derives from `torch.optim.Optimizer`."""
     lr: float = Field(default_factory=_default_of("lr"), gt=0, examples=[0.001])
     """The peak learning rate. Your own class needs it here, or in the space."""
     weight_decay: float = Field(default_factory=_default_of("weight_decay"), ge=0, examples=[0.01])
