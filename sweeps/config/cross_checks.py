@@ -9,16 +9,14 @@ not run.
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from redaction.secrets import is_secret
+from sweeps.config.argument_checks import argument_faults, reserved_faults
 from sweeps.config.error_messages import (
-    ARGUMENTS,
     FOLLOWS,
     RANGE_ERRORS,
     describe,
@@ -32,7 +30,6 @@ from sweeps.config.error_messages import (
 )
 from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
-from sweeps.config.sections import CREDENTIALS, LONGEST_KEY
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.early_stopping.registry import DEFAULT_RULE, WITHOUT_SECTION, rule_class
@@ -41,7 +38,6 @@ from sweeps.errors import Issue, KeyPath
 from sweeps.quoting import shown
 from trainable.config import BudgetConfig, TrainConfig
 
-LONGEST_VALUE = 6000  # characters; the tracking store's limit for a parameter
 _LEAST_SHARE = 0.0001
 """Ray counts CPUs and GPUs in ten-thousandths."""
 _ONE_METRIC_SAMPLERS = {"cmaes"}
@@ -76,17 +72,7 @@ def cross_field_checks(
     yield from _inheritance_faults(data)
     yield from _share_faults(data.get("resources"), show)
     yield from _rate_faults(data.get("train"), show)
-    task, search = data.get("task"), data.get("search")
-    if isinstance(task, dict):
-        yield from _argument_faults(task, ("task",))
-    yield from _secret_faults(task, ("task",))
-    for place in ARGUMENTS:
-        if isinstance(given := _at(data, place), dict):
-            yield from _argument_faults(given, place)
-            yield from _secret_faults(given, place)
-    yield from _secret_faults(data.get("space"), ("space",))
-    if isinstance(search, dict):
-        yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
+    yield from argument_faults(data)
     train = data.get("train")
     sound = sound_constraints(data, space)
     for key, distribution in space.items():
@@ -289,71 +275,6 @@ def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
             )
 
 
-def _at(data: object, path: Sequence[str]) -> object:
-    for part in path:
-        data = data.get(part) if isinstance(data, Mapping) else None
-    return data
-
-
-def _argument_faults(given: Mapping[str, Any], section: tuple[str, ...]) -> Iterator[Issue]:
-    """Check arguments, which have no model: the ledger and tracking must accept them."""
-    before = len(".".join(section)) + 1
-    for key, argument in given.items():
-        path: KeyPath = (*section, key)
-        if len(key) + before > LONGEST_KEY:
-            yield Issue(
-                path,
-                f"the key has {len(key)} characters; tracking accepts at most "
-                f"{LONGEST_KEY - before}; choose a shorter one",
-                True,
-            )
-        if len(text := write_flow(argument)) > LONGEST_VALUE:
-            yield Issue(
-                path,
-                f"the value has {len(text)} characters; tracking accepts at most "
-                f"{LONGEST_VALUE}; keep data in a file and name the file",
-            )
-        for place, value in _scalars(argument, path):
-            if isinstance(value, float) and not math.isfinite(value):
-                yield Issue(
-                    place,
-                    f"{write_flow(value)} is not finite; numbers in a spec are "
-                    "finite; write a number, or null",
-                )
-
-
-def _secret_faults(value: object, path: KeyPath) -> Iterator[Issue]:
-    """Refuse secrets in the parts whose keys the user chooses."""
-    rule = "a spec is stored and tracked unencrypted; let the task read"
-    if isinstance(value, str) and CREDENTIALS.search(value):
-        yield Issue(path, f"the address holds credentials; {rule} them from the environment")
-    for key, inner in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    ):
-        name = str(key).rpartition(".")[2]
-        if is_secret(name) and not isinstance(inner, bool | None):
-            yield Issue(
-                (*path, key),
-                f"{name} looks like a secret; {rule} it from the environment, or give it another "
-                "name",
-                at_key=True,
-            )
-        else:
-            yield from _secret_faults(inner, (*path, key))
-
-
-def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _scalars(inner, (*path, key))
-    else:
-        yield path, value
-
-
 def _space_faults(
     root: type[BaseModel],
     key: str,
@@ -375,7 +296,7 @@ def _space_faults(
             )
         return
     if is_argument(tuple(key.split("."))):
-        yield from _reserved_faults(path, key)
+        yield from reserved_faults(path, key)
         return
     fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
     if key.endswith(".arguments"):
@@ -429,18 +350,6 @@ def _space_faults(
             if loc not in before and not any(_may_exist(one, point, space) for one in others):
                 yield Issue(at, message)
                 break
-
-
-def _reserved_faults(path: KeyPath, key: str) -> Iterator[Issue]:
-    """Refuse to search an argument that has a key of its own, or none."""
-    section, _, name = key.rpartition(".arguments.")
-    if section == "train.optimizer" and name in ("lr", "params"):
-        yield Issue(
-            path,
-            f"'{key}' is no argument; the learning rate is train.optimizer.lr, and the parameters "
-            "come from the task; write train.optimizer.lr, or remove it",
-            at_key=True,
-        )
 
 
 def _conditions(
