@@ -15,6 +15,7 @@ from sweeps.config.sections import CREDENTIALS, LONGEST_KEY
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, KeyPath
 
+_SAMPLER = ("search", "arguments")
 LONGEST_VALUE = 6000  # characters; the tracking store's limit for a parameter
 
 
@@ -29,7 +30,7 @@ def argument_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
         yield from _form_faults(task, ("task",))
     yield from _secret_faults(task, ("task",))
     yield from _secret_faults(data.get("space"), ("space",))
-    yield from _secret_faults(_at(data, place := ("search", "arguments")), place)
+    yield from _secret_faults(_at(data, _SAMPLER), _SAMPLER)
     for place in ARGUMENTS:
         if isinstance(given := _at(data, place), dict):
             yield from _form_faults(given, place)
