@@ -1,11 +1,12 @@
 """Build a run in a child process, compute its first batches, and print what it needs, as JSON.
 
-    python -m trainable.inspect_task [--thorough] [--resumed] < configs.json
+    python -m trainable.inspect_task [--thorough] [--resumed] [--variants=2] < configs.json
 
 The input has trial configurations of one task, one per line. The first is built, its first
 batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
-or if the second has too few steps for its schedule, the only line is
-`{"refused": "why", "key": "train.precision"}`. For the third, if there is one, a second line says
+or if the second has too few steps for its schedule, or if the optimizer or schedule of one of the
+variants that follow cannot be used, the only line is
+`{"refused": "why", "key": "train.precision"}`. For one more, if there is one, a second line says
 how much GPU memory a step takes (`memory_probe.py`).
 What must not live here: training.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from trainable.data import WindowPlan
     from trainable.precision import Precision
 
+_THOROUGH, _VARIANTS = "--thorough", "--variants="
+
 
 def inspect_config(
     config: TrialConfig,
     max_warmup_config: TrialConfig | None = None,
     *,
+    variants: Sequence[TrialConfig] = (),
     thorough: bool = False,
     resumed: bool = False,
 ) -> dict[str, Any]:
@@ -42,6 +46,7 @@ def inspect_config(
     Args:
         config: Its configuration.
         max_warmup_config: Another one of the same task; its steps are checked without building it.
+        variants: Others whose optimizers and schedules are tried.
         thorough: Check the whole contract of the task, which builds it several times.
         resumed: Whether runs of the task have begun; see `quick_check`.
 
@@ -52,6 +57,7 @@ def inspect_config(
     from trainable.built import summarise_data
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
+    from trainable.optimizer_check import check_optimizers
     from trainable.read_back import check_resumable
     from trainable.task import load_loop, load_task
     from trainable.task_checks import quick_check
@@ -83,6 +89,12 @@ def inspect_config(
         first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
         answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
+        size = check_optimizers(parts, [config, *variants], answer["total_steps"])
+        if size is not None:
+            answer["checkpoint_bytes"] += size - answer["optimizer_bytes"]
+            answer["optimizer_bytes"] = size
+        others = {name: None for one in (config, *variants) for name in one.own_names}
+        answer["code"] = code_digests(config.task.name, *others) | answer["code"]
     if thorough:
         from trainable.testing import check_task
 
@@ -123,6 +135,7 @@ def measure(
 
 
 def _main() -> None:
+    options = sys.argv[1:]  # before `prepare_process` hides them from the task
     # Output of the user's module or of a library must not mix with the answers.
     with os.fdopen(os.dup(1), "w") as answers:
         # A forked child must not keep the pipe open: by the pipe's end, the parent knows that
@@ -133,8 +146,10 @@ def _main() -> None:
             import trainable.build  # noqa: F401  it imports torch
         options = frozenset(sys.argv[1:])  # before `prepare_process`, which hides them
         prepare_process()
-        first, second, *others = sys.stdin
-        answer = _answer(first, second, options)
+        first, second, *rest = sys.stdin
+        count = next((int(a.partition("=")[2]) for a in options if a.startswith(_VARIANTS)), 0)
+        variants, others = rest[:count], rest[count:]
+        answer = _answer(first, second, variants, options)
         # flushed before the memory probe, which may end the process
         print(json.dumps(answer), file=answers, flush=True)
         if not answer.keys() & {"refused", "own_loop"}:
@@ -142,13 +157,18 @@ def _main() -> None:
                 print(json.dumps(_probe_memory(other)), file=answers, flush=True)
 
 
-def _answer(first: str, second: str, options: Collection[str] = ()) -> dict[str, Any]:
-    wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
+def _answer(
+    first: str, second: str, further: Sequence[str], options: Collection[str] = ()
+) -> dict[str, Any]:
+    wanted, max_warmup_config, *variants = map(
+        TrialConfig.model_validate_json, (first, second, *further)
+    )
     try:
         return inspect_config(
             wanted,
             max_warmup_config,
-            thorough="--thorough" in options,
+            variants=variants,
+            thorough=_THOROUGH in options,
             resumed="--resumed" in options,
         )
     except ConfigError as error:

@@ -9,20 +9,20 @@ not run.
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from redaction.secrets import is_secret
+from sweeps.config.argument_checks import argument_faults, reserved_faults
 from sweeps.config.error_messages import (
     FOLLOWS,
     RANGE_ERRORS,
     describe,
     expectation,
     field_at,
+    is_argument,
     leaves,
     nearest,
     section_of,
@@ -30,7 +30,6 @@ from sweeps.config.error_messages import (
 )
 from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
-from sweeps.config.sections import CREDENTIALS, LONGEST_KEY
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.early_stopping.registry import DEFAULT_RULE, WITHOUT_SECTION, rule_class
@@ -39,7 +38,6 @@ from sweeps.errors import Issue, KeyPath
 from sweeps.quoting import shown
 from trainable.config import BudgetConfig, TrainConfig
 
-LONGEST_VALUE = 6000  # characters; the tracking store's limit for a parameter
 _LEAST_SHARE = 0.0001
 """Ray counts CPUs and GPUs in ten-thousandths."""
 _ONE_METRIC_SAMPLERS = {"cmaes"}
@@ -74,13 +72,7 @@ def cross_field_checks(
     yield from _inheritance_faults(data)
     yield from _share_faults(data.get("resources"), show)
     yield from _rate_faults(data.get("train"), show)
-    task, search = data.get("task"), data.get("search")
-    if isinstance(task, dict):
-        yield from _argument_faults(task)
-    yield from _secret_faults(task, ("task",))
-    yield from _secret_faults(data.get("space"), ("space",))
-    if isinstance(search, dict):
-        yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
+    yield from argument_faults(data)
     train = data.get("train")
     sound = sound_constraints(data, space)
     for key, distribution in space.items():
@@ -283,63 +275,6 @@ def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
             )
 
 
-def _argument_faults(task: Mapping[str, Any]) -> Iterator[Issue]:
-    """Check a task's arguments, which have no model: the ledger and tracking must accept them."""
-    for key, argument in task.items():
-        if len(key) + len("task.") > LONGEST_KEY:
-            yield Issue(
-                ("task", key),
-                f"the key has {len(key)} characters; tracking accepts at most "
-                f"{LONGEST_KEY - 5}; choose a shorter one",
-                True,
-            )
-        if len(text := write_flow(argument)) > LONGEST_VALUE:
-            yield Issue(
-                ("task", key),
-                f"the value has {len(text)} characters; tracking accepts at most "
-                f"{LONGEST_VALUE}; keep data in a file and name the file",
-            )
-        for path, value in _scalars(argument, ("task", key)):
-            if isinstance(value, float) and not math.isfinite(value):
-                yield Issue(
-                    path,
-                    f"{write_flow(value)} is not finite; numbers in a spec are "
-                    "finite; write a number, or null",
-                )
-
-
-def _secret_faults(value: object, path: KeyPath) -> Iterator[Issue]:
-    """Refuse secrets in the parts whose keys the user chooses."""
-    rule = "a spec is stored and tracked unencrypted; let the task read"
-    if isinstance(value, str) and CREDENTIALS.search(value):
-        yield Issue(path, f"the address holds credentials; {rule} them from the environment")
-    for key, inner in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    ):
-        name = str(key).rpartition(".")[2]
-        if is_secret(name) and not isinstance(inner, bool | None):
-            yield Issue(
-                (*path, key),
-                f"{name} looks like a secret; {rule} it from the environment, or give it another "
-                "name",
-                at_key=True,
-            )
-        else:
-            yield from _secret_faults(inner, (*path, key))
-
-
-def _scalars(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _scalars(inner, (*path, key))
-    else:
-        yield path, value
-
-
 def _space_faults(
     root: type[BaseModel],
     key: str,
@@ -360,7 +295,17 @@ def _space_faults(
                 True,
             )
         return
+    if is_argument(tuple(key.split("."))):
+        yield from reserved_faults(path, key)
+        return
     fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
+    if key.endswith(".arguments"):
+        yield Issue(
+            path,
+            f"'{key}' holds several arguments; a space varies one of them; write {key}.NAME",
+            at_key=True,
+        )
+        return
     if key not in fields:
         yield Issue(path, _no_such_parameter(root, key, list(fields)), at_key=True)
         return

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
@@ -22,7 +23,7 @@ from typing import Any
 
 import trainable
 from redaction.secrets import redact
-from sweeps.config.error_messages import key_path
+from sweeps.config.error_messages import is_argument, key_path
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.resources import ResourcePlan, StepMemory
@@ -148,6 +149,7 @@ class TaskInspector:
             environment["OMP_NUM_THREADS"] = os.environ.get(
                 "OMP_NUM_THREADS", str(max(1, int(plan.cpu)))
             )
+        variants = [] if plan is None else optimizer_variants(spec)
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             [
@@ -157,6 +159,7 @@ class TaskInspector:
                 "trainable.inspect_task",
                 *(["--thorough"] if thorough else []),
                 *(["--resumed"] if resumed else []),
+                f"--variants={len(variants)}",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -169,7 +172,9 @@ class TaskInspector:
             configs = [spec.trial_config(0, {})] * 2
         else:
             configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
-        if plan is not None and spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
+        configs += variants
+        self._measures = plan is not None and spec.resources.gpu == "auto" and 0 < plan.gpu < 1
+        if self._measures:
             configs.append(largest_config(spec))
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
@@ -203,7 +208,7 @@ class TaskInspector:
             raised = answer.get("raised", False)
             raise TaskRefused(self._spec, answer["key"], answer["refused"], raised=raised)
         facts = TaskFacts(**answer)
-        if facts.own_loop or self._configs.count("\n") == 2:
+        if facts.own_loop or not self._measures:
             return facts
         memory = measured[0] if measured else {"failed": "ended its process"}
         return replace(facts, step_memory=StepMemory(**memory))
@@ -225,13 +230,37 @@ class TaskInspector:
             self.terminate()
 
 
+def optimizer_variants(spec: SweepSpec) -> list[TrialConfig]:
+    """Return trials with every optimizer, schedule and argument of these that the space names.
+
+    Of a range there are both ends. The other values are those of `example_params`; a trial whose
+    values are not valid together is left out.
+    """
+    found = []
+    for key, distribution in spec.space.items():
+        named = key in ("train.optimizer.name", "train.schedule.name")
+        if not named and not is_argument(key.split(".")):
+            continue
+        for _, value in distribution.boundary_values():
+            forced = {other: allowed[0] for other, allowed in distribution.when} | {key: value}
+            point = spec.search_space().point(partial(_forced_or_first, forced))
+            with contextlib.suppress(SpecError):
+                found.append(spec.trial_config(0, point))
+    return found
+
+
+def _forced_or_first(forced: Mapping[str, Any], key: str, distribution: Distribution) -> Any:
+    return forced.get(key, distribution.boundary_values()[0][1])
+
+
 def longest_warmup(spec: SweepSpec) -> TrialConfig:
-    """Return the trial of `example_params` with the longest searched warmup, if that is valid."""
+    """Return the trial of `example_params` with the longest warmup and decay, if that is valid."""
     space = spec.search_space()
 
     def value(key: str, distribution: Distribution) -> Any:
         boundary_values = [probe for _, probe in distribution.boundary_values()]
-        return max(boundary_values) if key == "train.schedule.warmup" else boundary_values[0]
+        lengthens = key in ("train.schedule.warmup", "train.schedule.decay")
+        return max(boundary_values) if lengthens else boundary_values[0]
 
     point = space.point(value)
     try:
@@ -268,7 +297,8 @@ def _weight(key: str, value: object) -> float:
     if key == "train.precision":
         return ("fp16", "bf16", "auto", "fp32").index(str(value))
     if key == "train.optimizer.name":
-        return value in ("adam", "adamw", "lamb")  # two moments of each parameter
+        # two moments of each parameter
+        return value in ("adam", "adamw", "lamb", "nadam", "radam", "adamax", "adadelta")
     if not isinstance(value, int | float):
         return 0
     return -value if key in ("train.accumulation", "train.activation_checkpointing") else value
@@ -281,7 +311,13 @@ def check_names(spec: SweepSpec) -> None:
         TaskRefused: The module is missing, or Python would import another module instead of it or
             of a module that it imports.
     """
-    name, here = spec.task.name, os.getcwd()
+    _check_name(spec, "task.name", spec.task.name)
+    for key, name in spec.own_names:
+        _check_name(spec, key, name)
+
+
+def _check_name(spec: SweepSpec, key: str, name: str) -> None:
+    here = os.getcwd()
     try:
         module = resolve_task_name(name)[0]
     except ConfigError as error:
@@ -291,18 +327,18 @@ def check_names(spec: SweepSpec) -> None:
     if ours := hidden_by(trainable.__name__, here):
         raise TaskRefused(
             spec,
-            "task.name",
+            key,
             f"'{ours[0]}' hides the package '{trainable.__name__}', which trains every trial; no "
             "file in the directory where a sweep starts may have that name; rename the file, or "
             "start from another directory",
         )
     if hidden := hidden_by(package, here):
-        raise TaskRefused(spec, "task.name", f"'{name}': {_taken(package, *hidden)}")
+        raise TaskRefused(spec, key, f"'{name}': {_taken(package, *hidden)}")
     # `_is_installed` uses all finders: an editable package is on no path.
     if not package or not (PathFinder.find_spec(package, [here]) or _is_installed(package)):
         raise TaskRefused(
             spec,
-            "task.name",
+            key,
             f"'{name}': there is no module '{package}' in {here} or among the installed "
             "packages; the part before the colon must be importable from where you start; change "
             "the directory, install the package, or correct the name",
@@ -310,7 +346,7 @@ def check_names(spec: SweepSpec) -> None:
     for file, imported, *taken in hidden_imports(module, here):
         raise TaskRefused(
             spec,
-            "task.name",
+            key,
             f"'{name}': {file} imports '{imported}': {_taken(imported, *taken)}",
         )
 

@@ -33,7 +33,10 @@ class Case(NamedTuple):
     """`memory`: tensors. `loader`: a data set. `processes`: a data set and two processes."""
     clip: str
     schedule: str
+    """`own`: a function of the user's."""
     optimizer: str
+    """`schedule-free`: a class of the user's, which evaluates other weights than it trains. `two`:
+    Muon and AdamW, each for a part of the parameters."""
     every: str
     hooks: str
     """`hooks`: the task has hooks and logs sums over an epoch. `none`: it has not."""
@@ -48,20 +51,20 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "accumulation": (1, 3),
     "data": ("memory", "loader", "processes"),
     "clip": ("norm", "value", "off"),
-    "schedule": ("cosine", "onecycle", "plateau", "step", "linear"),
-    "optimizer": ("adamw", "nesterov", "adafactor"),
+    "schedule": ("cosine", "onecycle", "plateau", "step", "linear", "wsd", "own"),
+    "optimizer": ("adamw", "nesterov", "adafactor", "amsgrad", "nadam", "schedule-free", "two"),
     "every": ("1 epoch", "2 steps", "3 steps"),
     "hooks": ("none", "hooks"),
 }
 
 # One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
 SLICE = (
-    Case("window", "fp16", 3, "loader", "norm", "cosine", "adamw", "2 steps", "hooks"),
-    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps", "none"),
-    Case("warmup", "fp32", 3, "memory", "norm", "linear", "adamw", "2 steps", "hooks"),
-    Case("evaluation", "fp32", 1, "processes", "off", "plateau", "adamw", "2 steps", "hooks"),
+    Case("window", "fp16", 3, "loader", "norm", "cosine", "two", "2 steps", "hooks"),
+    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "schedule-free", "3 steps", "none"),
+    Case("warmup", "fp32", 3, "memory", "norm", "own", "adamw", "2 steps", "hooks"),
+    Case("evaluation", "fp32", 1, "processes", "off", "wsd", "schedule-free", "2 steps", "hooks"),
     Case("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch", "none"),
-    Case("saving", "bf16", 3, "loader", "norm", "plateau", "adamw", "1 epoch", "hooks"),
+    Case("saving", "bf16", 3, "loader", "norm", "plateau", "amsgrad", "1 epoch", "hooks"),
     Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch", "none"),
 )
 

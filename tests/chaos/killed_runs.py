@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.chaos.kill_cases import Case
+from tests.optimizers import TwoOptimizers
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
@@ -155,6 +156,14 @@ class Hooked(Fragile):
         return total, weight
 
 
+class FragileOfTwo(TwoOptimizers, Fragile):
+    """The same with two optimizers."""
+
+
+class HookedOfTwo(TwoOptimizers, Hooked):
+    """With hooks and two optimizers."""
+
+
 class FatalFiles(LocalFiles):
     """Calls `kill` in place of the rename number `die_at` that would commit a checkpoint: in the
     thread that writes, while training goes on. Nothing is committed after that.
@@ -180,7 +189,13 @@ def configure(case: Case) -> TrialConfig:
     schedule: dict[str, Any] = {"name": case.schedule, "warmup": WARMUP}
     schedule |= {"step_epochs": 1} if case.schedule == "step" else {}
     schedule |= {"patience": 0, "gamma": 0.5} if case.schedule == "plateau" else {}
-    nesterov = {"name": "sgd", "momentum": 0.9, "nesterov": True, "lr": 1e-4}
+    schedule |= {"name": "tests.optimizers:two_levels"} if case.schedule == "own" else {}
+    optimizer = {
+        "nesterov": {"name": "sgd", "momentum": 0.9, "nesterov": True, "lr": 1e-4},
+        "amsgrad": {"name": "adam", "arguments": {"amsgrad": True}, "lr": 0.05},
+        "schedule-free": {"name": "tests.optimizers:ScheduleFree", "lr": 1e-4},
+        "two": {"lr": 1e-3},
+    }.get(case.optimizer, {"name": case.optimizer, "lr": 0.05})
     return TrialConfig.model_validate(
         {
             "task": {"name": "fragile"},
@@ -193,9 +208,7 @@ def configure(case: Case) -> TrialConfig:
                 "batch_size": BATCH,
                 "accumulation": case.accumulation,
                 "precision": case.precision,
-                "optimizer": nesterov
-                if case.optimizer == "nesterov"
-                else {"name": case.optimizer, "lr": 0.05},
+                "optimizer": optimizer,
                 "schedule": schedule,
                 "clip": clip,
                 "loader": {"num_workers": 2 if case.data == "processes" else 0},
@@ -228,7 +241,12 @@ def open_case(
         # The question "were you interrupted?" is put after each step but an epoch's last, and
         # once more when the epoch is closed: four times an epoch here, fp16's skipped windows too.
         steps = {"warmup": 3, "epoch": 10, "edge": 8}.get(case.kill, 0)
-    kind = Hooked if case.hooks == "hooks" else Fragile
+    kind = {
+        (False, False): Fragile,
+        (True, False): Hooked,
+        (False, True): FragileOfTwo,
+        (True, True): HookedOfTwo,
+    }[case.hooks == "hooks", case.optimizer == "two"]
     task = kind(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
     asked = iter(range(1, _NEVER))
 

@@ -23,6 +23,7 @@ _PAGES = (
     "docs/guides/own-model.md",
     "docs/guides/own-loop.md",
     "docs/guides/hooks-and-logging.md",
+    "docs/guides/optimizers-and-schedules.md",
 )
 _BLOCKS = [
     block

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 
+from tests.optimizers import TwoOptimizers
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
@@ -21,6 +22,9 @@ from trainable.metrics_file import History, read_resumptions, read_rows
 from trainable.storage.local import LocalFiles
 
 WARMUP = {"name": "cosine", "warmup": 6}
+
+
+_OF_TORCH = ("adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 
 class Crash(BaseException):
@@ -98,6 +102,12 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
         {"optimizer": {"name": "adafactor"}},
         {"schedule": {"name": "plateau", "patience": 0, "warmup": 2}},
         {"schedule": {"name": "onecycle", "warmup": 0.3}},
+        *({"optimizer": {"name": name}} for name in _OF_TORCH),
+        {"optimizer": {"name": "tests.optimizers:ScheduleFree", "lr": 0.3}},
+        {"optimizer": {"name": "adam", "arguments": {"amsgrad": True}}},
+        {"schedule": {"name": "wsd", "decay": 4, "warmup": 2}},
+        {"schedule": {"name": "cosine_restarts", "cycles": 2}},
+        {"schedule": {"name": "tests.optimizers:two_levels", "arguments": {"low": 0.2}}},
         {"loader": {"drop_last": True}},
     ],
     ids=str,
@@ -160,6 +170,21 @@ def test_run_with_groups_of_its_own_resumes_exactly(tmp_path, opened, configure,
     assert _equal(frozen, list(resumed.model[0].parameters()))
     for before, after in zip(trained, resumed.model[3].parameters(), strict=True):
         assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("crash_at", [3, 7])
+def test_run_with_two_optimizers_resumes_exactly(tmp_path, opened, configure, toy, crash_at):
+    task = type("TwoToy", (TwoOptimizers, toy), {})
+    config = configure(every="2 steps", schedule=WARMUP)
+    whole = opened(config, tmp_path / "whole", task())
+    _run(whole)
+    with pytest.raises(Crash):
+        _run(opened(config, tmp_path / "cut", task(), should_stop=_crash_at(crash_at)))
+    resumed = opened(config, tmp_path / "cut", task())
+    assert 0 < resumed.state.progress.step < whole.state.progress.step
+    _run(resumed)
+    assert _equal(whole.state.state_dict(), resumed.state.state_dict())
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
 class Weighing:

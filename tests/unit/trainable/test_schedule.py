@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as theirs
 
-from trainable.config import ScheduleConfig
+from trainable.config import ScheduleConfig, TrainConfig
 from trainable.errors import ConfigError
 from trainable.schedule import Schedule, warmup_steps
 
@@ -219,3 +219,151 @@ def test_warmup_is_a_fraction_or_a_count(warmup, total, expected):
 def test_warmup_as_long_as_the_run_shows_both_numbers():
     with pytest.raises(ConfigError, match="warmup: 60 steps of 60 steps in all"):
         warmup_steps(60, 60)
+
+
+@pytest.mark.parametrize("warmup", [0, 6])
+@pytest.mark.parametrize(("cycles", "growth", "first"), [(3, 1, 18), (2, 2, 18), (1, 1, 54)])
+def test_cosine_restarts(warmup, cycles, growth, first):
+    total = first * cycles if growth == 1 else first * (growth**cycles - 1) // (growth - 1)
+    schedule = Schedule(
+        ScheduleConfig(
+            name="cosine_restarts",
+            warmup=warmup,
+            final=0.1,
+            cycles=cycles,
+            cycle_growth=float(growth),
+        ),
+        peak=PEAK,
+        total_steps=total + warmup,
+        steps_per_epoch=PER_EPOCH,
+    )
+    expected = _torch_curve(
+        lambda o: theirs.CosineAnnealingWarmRestarts(o, first, growth, eta_min=0.1 * PEAK)
+    )
+    found = [PEAK * schedule.factor(warmup + step) for step in range(total)]
+    assert found == pytest.approx(expected[:total], abs=1e-12)
+    assert schedule.factor(total + warmup) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+@pytest.mark.parametrize("power", [1.0, 0.9, 2.0])
+def test_polynomial(warmup, power):
+    expected = _torch_curve(
+        _after_warmup(warmup, lambda o: theirs.PolynomialLR(o, TOTAL - warmup, power))
+    )
+    found = _ours(name="polynomial", warmup=warmup, power=power)
+    assert found == pytest.approx(expected, abs=1e-12)
+    lifted = _ours(name="polynomial", warmup=warmup, power=power, final=0.5)[warmup:]
+    assert lifted == pytest.approx([PEAK / 2 + one / 2 for one in expected[warmup:]], abs=1e-12)
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_exponential(warmup):
+    per_step = 0.3 ** (1 / (PER_EPOCH * 2))
+    expected = _torch_curve(_after_warmup(warmup, lambda o: theirs.ExponentialLR(o, per_step)))
+    found = _ours(name="exponential", warmup=warmup, gamma=0.3, step_epochs=2)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("warmup", [1, 4, 4000])
+def test_inverse_sqrt_is_the_transformer_schedule(warmup):
+    # Vaswani et al. (2017), equation 3, with steps that count from 1, divided by its peak
+    def noam(step):
+        return min(step**-0.5, step * warmup**-1.5) / warmup**-0.5
+
+    schedule = Schedule(
+        ScheduleConfig(name="inverse_sqrt", warmup=warmup - 1),
+        peak=1.0,
+        total_steps=10_000,
+        steps_per_epoch=10,
+    )
+    for step in range(1, 10_000, 7):
+        assert schedule.factor(step - 1) == pytest.approx(noam(step), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+@pytest.mark.parametrize("final", [0.0, 0.1])
+@pytest.mark.parametrize("decay", [0.25, 15, 1.5 / TOTAL])
+def test_wsd(shape, final, decay):
+    # Haegele et al. (2024), equation 1 and figure 3, with N, N_decay and N_warmup in steps
+    length = decay if isinstance(decay, int) else round(decay * TOTAL)
+    weights = {
+        "linear": lambda x: 1 - x,
+        "cosine": lambda x: math.cos(math.pi * x / 2) ** 2,
+        "sqrt": lambda x: 1 - x**0.5,
+    }
+
+    def formula(n):
+        if n < 7:
+            return (n + 1) / 8
+        if n <= TOTAL - length:
+            return 1.0
+        left = weights[shape]((n - (TOTAL - length)) / length)
+        return left + final * (1 - left)
+
+    found = _ours(name="wsd", warmup=7, decay=decay, decay_shape=shape, final=final)
+    assert found == pytest.approx([PEAK * formula(n) for n in range(TOTAL)], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["wsd", "cosine_restarts", "polynomial", "inverse_sqrt"])
+def test_factors_of_long_runs_stay_in_range(name):
+    for total in (1, 2, 3, 97):
+        schedule = Schedule(
+            ScheduleConfig(name=name, decay=1, cycles=3, cycle_growth=1.7),
+            peak=1.0,
+            total_steps=total,
+            steps_per_epoch=1,
+        )
+        factors = [schedule.factor(step) for step in range(total + 1)]
+        assert factors[0] == 1.0
+        assert all(0.0 <= factor <= 1.0 for factor in factors)
+
+
+def test_warmup_and_decay_must_fit_into_the_run():
+    config = ScheduleConfig(name="wsd", warmup=10, decay=51)
+    with pytest.raises(ConfigError) as refused:
+        Schedule(config, peak=1.0, total_steps=60, steps_per_epoch=6)
+    assert refused.value.key == "train.schedule.decay"
+    Schedule(config, peak=1.0, total_steps=61, steps_per_epoch=6)
+
+
+def half_way(step, total, config):
+    return config.schedule.arguments["high"] if step < total / 2 else 0.5
+
+
+def fails(step, _total, _config):
+    return (1.0, float("nan"))[step] if step < 2 else 1 / 0
+
+
+def takes_two(_step, _total):
+    return 1.0
+
+
+def _own(name, **arguments):
+    train = TrainConfig(schedule={"name": f"{__name__}:{name}", "arguments": arguments})
+    return Schedule(train.schedule, peak=2.0, total_steps=10, steps_per_epoch=5, train=train)
+
+
+def test_own_function_makes_the_factor():
+    schedule = _own("half_way", high=0.9)
+    assert [schedule.factor(step) for step in range(10)] == [0.9] * 5 + [0.5] * 5
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=3.0)
+    optimizer.param_groups[0]["initial_lr"] = 3.0
+    schedule.set_lr(optimizer, 7)
+    assert optimizer.param_groups[0]["lr"] == 1.5
+    assert schedule.lr == 1.0
+
+
+@pytest.mark.parametrize("name", ["takes_two", "missing", "TOTAL", "ScheduleConfig"])
+def test_what_is_no_schedule_function_is_refused(name):
+    with pytest.raises(ConfigError) as refused:
+        _own(name)
+    assert refused.value.key == "train.schedule.name"
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_own_function_without_a_factor_is_refused(step):
+    schedule = _own("fails")
+    with pytest.raises(ConfigError) as refused:
+        schedule.factor(step)
+    assert refused.value.key == "train.schedule.name"
