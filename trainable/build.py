@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainable.averaging import Average, AveragingPlan, averaging_plan
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
@@ -114,6 +115,8 @@ def open_trainer(
         precision=step.precision,
         task=parts.task,
         data=parts.data,
+        average=step.average,
+        trained_only=config.checkpoint.parameters == "trained",
     )
     files = files_of(directory, checkpoints)
     store = CheckpointStore(
@@ -171,6 +174,7 @@ class Parts:
         precision: The precision of forward and backward passes.
         cautions: A sentence for each part that can be trained but is probably a mistake.
         opened: Files that the task opened and did not declare; see `opened_files.py`.
+        averaging: When the weights are averaged; None without averaging.
         summary: Summary of what the task built, for comparison when the run resumes; see
             `built.py`. None where nothing is compared.
     """
@@ -185,6 +189,7 @@ class Parts:
     precision: Precision
     cautions: list[str]
     opened: dict[str, str]
+    averaging: AveragingPlan | None
     summary: Summary | None = None
 
 
@@ -235,10 +240,12 @@ def build_parts(
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
+    total_steps = config.budget.epochs * windows
+    averaging = averaging_plan(train, total_steps=total_steps, steps_per_epoch=windows)
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
-        total_steps=config.budget.epochs * windows,
+        total_steps=total_steps,
         steps_per_epoch=windows,
         mode=config.modes[0],
     )
@@ -253,6 +260,7 @@ def build_parts(
         precision,
         cautions,
         opened,
+        averaging,
         summary,
     )
 
@@ -273,19 +281,28 @@ def val_seed(config: TrialConfig) -> int | None:
 
 
 def check_steps(config: TrialConfig, samples: int) -> None:
-    """Refuse a configuration with no steps for this many samples, or fewer than its warmup.
+    """Refuse a configuration with no steps for this many samples, or too few for its warmup.
+
+    Or for the start of its averaging.
 
     Raises:
         ConfigError: There are too few steps.
     """
     windows = _train_plan(config.train, samples, config.seed).windows
-    warmup_steps(config.train.schedule.warmup, config.budget.epochs * windows)
+    total = config.budget.epochs * windows
+    warmup_steps(config.train.schedule.warmup, total)
+    averaging_plan(config.train, total_steps=total, steps_per_epoch=windows)
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
     """Build the optimizer and its `Step`; the learning rate is that of the first step."""
     optimizer = build_optimizer(config.optimizer, parts.groups)
     parts.schedule.set_lr(optimizer, 0)
+    average = None
+    if parts.averaging is not None:
+        inside = {id(p) for p in parts.model.parameters()}
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        average = Average(parts.model, (p for p in given if id(p) not in inside), parts.averaging)
     return Step(
         task=parts.task,
         model=parts.model,
@@ -293,6 +310,7 @@ def build_step(parts: Parts, config: TrainConfig) -> Step:
         schedule=parts.schedule,
         precision=parts.precision,
         clipper=Clipper(config.clip),
+        average=average,
     )
 
 

@@ -208,6 +208,8 @@ def reported_names(parts: Parts, config: TrainConfig, layers: Iterable[str] = ()
         names |= {"train/seconds", "train/device_seconds"}
     if parts.precision.scaler is not None:
         names.add("num_skipped_steps")
+    if parts.averaging is not None:
+        names.add("num_averaged_weights")
     every = config.layer_norms_every
     if every and parts.train.plan.windows % every == 0:  # else only in some epochs
         names |= {f"grad_norm/{layer}" for layer in layers}

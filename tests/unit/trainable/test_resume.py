@@ -99,6 +99,9 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
         {"schedule": {"name": "plateau", "patience": 0, "warmup": 2}},
         {"schedule": {"name": "onecycle", "warmup": 0.3}},
         {"loader": {"drop_last": True}},
+        {"ema": {"decay": 0.8, "start": 3}},
+        {"ema": {"decay": 0.8, "start": 0.5}, "precision": "fp16"},
+        {"swa": {"start": 2, "every": "3 steps"}},
     ],
     ids=str,
 )
