@@ -35,6 +35,10 @@ class Case(NamedTuple):
     schedule: str
     optimizer: str
     every: str
+    average: str = "off"
+    """`ema` and `swa` begin before some kills and after others."""
+    parameters: str = "all"
+    """`trained`: the first layer is frozen, and no checkpoint has it."""
 
     def __str__(self) -> str:
         return "-".join(map(str, self)).replace(" ", "")
@@ -49,17 +53,19 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "schedule": ("cosine", "onecycle", "plateau", "step", "linear"),
     "optimizer": ("adamw", "nesterov", "adafactor"),
     "every": ("1 epoch", "2 steps", "3 steps"),
+    "average": ("off", "ema", "swa"),
+    "parameters": ("all", "trained"),
 }
 
 # One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
 SLICE = (
     Case("window", "fp16", 3, "loader", "norm", "cosine", "adamw", "2 steps"),
-    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps"),
-    Case("warmup", "fp32", 3, "memory", "norm", "linear", "adamw", "2 steps"),
+    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps", "ema"),
+    Case("warmup", "fp32", 3, "memory", "norm", "linear", "adamw", "2 steps", "off", "trained"),
     Case("evaluation", "fp32", 1, "processes", "off", "plateau", "adamw", "2 steps"),
-    Case("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch"),
+    Case("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch", "ema", "trained"),
     Case("saving", "bf16", 3, "loader", "norm", "plateau", "adamw", "1 epoch"),
-    Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch"),
+    Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch", "swa"),
 )
 
 

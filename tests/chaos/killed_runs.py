@@ -64,6 +64,7 @@ class Fragile(Task):
 
     Args:
         augmented: A data set with augmentation; otherwise tensors, augmented in the loss.
+        frozen: The first layer is not trained.
         die_at: The training forward pass (from 1) in the middle of which `kill` is called.
         die_at_evaluation: The same for evaluations.
         kill: Never returns.
@@ -73,11 +74,12 @@ class Fragile(Task):
         self,
         *,
         augmented: bool,
+        frozen: bool = False,
         die_at: int = _NEVER,
         die_at_evaluation: int = _NEVER,
         kill: Callable[[], None],
     ) -> None:
-        self._augmented = augmented
+        self._augmented, self._frozen = augmented, frozen
         self._left, self._left_of_evaluations = die_at, die_at_evaluation
         self._kill = kill
         self.seen: list[bytes] = []
@@ -89,10 +91,12 @@ class Fragile(Task):
         assert state == {}
 
     def build_model(self) -> nn.Module:
-        return nn.Sequential(
+        model = nn.Sequential(
             Counting(), nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.3),
             nn.Linear(8, 3),
         )  # fmt: skip
+        model[1].requires_grad_(not self._frozen)
+        return model
 
     def build_data(self) -> Data:
         generator = torch.Generator().manual_seed(1)
@@ -152,6 +156,11 @@ def configure(case: Case) -> TrialConfig:
     schedule: dict[str, Any] = {"name": case.schedule, "warmup": WARMUP}
     schedule |= {"step_epochs": 1} if case.schedule == "step" else {}
     schedule |= {"patience": 0, "gamma": 0.5} if case.schedule == "plateau" else {}
+    average = {
+        "off": {},
+        "ema": {"ema": {"decay": 0.9, "start": 0.3}},
+        "swa": {"swa": {"start": 2, "every": "3 steps"}},
+    }[case.average]
     nesterov = {"name": "sgd", "momentum": 0.9, "nesterov": True, "lr": 1e-4}
     return TrialConfig.model_validate(
         {
@@ -160,8 +169,9 @@ def configure(case: Case) -> TrialConfig:
             "mode": "min",
             "seed": 11,
             "budget": {"epochs": EPOCHS},
-            "checkpoint": {"every": case.every},
+            "checkpoint": {"every": case.every, "parameters": case.parameters},
             "train": {
+                **average,
                 "batch_size": BATCH,
                 "accumulation": case.accumulation,
                 "precision": case.precision,
@@ -200,7 +210,12 @@ def open_case(
         # The question "were you interrupted?" is put after each step but an epoch's last, and
         # once more when the epoch is closed: four times an epoch here, fp16's skipped windows too.
         steps = {"warmup": 3, "epoch": 10, "edge": 8}.get(case.kill, 0)
-    task = Fragile(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
+    task = Fragile(
+        augmented=case.data != "memory",
+        frozen=case.parameters == "trained",
+        kill=die if kill else _nothing,
+        **where,
+    )
     asked = iter(range(1, _NEVER))
 
     def should_stop() -> bool:
