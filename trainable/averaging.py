@@ -43,16 +43,6 @@ class AveragingPlan(NamedTuple):
     decay: float | None
     """The decay of an EMA; None: the mean of the weights."""
 
-    def includes(self, step: int) -> bool:
-        """Return whether the average is updated after this step, counted from 1."""
-        return step > self.start and step % self.every == 0
-
-    def weight(self, count: int) -> float:
-        """Return the share of the present weights, after `count` updates."""
-        if count == 0:
-            return 1.0
-        return 1.0 / (count + 1) if self.decay is None else 1.0 - self.decay
-
 
 def averaging_plan(
     config: TrainConfig, *, total_steps: int, steps_per_epoch: int
@@ -105,26 +95,29 @@ class Average:
         self._statistics = {name: b for name, b in statistics.items() if is_lazy(b)}
         self._add_trained()
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
         """Let the present weights go into the average, if this step is one of the plan.
 
         Args:
             step: Optimizer steps taken.
         """
+        start, every, decay = self._plan
         # An average that has begun goes on, also if its start was moved since.
-        if not (self._plan.includes(step) or (self.count and step % self._plan.every == 0)):
+        if step % every or (step <= start and not self.count):
             return
-        self._add_trained()
-        weight = self._plan.weight(self.count)
-        for averages, sources in self._pairs:
-            if weight == 1.0:
-                torch._foreach_copy_(averages, sources)
-                continue
-            if averages[0].dtype != sources[0].dtype:
-                sources = [source.to(averages[0].dtype) for source in sources]
-            torch._foreach_lerp_(averages, sources, weight)
         self.count += 1
+        weight = 1.0 / self.count if decay is None or self.count == 1 else 1.0 - decay
+        with torch.no_grad():
+            if self._frozen or self._statistics:
+                self._add_trained()
+            for averages, sources in self._pairs:
+                if self.count == 1:
+                    torch._foreach_copy_(averages, sources)
+                elif averages[0].dtype == sources[0].dtype:
+                    torch._foreach_lerp_(averages, sources, weight)
+                else:
+                    wide = [source.to(averages[0].dtype) for source in sources]
+                    torch._foreach_lerp_(averages, wide, weight)
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
@@ -176,8 +169,6 @@ class Average:
 
     def _add_trained(self) -> None:
         """Begin to average parameters that are trained and were not before."""
-        if not (self._frozen or self._statistics):
-            return
         ready = self._statistics | {k: p for k, p in self._frozen.items() if p.requires_grad}
         ready = {name: one for name, one in ready.items() if not is_lazy(one)}
         if ready:
