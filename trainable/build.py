@@ -15,7 +15,7 @@ from trainable.averaging import Average, AveragingPlan, averaging_plan
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
-from trainable.custom_loop import CustomLoop
+from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.loop import Trainer
@@ -91,6 +91,7 @@ def open_trainer(
         torch.cuda.reset_peak_memory_stats(target)  # else an earlier trial's peak would remain
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
+        check_loop(config)
         return CustomLoop(
             function,
             config,

@@ -9,8 +9,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.errors import CheckpointError
+from trainable.errors import CheckpointError, ConfigError
 from trainable.export import export_weights, load_trained
 from trainable.task import Data, Task
 
@@ -200,3 +201,10 @@ def test_model_is_base_and_adapter(tmp_path, opened, base, monkeypatch):
     safetensors.torch.save_file({}, base)
     with pytest.raises(CheckpointError, match="another base"):
         load_trained(config, newest.address)
+
+
+def test_custom_loop_cannot_save_trained_parameters_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainable.build.load_loop", lambda _: print)
+    with pytest.raises(ConfigError, match="is a custom loop"):
+        open_trainer(_config(), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
