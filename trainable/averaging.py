@@ -18,7 +18,7 @@ evaluates (`loop.py`), and what of a run is saved (`train_state.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -189,10 +189,17 @@ class Average:
         self._pairs = list(kinds.values())
 
 
-def overlay_average(model: Mapping[str, Any], average: Mapping[str, Any]) -> list[str]:
+def overlay_average(
+    model: Mapping[str, Any], average: Mapping[str, Any], left_out: Collection[str] = ()
+) -> list[str]:
     """Write a saved average into a saved model's state dict, in place.
 
     Tied tensors share memory there, so each is written once.
+
+    Args:
+        model: The state dict.
+        average: What `Average.state_dict` returned.
+        left_out: Entries that the checkpoint leaves out, because they never changed.
 
     Returns:
         The names of averaged tensors that the state dict does not have under that name.
@@ -204,7 +211,7 @@ def overlay_average(model: Mapping[str, Any], average: Mapping[str, Any]) -> lis
             continue
         if key in model:
             model[key].copy_(value)
-        else:
+        elif key not in left_out:
             missing.append(key)
     return missing
 

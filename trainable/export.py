@@ -95,7 +95,8 @@ def export_weights(generation: Path | str, target: Path) -> Exported:
     state = _load_state(str(generation))
     model = _model_of(state, str(generation))
     if averages := state.get("average"):
-        missing = overlay_average(model, averages)
+        left_out = (state.get("base") or {"tensors": ()})["tensors"]
+        missing = overlay_average(model, averages, left_out)
         if missing:
             raise CheckpointError(
                 f"the model's state dict does not have {', '.join(missing)} under that name, so "
