@@ -88,7 +88,9 @@ class Average:
         self._sources: dict[str, Tensor] = {}
         self._pairs: list[tuple[list[Tensor], list[Tensor]]] = []
         statistics = dict(_running_statistics(model))
-        parameters = {f"model.{name}": p for name, p in model.named_parameters()}
+        parameters: dict[str, Tensor] = {
+            f"model.{name}": p for name, p in model.named_parameters()
+        }
         parameters |= {f"outside.{index}": p for index, p in enumerate(outside)}
         self._frozen = {name: p for name, p in parameters.items() if _can_average(p)}
         self._add({name: b for name, b in statistics.items() if not is_lazy(b)})
@@ -222,7 +224,7 @@ def load_average(model: nn.Module, average: Mapping[str, Any]) -> None:
     Raises:
         KeyError: The model does not have one of the tensors.
     """
-    tensors = {f"model.{name}": p for name, p in model.named_parameters()}
+    tensors: dict[str, Tensor] = {f"model.{name}": p for name, p in model.named_parameters()}
     tensors |= dict(_running_statistics(model))
     with torch.no_grad():
         for name, value in average["values"].items():

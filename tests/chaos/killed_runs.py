@@ -156,11 +156,11 @@ def configure(case: Case) -> TrialConfig:
     schedule: dict[str, Any] = {"name": case.schedule, "warmup": WARMUP}
     schedule |= {"step_epochs": 1} if case.schedule == "step" else {}
     schedule |= {"patience": 0, "gamma": 0.5} if case.schedule == "plateau" else {}
-    average = {
+    averages: dict[str, dict[str, Any]] = {
         "off": {},
         "ema": {"ema": {"decay": 0.9, "start": 0.3}},
         "swa": {"swa": {"start": 2, "every": "3 steps"}},
-    }[case.average]
+    }
     nesterov = {"name": "sgd", "momentum": 0.9, "nesterov": True, "lr": 1e-4}
     return TrialConfig.model_validate(
         {
@@ -171,7 +171,7 @@ def configure(case: Case) -> TrialConfig:
             "budget": {"epochs": EPOCHS},
             "checkpoint": {"every": case.every, "parameters": case.parameters},
             "train": {
-                **average,
+                **averages[case.average],
                 "batch_size": BATCH,
                 "accumulation": case.accumulation,
                 "precision": case.precision,
