@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainable.averaging import Average, AveragingPlan, averaging_plan
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
-from trainable.custom_loop import CustomLoop
+from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.loop import Trainer
@@ -23,7 +24,7 @@ from trainable.metrics_file import History, read_rows
 from trainable.model import prepare_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
-from trainable.optimizers import optimizer_of
+from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, check_length
@@ -91,6 +92,7 @@ def open_trainer(
         torch.cuda.reset_peak_memory_stats(target)  # else an earlier trial's peak would remain
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
+        check_loop(config)
         return CustomLoop(
             function,
             config,
@@ -115,6 +117,8 @@ def open_trainer(
         precision=step.precision,
         task=parts.task,
         data=parts.data,
+        average=step.average,
+        trained_only=config.checkpoint.parameters == "trained",
     )
     files = files_of(directory, checkpoints)
     store = CheckpointStore(
@@ -172,6 +176,7 @@ class Parts:
         precision: The precision of forward and backward passes.
         cautions: A sentence for each part that can be trained but is probably a mistake.
         opened: Files that the task opened and did not declare; see `opened_files.py`.
+        averaging: When the weights are averaged; None without averaging.
         summary: Summary of what the task built, for comparison when the run resumes; see
             `built.py`. None where nothing is compared.
     """
@@ -186,6 +191,7 @@ class Parts:
     precision: Precision
     cautions: list[str]
     opened: dict[str, str]
+    averaging: AveragingPlan | None
     summary: Summary | None = None
 
 
@@ -236,10 +242,12 @@ def build_parts(
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
+    total_steps = config.budget.epochs * windows
+    averaging = averaging_plan(train, total_steps=total_steps, steps_per_epoch=windows)
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
-        total_steps=config.budget.epochs * windows,
+        total_steps=total_steps,
         steps_per_epoch=windows,
         mode=config.modes[0],
         train=train,
@@ -255,6 +263,7 @@ def build_parts(
         precision,
         cautions,
         opened,
+        averaging,
         summary,
     )
 
@@ -277,17 +286,37 @@ def val_seed(config: TrialConfig) -> int | None:
 def check_steps(config: TrialConfig, samples: int) -> None:
     """Refuse a configuration with no steps for this many samples, or too few for its schedule.
 
+    Or for the start of its averaging.
+
     Raises:
         ConfigError: There are too few steps.
     """
     windows = _train_plan(config.train, samples, config.seed).windows
-    check_length(config.train.schedule, config.budget.epochs * windows)
+    total = config.budget.epochs * windows
+    check_length(config.train.schedule, total)
+    averaging_plan(config.train, total_steps=total, steps_per_epoch=windows)
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
-    """Build the optimizer and its `Step`; the learning rate is that of the first step."""
+    """Build the optimizer and its `Step`; the learning rate is that of the first step.
+
+    Raises:
+        ConfigError: The optimizer cannot be built, or not be used with `train.ema`.
+    """
     optimizer = optimizer_of(parts.task, parts.model, config, parts.groups)
     parts.schedule.set_lr(optimizer, 0)
+    average = None
+    if parts.averaging is not None:
+        if modal_parameters(optimizer):
+            raise ConfigError(
+                f"{type(optimizer).__name__} evaluates an average of its own (it has train() and "
+                "eval()), and the weights are averaged as well; one of the two is enough; remove "
+                "train.ema and train.swa, or take another optimizer",
+                key="train.optimizer.name",
+            )
+        inside = {id(p) for p in parts.model.parameters()}
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        average = Average(parts.model, (p for p in given if id(p) not in inside), parts.averaging)
     return Step(
         task=parts.task,
         model=parts.model,
@@ -295,6 +324,7 @@ def build_step(parts: Parts, config: TrainConfig) -> Step:
         schedule=parts.schedule,
         precision=parts.precision,
         clipper=Clipper(config.clip),
+        average=average,
     )
 
 

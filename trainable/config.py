@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -146,6 +147,15 @@ def _default_of(option: str) -> Callable[[dict[str, Any]], float]:
     return lambda given: float(
         getattr(OPTIMIZER_DEFAULTS.get(given["name"], _UNKNOWN_DEFAULTS), option)
     )
+
+
+def _fraction_or_count(value: float | None) -> float | None:
+    if value is not None and (value < 0 or (isinstance(value, float) and value >= 1)):
+        raise ValueError(
+            f"{value} is neither a fraction of all steps in [0, 1) nor a whole number of steps; "
+            "write 0.1 for a tenth of the run or 100 for a hundred steps"
+        )
+    return value
 
 
 class OptimizerConfig(Section):
@@ -282,6 +292,41 @@ class ClipConfig(Section):
     """Clamp each gradient element to [-value, value]; null switches it off."""
 
 
+class EmaConfig(Section):
+    """An exponential moving average of the weights, evaluated and exported instead of them."""
+
+    decay: float | None = Field(default=None, gt=0, lt=1, examples=[0.999])
+    """The average's share in its next value: average = decay * average + (1 - decay) * weights,
+    after each step. Null switches it off. With it, `val/*` measures the average."""
+    start: int | float = 0.0
+    """When averaging starts: a fraction of all steps in [0, 1), or a whole number of steps. Before
+    that, `val/*` measures the weights themselves."""
+
+    _start = field_validator("start")(_fraction_or_count)
+
+
+class SwaConfig(Section):
+    """Stochastic weight averaging: the mean of the weights, evaluated and exported instead."""
+
+    start: int | float | None = None
+    """When averaging starts: a fraction of all steps in [0, 1), or a whole number of steps; 0.75
+    is common. Null switches it off. With it, `val/*` measures the average."""
+    every: Every = Interval(count=1, unit="epoch")
+    """How often the weights go into the mean, in epochs or steps."""
+
+    _start = field_validator("start")(_fraction_or_count)
+
+    @field_validator("every")
+    @classmethod
+    def _every_is_no_time(cls, every: Interval) -> Interval:
+        if every.unit == "second":
+            raise ValueError(
+                f"'{every}' depends on the machine's speed; write epochs or steps, such as '1 "
+                "epoch' or '100 steps'"
+            )
+        return every
+
+
 class LoaderConfig(Section):
     """The options of the data loader."""
 
@@ -313,6 +358,8 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     clip: ClipConfig = ClipConfig()
+    ema: EmaConfig = EmaConfig()
+    swa: SwaConfig = SwaConfig()
     loader: LoaderConfig = LoaderConfig()
     deterministic: bool = True
     """The same seed gives the same bits on the same hardware and versions."""
@@ -341,6 +388,15 @@ class TrainConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_average(self) -> TrainConfig:
+        if self.ema.decay is not None and self.swa.start is not None:
+            raise ValueError(
+                f"ema.decay is {self.ema.decay} and swa.start is {self.swa.start}; a run keeps "
+                "one average of the weights; remove ema or swa"
+            )
+        return self
+
     @property
     def micro_batch_size(self) -> int:
         """Samples per forward pass."""
@@ -361,6 +417,10 @@ class CheckpointConfig(Section):
     """Interval between two checkpoints. The last step and each new best are saved in any case."""
     keep: int = Field(default=2, ge=2)
     """Newest checkpoints to keep besides the best; at least 2, in case the newest is damaged."""
+    parameters: Literal["all", "trained"] = "all"
+    """What of the model is saved. `trained`: only what is trained or has changed since the task
+    built it; the rest is built again by the task and compared by digest. For adapters (LoRA) and
+    frozen backbones, whose base is then never written."""
 
 
 Mode = Literal["min", "max"]

@@ -6,12 +6,13 @@ What must not live here: when a run evaluates (`loop.py`), and what the metrics 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainable.averaging import Average
 from trainable.base_run import check_names, one_number
 from trainable.errors import TaskError
 from trainable.precision import Precision
@@ -39,6 +40,7 @@ def run_evaluation(
     *,
     precision: Precision,
     seed: int | None,
+    average: Average | None = None,
 ) -> object:
     """Return what a task's `evaluate()` returns for these batches.
 
@@ -48,10 +50,12 @@ def run_evaluation(
         batches: The batches, on the device.
         precision: Autocast of the forward passes.
         seed: Seed of the evaluation; None: draw from the present generators.
+        average: The average of the weights; evaluated in their place.
     """
     # Not inference mode: training could not use what a model caches during evaluation, such as a
     # longer table of positions.
     with (
+        nullcontext() if average is None else average.in_model(),
         evaluation_mode(model),
         seeded(seed),
         torch.no_grad(),

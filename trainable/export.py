@@ -9,11 +9,13 @@ training state other than the model's.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
@@ -31,12 +33,47 @@ STORAGE_UNAVAILABLE = 3
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def export_weights(generation: Path | str, target: Path) -> list[str]:
+class Exported(NamedTuple):
+    """What an exported file contains."""
+
+    held: list[str]
+    """The names of the task's own tensors that training has changed, such as an average of the
+    weights that the task keeps itself: they are not in the file."""
+    averaged: int = 0
+    """How many times the weights went into the average that the file has; 0: the weights."""
+    left_out: int = 0
+    """Tensors of the base that the file lacks, because the checkpoint has only trained ones."""
+    files: Mapping[str, str] = MappingProxyType({})
+    """The sha256 of each file that the task declared, such as those of that base."""
+
+
+class LoadedModel(NamedTuple):
+    """A checkpoint's model, ready for prediction on the CPU."""
+
+    model: nn.Module
+    inputs: tuple[Tensor, ...]
+    """Inputs of its `forward` for one batch."""
+    contents: Exported
+    """What an export of the same checkpoint contains; the model itself is always whole."""
+
+
+def contents_of(state: Mapping[str, Any]) -> Exported:
+    """Return what an export of a checkpoint's state contains."""
+    base = state.get("base") or {"tensors": {}, "files": {}}
+    count = (state.get("average") or {"count": 0})["count"]
+    held = _task_tensors(state.get("task", {}))
+    return Exported(held, count, len(base["tensors"]), dict(base["files"]))
+
+
+def export_weights(generation: Path | str, target: Path) -> Exported:
     """Verify a generation's digest and write its model as safetensors.
 
     A tensor with several names in the model is written once. The file's metadata maps the other
     names to it, as `safetensors.torch.save_model` does, so that `safetensors.torch.load_model`
     reads the file.
+
+    If the run averaged its weights, the file has the average. If the checkpoint has only what was
+    trained, so has the file: adapters without their base.
 
     Args:
         generation: A checkpoint's directory, such as `checkpoints/step-00000120`, or its prefix
@@ -44,18 +81,28 @@ def export_weights(generation: Path | str, target: Path) -> list[str]:
         target: The file to write.
 
     Returns:
-        The names of the task's own tensors that training has changed, such as an average of the
-        weights: they are not in the file.
+        What the file contains.
 
     Raises:
-        CheckpointError: The checkpoint is missing or damaged, or a custom loop saved no model in
-            it.
+        CheckpointError: The checkpoint is missing or damaged, a custom loop saved no model in it,
+            or the model's state dict has other names than its parameters.
     """
     import torch
     from safetensors.torch import save_file
 
+    from trainable.averaging import overlay_average
+
     state = _load_state(str(generation))
     model = _model_of(state, str(generation))
+    if averages := state.get("average"):
+        left_out = (state.get("base") or {"tensors": ()})["tensors"]
+        missing = overlay_average(model, averages, left_out)
+        if missing:
+            raise CheckpointError(
+                f"the model's state dict does not have {', '.join(missing)} under that name, so "
+                "the average of the weights cannot be exported without the task's code; load it "
+                "with Trial.load_model() in Python"
+            )
     tensors: dict[str, Tensor] = {}
     metadata = {"format": "pt"}
     names: dict[tuple[object, ...], str] = {}
@@ -76,11 +123,14 @@ def export_weights(generation: Path | str, target: Path) -> list[str]:
     mask = os.umask(0)
     os.umask(mask)
     target.chmod(0o666 & ~mask)  # safetensors makes it readable for its owner alone
-    return _task_tensors(state.get("task", {}))
+    return contents_of(state)
 
 
 def load_trained(config: TrialConfig, generation: Path | str) -> Parts:
     """Build a run's model and data on the CPU, the model with a checkpoint's weights.
+
+    If the run averaged its weights, the model has the average. What the checkpoint left out is as
+    the task builds it.
 
     Args:
         config: The run's configuration; its task builds the model.
@@ -92,9 +142,15 @@ def load_trained(config: TrialConfig, generation: Path | str) -> Parts:
     Raises:
         TrainingError: The checkpoint or the task cannot be used, or the task is a custom loop.
     """
+    return _load_trained(config, generation)[0]
+
+
+def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, Exported]:
     import torch
 
+    from trainable.averaging import load_average
     from trainable.build import build_parts
+    from trainable.frozen_base import completed
     from trainable.task import load_loop
     from trainable.task_state import modules_state
     from trainable.train_state import load_model_state
@@ -109,15 +165,18 @@ def load_trained(config: TrialConfig, generation: Path | str) -> Parts:
     plain = {"compile": False, "channels_last": False, "activation_checkpointing": False}
     train = config.train.model_copy(update=plain)  # none of them is part of the model
     parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
+    weights = completed(parts.model, weights, state.get("base"))
     modules_state(parts.model, parts.model.parameters()).load_state_dict(state.get("modules", []))
     load_model_state(parts.model, weights)
+    if averages := state.get("average"):
+        load_average(parts.model, averages)
     parts.model.eval()
-    return parts
+    return parts, contents_of(state)
 
 
 def load_model(
     config: TrialConfig, generation: Path | str, *, pickled: bool = False
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+) -> LoadedModel:
     """Return a checkpoint's model, ready for prediction on the CPU, with example inputs.
 
     Args:
@@ -126,7 +185,7 @@ def load_model(
         pickled: The model will be saved as a pickle, which takes any arguments; else as a graph.
 
     Returns:
-        The model in evaluation mode, and the inputs of its `forward` for one batch.
+        The model in evaluation mode, example inputs, and what was loaded.
 
     Raises:
         TrainingError: The checkpoint or the task cannot be used, the task is a custom loop, or the
@@ -134,7 +193,7 @@ def load_model(
     """
     import torch
 
-    parts = load_trained(config, generation)
+    parts, contents = _load_trained(config, generation)
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     handle = parts.model.register_forward_pre_hook(
         lambda _, inputs, named: given.append((inputs, named)), with_kwargs=True
@@ -156,7 +215,7 @@ def load_model(
     if all(one.ndim and len(one) == 1 for one in inputs):
         # a graph traced with one sample would accept only one sample
         inputs = tuple(torch.cat([one, one]) for one in inputs)
-    return parts.model, tuple(one.clone() for one in inputs)
+    return LoadedModel(parts.model, tuple(one.clone() for one in inputs), contents)
 
 
 def _not_default(model: nn.Module, given: Mapping[str, Any]) -> list[str]:
@@ -212,8 +271,8 @@ def _model_of(state: dict[str, Any], generation: str) -> dict[str, Any]:
 if __name__ == "__main__":
     with without_collection():
         try:
-            for name in export_weights(sys.argv[1], Path(sys.argv[2])):
-                print(name)
+            found = export_weights(sys.argv[1], Path(sys.argv[2]))
+            print(json.dumps({**found._asdict(), "files": dict(found.files)}))
         except CheckpointError as error:
             print(error, file=sys.stderr)
             sys.exit(STORAGE_UNAVAILABLE if isinstance(error, StorageError) else 1)

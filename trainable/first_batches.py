@@ -222,16 +222,28 @@ def reported_names(parts: Parts, config: TrainConfig, layers: Iterable[str] = ()
         names |= {"train/seconds", "train/device_seconds"}
     if parts.precision.scaler is not None:
         names.add("num_skipped_steps")
+    if parts.averaging is not None:
+        names.add("num_averaged_weights")
     every = config.layer_norms_every
     if every and parts.train.plan.windows % every == 0:  # else only in some epochs
         names |= {f"grad_norm/{layer}" for layer in layers}
     return names
 
 
-def checkpoint_bytes(parts: Parts, optimizer_bytes: int) -> int:
-    """Return about the bytes of a checkpoint: the model's tensors and the optimizer's state."""
+def checkpoint_bytes(parts: Parts, optimizer_bytes: int, *, trained_only: bool = False) -> int:
+    """Return about the bytes of a checkpoint: the model's tensors, their average, the optimizer's.
+
+    Args:
+        parts: The parts of the run.
+        optimizer_bytes: Those of the optimizer's state.
+        trained_only: The checkpoint has only trained parameters; statistics are not counted.
+    """
+    own = {p.data_ptr(): p.nbytes for p in parts.model.parameters() if p.requires_grad}
+    trained = sum(own.values())
     tensors = [v for v in model_state(parts.model).values() if isinstance(v, torch.Tensor)]
-    return _GENERATOR_BYTES + optimizer_bytes + sum(t.numel() * t.element_size() for t in tensors)
+    model = trained if trained_only else sum(t.numel() * t.element_size() for t in tensors)
+    average = trained if parts.averaging is not None else 0
+    return _GENERATOR_BYTES + optimizer_bytes + model + average
 
 
 class _Watch:

@@ -55,6 +55,7 @@ def inspect_config(
     """
     from trainable.build import build_parts, check_steps, find_device
     from trainable.built import summarise_data
+    from trainable.custom_loop import check_loop
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.optimizer_check import check_optimizers
@@ -63,6 +64,7 @@ def inspect_config(
     from trainable.task_checks import quick_check
 
     if load_loop(config.task.name) is not None:
+        check_loop(config)
         # a custom loop's sizes are known only by running it, which would train
         return {"own_loop": True, "code": code_digests(config.task.name)}
     # compiling takes minutes, and loader processes take seconds to start
@@ -80,7 +82,11 @@ def inspect_config(
             "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
             "cautions": parts.cautions,
             **sizes,
-            "checkpoint_bytes": checkpoint_bytes(parts, sizes["optimizer_bytes"]),
+            "checkpoint_bytes": checkpoint_bytes(
+                parts,
+                sizes["optimizer_bytes"],
+                trained_only=config.checkpoint.parameters == "trained",
+            ),
         }
         # These run the model, so they come last. `check_resumable` comes first of them: it
         # compares the state before and after the first pass.

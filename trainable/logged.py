@@ -39,8 +39,9 @@ _LONGEST_KEY = 1_000
 _LONGEST_VALUE = 10_000
 """Characters kept of a parameter's or tag's value; tracking stores accept fewer."""
 _RESERVED = re.compile(
-    r"epoch|num_skipped_steps|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds"
-    r"|device_seconds)|(best|grad_norm|memory|param|num_infinite)/.*"
+    r"epoch|num_(skipped_steps|averaged_weights)"
+    r"|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds|device_seconds)"
+    r"|(best|grad_norm|memory|param|num_infinite)/.*"
 )
 _LOGS: dict[int, Log] = {}
 """The log of each task in training, by the task's id. The attributes of a task belong to the user,

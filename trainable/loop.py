@@ -60,10 +60,11 @@ _FETCH_EVERY = 512
 _MAX_SKIPPED_IN_A_ROW = 40
 # How often per epoch the memory in use is sampled: enough to detect growth within three epochs.
 _MEMORY_SAMPLES_PER_EPOCH = 4
-# The optimizer's state is copied during the next forward and backward pass (Mohan et al.,
-# CheckFreq, FAST 2021). Only the next optimizer step changes it, and that step waits. Parameters
-# are copied before training continues (7 ms for 67 MB): a forward pass may write to them.
-_ASYNC_COPY_KEYS = ("optimizer",)
+# The optimizer's state, and the average of the weights, are copied during the next forward and
+# backward pass (Mohan et al., CheckFreq, FAST 2021). Only the next optimizer step changes them,
+# and that step waits. Parameters are copied before training continues (7 ms for 67 MB): a forward
+# pass may write to them.
+_ASYNC_COPY_KEYS = ("optimizer", "average")
 
 
 class _Pending(NamedTuple):
@@ -392,6 +393,8 @@ class Trainer(BaseRun):
             metrics["train/device_seconds"] = self._device_time.read()
         if self._step.precision.scaler is not None:
             metrics["num_skipped_steps"] = float(progress.skipped)
+        if self._step.average is not None:
+            metrics["num_averaged_weights"] = float(self._step.average.count)
         return metrics
 
     def _evaluate(self) -> dict[str, float]:
@@ -403,7 +406,12 @@ class Trainer(BaseRun):
         try:
             with evaluated_weights(self._step.optimizer):
                 found = run_evaluation(
-                    task, self._step.model, batches, precision=precision, seed=self._val_seed
+                    task,
+                    self._step.model,
+                    batches,
+                    precision=precision,
+                    seed=self._val_seed,
+                    average=self._step.average,
                 )
         finally:
             self._log.prefix = ""

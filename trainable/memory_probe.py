@@ -68,13 +68,16 @@ def run_two_steps(config: TrialConfig, device: torch.device) -> None:
             windows = chain(parts.train.windows(0), parts.train.windows(1))
             for number, window in enumerate(islice(windows, 2), start=1):
                 step(window, number)
+            if step.average is not None:
+                step.average.count = 1  # whatever its start: evaluation then copies the weights
             _evaluate(step, parts.val)
 
 
 def _evaluate(step: Step, source: Source) -> None:
     batches: Iterator[object] = (batch for window in source.windows(0) for batch in window)
+    average = contextlib.nullcontext() if step.average is None else step.average.in_model()
     step.model.eval()
-    with torch.no_grad(), step.precision.autocast():
+    with average, torch.no_grad(), step.precision.autocast():
         step.task.evaluate(step.model, islice(batches, 1))
 
 

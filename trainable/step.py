@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from trainable.averaging import Average
 from trainable.errors import (
     ConfigError,
     NonFiniteGradient,
@@ -72,6 +73,7 @@ class Step:
         schedule: Writes the learning rate of each step.
         precision: Autocast and gradient scaling.
         clipper: Divides and clips the gradients.
+        average: The average of the weights, updated at the end of each step; None without one.
     """
 
     def __init__(
@@ -83,9 +85,11 @@ class Step:
         schedule: Schedule,
         precision: Precision,
         clipper: Clipper,
+        average: Average | None = None,
     ) -> None:
         self.task, self.model, self.optimizer = task, model, optimizer
         self.schedule, self.precision, self.clipper = schedule, precision, clipper
+        self.average = average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.device = device = self.parameters[0].device
         # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
@@ -121,6 +125,8 @@ class Step:
         taken = self.precision.update()
         if taken:
             self.schedule.set_lr(self.optimizer, step)
+            if self.average is not None:
+                self.average.update(step)
         return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
 
     def _backward(self, loss: Tensor) -> None:

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trainable.averaging import Average
 from trainable.base_run import describe
 from trainable.errors import CheckpointError, TaskError
+from trainable.frozen_base import FrozenBase, completed
 from trainable.object_state import ObjectState
 from trainable.object_values import has_overlap
 from trainable.optimizer_state import OptimizerState
@@ -87,6 +89,8 @@ class TrainState:
         precision: Its loss scale is saved.
         task: What has changed in its attributes is saved.
         data: The task's samples, whose tensors are not saved.
+        average: The average of the weights; None without one.
+        trained_only: Save of the model only what is trained or has changed since it was built.
     """
 
     def __init__(
@@ -98,6 +102,8 @@ class TrainState:
         precision: Precision,
         task: Task | None = None,
         data: object = None,
+        average: Average | None = None,
+        trained_only: bool = False,
     ) -> None:
         self.progress = TrainProgress()
         self._model = model
@@ -110,10 +116,13 @@ class TrainState:
         )
         self._schedule = schedule
         self._precision = precision
+        self._average = average
         self._task = task
         self._was_read_back = False
         trained = [*model.parameters(), *self._outside]
         self._modules = modules_state(model, trained, task, data)
+        files = {} if task is None else task.files_read
+        self._base = FrozenBase(model, files) if trained_only else None
         self._held = None if task is None else TaskState(task, model, trained, data)
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,28 +132,28 @@ class TrainState:
             CheckpointError: The model's state could not be read back.
             TaskError: The task or the model has an attribute that changed and cannot be restored.
         """
-        outside = {"outside": self._outside.state_dict()} if self._outside else {}
+        more: dict[str, Any] = {"outside": self._outside.state_dict()} if self._outside else {}
+        more |= {} if self._average is None else {"average": self._average.state_dict()}
         held = {} if self._task is None else self._task.state_dict()
         modules = self._modules.state_dict()
+        more |= self._weights()
+        if self._base is not None:
+            more["model"], more["base"] = self._base.split(more["model"])
         if not self._was_read_back and not any(map(is_lazy, self._model.parameters())):
             self._was_read_back = True
             check_loading(self._model)
         check_state(held, "the state of the task")
         check_state(modules, "the state of the model's modules")
-        return (
-            outside
-            | self._weights()
-            | {
-                "format": FORMAT,
-                "modules": modules,
-                "task": held,
-                "optimizer": self._optimizer_state.state_dict(),
-                "schedule": self._schedule.state_dict(),
-                "scaler": self._precision.state_dict(),
-                "progress": asdict(self.progress),
-                "random": _capture_random(),
-            }
-        )
+        return more | {
+            "format": FORMAT,
+            "modules": modules,
+            "task": held,
+            "optimizer": self._optimizer_state.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "scaler": self._precision.state_dict(),
+            "progress": asdict(self.progress),
+            "random": _capture_random(),
+        }
 
     def _weights(self) -> dict[str, Any]:
         """Return the model's state, and the weights in training if it has others."""
@@ -176,18 +185,23 @@ class TrainState:
             )
         # A state of format 1 may have them if its run warm-started from one of format 2.
         optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
-        state = {**optional, **state}
+        # Without one in the state, averaging begins now; without averaging, it ends now.
+        average, base = state.get("average"), state.get("base")
+        state = {**optional, **state, "average": None, "base": None}
         _check_keys("the state", state, self._expected_keys())
+        weights = completed(self._model, state["model"], base)
         progress = {**_LATER_PROGRESS, **state["progress"]}
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
         self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:
-            load_model_state(self._model, state["model"])
+            load_model_state(self._model, weights)
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
             self._optimizer_state.load_state_dict(state["optimizer"])
             with torch.no_grad():
                 for index, parameter in enumerate(self._modal):
                     parameter.copy_(state[_TRAINED][str(index)])
+            if self._average is not None and average is not None:
+                self._average.load_state_dict(average)
         except (RuntimeError, ValueError, KeyError) as problem:
             raise CheckpointError(
                 f"the checkpoint does not fit the model or the optimizer ({problem}); continue "
@@ -203,7 +217,8 @@ class TrainState:
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
-        expected |= {"modules", "task"} | ({_TRAINED} if self._modal else set())
+        expected |= {"modules", "task", "average", "base"}
+        expected |= {_TRAINED} if self._modal else set()
         return expected | {"outside"} if self._outside else expected
 
 

@@ -6,6 +6,7 @@ here: the work of the child processes (`trainable.export`, `model_registry`, `re
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -17,12 +18,18 @@ from sweeps.checkpoint_locations import best_generation
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.ledger.reader import TrialSummary, ranking
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.publishing.model_card import FILE_NAME, ON_THE_FRONT, model_card
+from sweeps.publishing.model_card import (
+    FILE_NAME,
+    ON_THE_FRONT,
+    TRAINED_WEIGHTS,
+    WEIGHTS,
+    model_card,
+)
 from sweeps.recording.tags import attempt_tags
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
-from trainable.export import STORAGE_UNAVAILABLE
+from trainable.export import STORAGE_UNAVAILABLE, Exported
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
@@ -81,6 +88,9 @@ def export_trial(
 ) -> list[Path]:
     """Write a trial's best weights (safetensors), its resolved configuration and its model card.
 
+    The file of weights is `model.safetensors`, or `trained_parameters.safetensors` if the trial's
+    checkpoints have only what was trained.
+
     Args:
         paths: The paths of the sweep.
         spec: The sweep.
@@ -107,7 +117,7 @@ def export_trial(
     else:
         resolved = read_regular(paths.trial(record.number) / TRIAL_CONFIG, LARGEST_TEXT)
     directory.mkdir(parents=True, exist_ok=True)
-    weights, config = directory / "model.safetensors", directory / TRIAL_CONFIG
+    weights, config = directory / WEIGHTS, directory / TRIAL_CONFIG
     # In a child process, because torch would stay in the driver's memory.
     child = subprocess.run(
         [sys.executable, "-P", "-m", "trainable.export", generation.address, str(weights)],
@@ -120,11 +130,13 @@ def export_trial(
     if child.returncode:
         later = child.returncode == STORAGE_UNAVAILABLE or child.returncode < 0
         raise StorageError(_reason(child)) if later else NoBest(_reason(child))
+    contents = Exported(**json.loads(child.stdout.splitlines()[-1]))
+    if contents.left_out:
+        weights = weights.rename(directory / TRAINED_WEIGHTS)
     config.write_bytes(resolved)
     card = directory / FILE_NAME
     known = load_trial_config(paths, spec, record)
-    held = child.stdout.splitlines()
-    text = model_card(spec, record, known, generation, provenance, ended, held, standing)
+    text = model_card(spec, record, known, generation, provenance, ended, contents, standing)
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 

@@ -5,7 +5,7 @@ What must not live here: guesses; the card has only recorded facts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sweeps.config.logged_params import flatten
@@ -14,9 +14,14 @@ from sweeps.formatting import format_best, format_value
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
 from trainable.config import TaskConfig
+from trainable.export import Exported
 from trainable.manifest import Generation
 
 FILE_NAME = "model_card.md"
+WEIGHTS = "model.safetensors"
+"""The file of an export with all weights of the model."""
+TRAINED_WEIGHTS = "trained_parameters.safetensors"
+"""The file of an export without the base that the task builds, such as adapters alone."""
 _ALWAYS_LISTED = (
     "train.batch_size",
     "train.precision",
@@ -37,7 +42,7 @@ def model_card(
     generation: Generation,
     provenance: Mapping[str, str],
     ended: int,
-    held: Sequence[str] = (),
+    contents: Exported | None = None,
     standing: str = "the best",
 ) -> str:
     """Return the card in Markdown.
@@ -49,9 +54,10 @@ def model_card(
         generation: The checkpoint of the weights.
         provenance: Tags that say where and with what the sweep ran.
         ended: How many trials have ended.
-        held: Names of other trained objects of the task, which are not among the weights.
+        contents: What the file of the weights contains; None: all weights of the model.
         standing: The trial's place among those that have ended.
     """
+    contents = contents or Exported([])
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
     whole = dict(flatten(config))
@@ -106,11 +112,10 @@ def model_card(
         "",
         "## Use",
         "",
-        "`model.safetensors` has the weights of the model that the task's `build_model()` "
-        "returns, or that its loop yields as `model`; load them with "
-        "`safetensors.torch.load_model(model, 'model.safetensors')`.",
+        *_use(contents),
         "",
-        *_held(held),
+        *_average(contents),
+        *_held(contents),
     ]
     return "\n".join(lines)
 
@@ -124,14 +129,44 @@ def _lineage(record: TrialSummary) -> list[str]:
     return [f"The trial had these parameters at its best value. Its weights were {steps}.", ""]
 
 
-def _held(names: Sequence[str]) -> list[str]:
-    """Return a line on other trained objects, which the task may have evaluated instead."""
-    if not names:
+def _use(contents: Exported) -> list[str]:
+    """Return how to load the file."""
+    if not contents.left_out:
+        return [
+            f"`{WEIGHTS}` has the weights of the model that the task's `build_model()` "
+            "returns, or that its loop yields as `model`; load them with "
+            f"`safetensors.torch.load_model(model, '{WEIGHTS}')`."
+        ]
+    files = "".join(f" `{path}` (sha256 `{one}`)" for path, one in contents.files.items())
+    return [
+        f"`{TRAINED_WEIGHTS}` has only what was trained or has changed, without the "
+        f"{contents.left_out} tensors of the base that the task's `build_model()` returns"
+        + (f", with the files{files}" if files else "")
+        + ". Load it into that model with "
+        f"`safetensors.torch.load_model(model, '{TRAINED_WEIGHTS}', strict=False)`.",
+    ]
+
+
+def _average(contents: Exported) -> list[str]:
+    """Return a line that says that the weights are an average, which was also evaluated."""
+    if not contents.averaged:
         return []
-    listed = ", ".join(f"`{name}`" for name in names)
+    return [
+        f"The weights are an average, into which those of the training went {contents.averaged} "
+        "times. `val/` metrics measured this average.",
+        "",
+    ]
+
+
+def _held(contents: Exported) -> list[str]:
+    """Return a line on other trained objects, which the task may have evaluated instead."""
+    if not contents.held:
+        return []
+    listed = ", ".join(f"`{name}`" for name in contents.held)
+    file = TRAINED_WEIGHTS if contents.left_out else WEIGHTS
     return [
         f"The task also trained {listed} beside the model. Its metrics may come from there, and "
-        "`model.safetensors` does not contain it. It is in the checkpoint's state "
+        f"`{file}` does not contain it. It is in the checkpoint's state "
         'below "task".',
         "",
     ]

@@ -56,7 +56,7 @@ def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) 
         )
     config = TrialConfig.model_validate(load_trial_config(view.paths, view.spec, record))
     with contextlib.redirect_stdout(sys.stderr):  # a task or a tracer may print
-        built, inputs = load_model(config, generation.address, pickled=pickled)
+        built, inputs, contents = load_model(config, generation.address, pickled=pickled)
         return register_model(
             reach_tracking(view.paths, view.spec)[0],
             run_id,
@@ -67,6 +67,8 @@ def register_best(view: SweepStatus, number: int, model: str, *, pickled: bool) 
             tags={
                 "gradsweep.sweep_id": view.ledger.sweep_id,
                 "gradsweep.trial": str(record.number),
+                "gradsweep.weights": "averaged" if contents.averaged else "raw",
+                **({"gradsweep.base": "included"} if contents.left_out else {}),
                 **{
                     metric: repr(value)
                     for metric, value in zip(view.spec.metrics, record.values, strict=True)

@@ -103,7 +103,9 @@ class _Given(Task):
 class Ours:
     """Our trainer, an epoch per call."""
 
-    def __init__(self, problem: Problem, *, loader: bool, compile: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, *, loader: bool, compile: bool = False, ema: bool = False
+    ) -> None:
         task, tensors = problem.build()
         self._directory = tempfile.TemporaryDirectory()
         config = TrialConfig.model_validate(
@@ -122,6 +124,7 @@ class Ours:
                     "layer_norms_every": 10,
                     "precision": "fp32",
                     "compile": compile,
+                    "ema": {"decay": 0.999} if ema else {},
                 },
             }
         )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.bench.loops import PROBLEMS, Bare, Ours
+from tests.bench.loops import PROBLEMS, Bare, Ours, Problem
 from tests.bench.peers import installed, make_environment, missing
 from tests.bench.table import Goal, Result, Sample, dump, interleave, load, not_measured
 
 _WARM_UP = 2
 _MEMORY = {"bare, DataLoader": Goal("ratio", 1.00)}
 _LOADER = {"bare, DataLoader": Goal("ratio", 1.02)}
+_EMA = {"without": Goal("ratio", 1.02)}
 
 
 def steps(repeats: int) -> list[Result]:
@@ -59,6 +60,26 @@ def measure(repeats: int) -> list[Result]:
                 repeats=repeats,
             )
             ours.close()
+        results += _averaging(name, problem, repeats)
+    return results
+
+
+def _averaging(name: str, problem: Problem, repeats: int) -> list[Result]:
+    """What an average of the weights costs: our trainer with it and without."""
+    averaged, plain = (Ours(problem, loader=False, ema=ema) for ema in (True, False))
+    for side in (averaged, plain) * _WARM_UP:
+        side()
+    per_step = 1e3 / problem.steps
+    results = interleave(
+        f"P3 {name}, averaged weights",
+        _scaled(averaged, per_step),
+        {"without": _scaled(plain, per_step)},
+        unit="ms/step",
+        goals=_EMA,
+        repeats=repeats,
+    )
+    averaged.close()
+    plain.close()
     return results
 
 

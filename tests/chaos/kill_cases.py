@@ -38,8 +38,12 @@ class Case(NamedTuple):
     """`schedule-free`: a class of the user's, which evaluates other weights than it trains. `two`:
     Muon and AdamW, each for a part of the parameters."""
     every: str
-    hooks: str
+    hooks: str = "none"
     """`hooks`: the task has hooks and logs sums over an epoch. `none`: it has not."""
+    average: str = "off"
+    """`ema` and `swa` begin before some kills and after others."""
+    parameters: str = "all"
+    """`trained`: the first layer is frozen, and no checkpoint has it."""
 
     def __str__(self) -> str:
         return "-".join(map(str, self)).replace(" ", "")
@@ -55,17 +59,31 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "optimizer": ("adamw", "nesterov", "adafactor", "amsgrad", "nadam", "schedule-free", "two"),
     "every": ("1 epoch", "2 steps", "3 steps"),
     "hooks": ("none", "hooks"),
+    "average": ("off", "ema", "swa"),
+    "parameters": ("all", "trained"),
 }
 
 # One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
 SLICE = (
     Case("window", "fp16", 3, "loader", "norm", "cosine", "two", "2 steps", "hooks"),
-    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "schedule-free", "3 steps", "none"),
-    Case("warmup", "fp32", 3, "memory", "norm", "own", "adamw", "2 steps", "hooks"),
+    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps", "none", "ema"),
+    Case("warmup", "fp32", 3, "memory", "norm", "own", "adamw", "2 steps", parameters="trained"),
     Case("evaluation", "fp32", 1, "processes", "off", "wsd", "schedule-free", "2 steps", "hooks"),
-    Case("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch", "none"),
+    Case(
+        "edge",
+        "fp16",
+        1,
+        "loader",
+        "value",
+        "step",
+        "adafactor",
+        "1 epoch",
+        "none",
+        "ema",
+        "trained",
+    ),
     Case("saving", "bf16", 3, "loader", "norm", "plateau", "amsgrad", "1 epoch", "hooks"),
-    Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch", "none"),
+    Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch", "none", "swa"),
 )
 
 

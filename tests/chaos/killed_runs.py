@@ -65,6 +65,7 @@ class Fragile(Task):
 
     Args:
         augmented: A data set with augmentation; otherwise tensors, augmented in the loss.
+        frozen: The first layer is not trained.
         die_at: The training forward pass (from 1) in the middle of which `kill` is called.
         die_at_evaluation: The same for evaluations.
         kill: Never returns.
@@ -74,11 +75,12 @@ class Fragile(Task):
         self,
         *,
         augmented: bool,
+        frozen: bool = False,
         die_at: int = _NEVER,
         die_at_evaluation: int = _NEVER,
         kill: Callable[[], None],
     ) -> None:
-        self._augmented = augmented
+        self._augmented, self._frozen = augmented, frozen
         self._left, self._left_of_evaluations = die_at, die_at_evaluation
         self._kill = kill
         self.seen: list[bytes] = []
@@ -90,10 +92,12 @@ class Fragile(Task):
         assert state == {}
 
     def build_model(self) -> nn.Module:
-        return nn.Sequential(
+        model = nn.Sequential(
             Counting(), nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.3),
             nn.Linear(8, 3),
         )  # fmt: skip
+        model[1].requires_grad_(not self._frozen)
+        return model
 
     def build_data(self) -> Data:
         generator = torch.Generator().manual_seed(1)
@@ -196,6 +200,11 @@ def configure(case: Case) -> TrialConfig:
         "schedule-free": {"name": "tests.optimizers:ScheduleFree", "lr": 1e-4},
         "two": {"lr": 1e-3},
     }.get(case.optimizer, {"name": case.optimizer, "lr": 0.05})
+    averages: dict[str, dict[str, Any]] = {
+        "off": {},
+        "ema": {"ema": {"decay": 0.9, "start": 0.3}},
+        "swa": {"swa": {"start": 2, "every": "3 steps"}},
+    }
     return TrialConfig.model_validate(
         {
             "task": {"name": "fragile"},
@@ -203,8 +212,9 @@ def configure(case: Case) -> TrialConfig:
             "mode": "min",
             "seed": 11,
             "budget": {"epochs": EPOCHS},
-            "checkpoint": {"every": case.every},
+            "checkpoint": {"every": case.every, "parameters": case.parameters},
             "train": {
+                **averages[case.average],
                 "batch_size": BATCH,
                 "accumulation": case.accumulation,
                 "precision": case.precision,
@@ -247,7 +257,12 @@ def open_case(
         (False, True): FragileOfTwo,
         (True, True): HookedOfTwo,
     }[case.hooks == "hooks", case.optimizer == "two"]
-    task = kind(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
+    task = kind(
+        augmented=case.data != "memory",
+        frozen=case.parameters == "trained",
+        kill=die if kill else _nothing,
+        **where,
+    )
     asked = iter(range(1, _NEVER))
 
     def should_stop() -> bool:

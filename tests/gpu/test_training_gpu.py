@@ -150,7 +150,7 @@ class _Following:
 
 
 def test_resume_is_exact_on_the_same_device(tmp_path):
-    config = _config(every="4 steps")
+    config = _config(every="4 steps", ema={"decay": 0.9, "start": 2})
     _, whole = _train(config, tmp_path / "whole")
     steps = iter(range(1, 100))
     first = open_trainer(
@@ -163,6 +163,12 @@ def test_resume_is_exact_on_the_same_device(tmp_path):
     list(first.events())
     first.close()
     _, second = _train(config, tmp_path / "cut")
+    states = [trainer.state.state_dict() for trainer in (whole, second)]
+    assert states[0]["average"]["count"] == states[1]["average"]["count"] == 28
+    for key in ("model", "average"):
+        one, other = (state[key].get("values", state[key]) for state in states)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one), key
     for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
     means = [
@@ -211,7 +217,8 @@ def test_optimizers_are_fused(tmp_path, optimizer):
 def test_no_device_synchronisation_between_reports(tmp_path, precision):
     if precision == "bf16" and resolve_precision("auto", torch.device(DEVICE)) == "fp16":
         pytest.skip("this GPU does not compute in bf16")
-    config = _config(precision=precision, epochs=2, every="100 epochs", layer_norms_every=2)
+    more = {"layer_norms_every": 2, "ema": {"decay": 0.9}}
+    config = _config(precision=precision, epochs=2, every="100 epochs", **more)
     with open_trainer(config, tmp_path, device=DEVICE, task=Blobs()) as trainer:
         assert isinstance(trainer, Trainer)
         # The order of the samples goes to the device when the first window is made.

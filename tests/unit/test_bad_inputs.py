@@ -398,7 +398,7 @@ def test_error_of_the_child_names_the_place_of_its_key(
 ) -> None:
     spec, document = parse_with_positions(SPEC.replace("task: digits\n", lines), "s.yaml")
     configs = spec.trial_config(0, spec.example_params()), longest_warmup(spec)
-    answer = _answer(*(config.model_dump_json() for config in configs))
+    answer = _answer(*(config.model_dump_json() for config in configs), ())
     with pytest.raises(SpecError) as refused, document.attach_locations():
         raise TaskRefused(spec, answer["key"], answer["refused"])
     compare_messages(request, [str(refused.value)])

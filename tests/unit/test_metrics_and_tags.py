@@ -30,7 +30,7 @@ metric: val/loss
 mode: min
 trials: 1
 budget: {epochs: 1}
-train: {measure_device_time: true, layer_norms_every: 5}
+train: {measure_device_time: true, layer_norms_every: 5, ema: {decay: 0.9}}
 """
 _TAG = re.compile(r"(?:gradsweep|checkpoint|failure)\.[a-z][a-z_]*(?:\.[a-z_]+)*")
 

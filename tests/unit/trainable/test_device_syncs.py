@@ -85,11 +85,19 @@ def _steps(opened, configure, toy, directory, *, on_device, **train):
 
 @pytest.mark.seeds("S14")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("clip", [{"max_norm": 1.0}, {"max_norm": None, "value": 0.01}])
-def test_step_needs_no_device_sync(tmp_path, opened, configure, toy, precision, clip):
-    steps = _steps(
-        opened, configure, toy, tmp_path, on_device=True, precision=precision, clip=clip
-    )
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": {"max_norm": 1.0}},
+        {"clip": {"max_norm": None, "value": 0.01}},
+        {"ema": {"decay": 0.9}},
+        {"swa": {"start": 1, "every": "1 step"}},
+    ],
+    ids=str,
+)
+def test_step_needs_no_device_sync(tmp_path, opened, configure, toy, precision, options):
+    options = {"precision": precision, **options}
+    steps = _steps(opened, configure, toy, tmp_path, on_device=True, **options)
     assert steps == [[], [], []]
 
 

@@ -261,21 +261,33 @@ def test_only_batch_of_a_validation_is_decisive(compute: Callable[..., Any]) -> 
     assert "no targets that count" in first.cautions[0]
 
 
+@pytest.mark.parametrize(("trained", "ema"), [(False, {}), (True, {"decay": 0.9})])
 def test_checkpoint_size_is_close_to_that_on_disk(
-    configure: Callable[..., Any], opened: Callable[..., Any], tmp_path: Path
+    configure: Callable[..., Any],
+    opened: Callable[..., Any],
+    tmp_path: Path,
+    trained: bool,
+    ema: dict[str, float],
 ) -> None:
     def build_model(self: Task) -> nn.Module:
         del self
-        return nn.Sequential(nn.Linear(4, 300), nn.BatchNorm1d(300), nn.Linear(300, 2))
+        model = nn.Sequential(nn.Linear(4, 300), nn.BatchNorm1d(300), nn.Linear(300, 2))
+        if trained:
+            model.append(nn.Linear(2, 300)).append(nn.Linear(300, 4000).requires_grad_(False))
+        return model
 
-    config = configure(epochs=1)
+    config = configure(epochs=1, ema=ema)
+    if trained:
+        checkpoint = config.checkpoint.model_copy(update={"parameters": "trained"})
+        config = config.model_copy(update={"checkpoint": checkpoint})
     trainer = opened(config, tmp_path, _made(build_model=build_model))
     list(trainer.events())
     trainer.close()
     (file,) = tmp_path.rglob("state.pt")
     parts = build_parts(config, device=CPU, task=_made(build_model=build_model))
-    optimizer = 8 * sum(p.numel() for p in parts.model.parameters())
-    assert checkpoint_bytes(parts, optimizer) == pytest.approx(file.stat().st_size, rel=0.1)
+    optimizer = 8 * sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    expected = checkpoint_bytes(parts, optimizer, trained_only=trained)
+    assert expected == pytest.approx(file.stat().st_size, rel=0.15)
 
 
 def test_check_task_names_a_metric_that_is_not_reported() -> None:

@@ -399,4 +399,4 @@ def test_export_names_what_is_evaluated_in_the_models_place(tmp_path, opened, co
     trainer = opened(configure(epochs=1), tmp_path, Averaging())
     list(trainer.events())
     generation = trainer.store.best()
-    assert export_weights(generation.path, tmp_path / "m.safetensors") == ["average"]
+    assert export_weights(generation.path, tmp_path / "m.safetensors").held == ["average"]

@@ -109,6 +109,9 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
         {"schedule": {"name": "cosine_restarts", "cycles": 2}},
         {"schedule": {"name": "tests.optimizers:two_levels", "arguments": {"low": 0.2}}},
         {"loader": {"drop_last": True}},
+        {"ema": {"decay": 0.8, "start": 3}},
+        {"ema": {"decay": 0.8, "start": 0.5}, "precision": "fp16"},
+        {"swa": {"start": 2, "every": "3 steps"}},
     ],
     ids=str,
 )

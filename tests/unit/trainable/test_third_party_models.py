@@ -271,7 +271,7 @@ def _single(directory, task=Single, **arguments):
 
 @pytest.mark.parametrize("task", [Single, Tabled])
 def test_graph_from_one_sample_takes_any_batch_size(tmp_path, task):
-    model, inputs = load_model(*_single(tmp_path, task))
+    model, inputs, _ = load_model(*_single(tmp_path, task))
     samples = ({0: torch.export.Dim.AUTO},)
     graph = torch.export.export(model, inputs, dynamic_shapes=samples).module()
     for count in (1, 3):
@@ -285,5 +285,5 @@ def test_keyword_inputs_are_part_of_the_graph(tmp_path):
 
 
 def test_pickled_model_accepts_keyword_inputs(tmp_path):
-    model, (inputs,) = load_model(*_single(tmp_path, scale=-3.0), pickled=True)
+    model, (inputs,), _ = load_model(*_single(tmp_path, scale=-3.0), pickled=True)
     assert model(inputs, scale=2.0).shape == (2, 2)

@@ -259,7 +259,7 @@ def test_to_yaml_is_stable_and_readable() -> None:
         "space:\n  train.optimizer.lr: {loguniform: [0.0001, 0.1]}\n"
     )
     assert "resources: {cpu: 2, gpu: auto}\n" in text
-    assert "checkpoint: {every: 1 epoch, keep: 2}\n" in text
+    assert "checkpoint: {every: 1 epoch, keep: 2, parameters: all}\n" in text
     again = parse_spec(text, "again")
     assert again == spec
     assert again.to_yaml() == text

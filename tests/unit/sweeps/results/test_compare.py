@@ -26,6 +26,7 @@ from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import SWEEP, Outbox
 from trainable.config import TrialConfig
+from trainable.export import Exported
 from trainable.manifest import Generation
 from trainable.metrics_file import Row
 
@@ -115,6 +116,13 @@ def test_model_card_names_only_known_samples(tmp_path: Path, ended: int, among: 
     config = load_trial_config(sweep.paths, sweep.spec, record)
     card = model_card(sweep.spec, record, config, generation, {}, ended)
     assert f"\nThe best of {among}, by the min of train/loss.\n" in card
+    assert "average" not in card
+    contents = Exported(["teacher"], averaged=7, left_out=3, files={"base.pt": "12ab"})
+    card = model_card(sweep.spec, record, config, generation, {}, ended, contents)
+    assert "`trained_parameters.safetensors` has only what was trained" in card
+    assert "`base.pt` (sha256 `12ab`)" in card
+    assert "The weights are an average" in card
+    assert "`teacher`" in card
     assert "\ntrain/loss 0.3, after epoch 1 (step 1)." in card
 
 
