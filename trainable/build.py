@@ -24,6 +24,7 @@ from trainable.model import prepare_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_groups, normalize_groups
 from trainable.precision import Precision, resolve_precision
+from trainable.report_plan import ReportPlan
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -70,8 +71,8 @@ def open_trainer(
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation, possibly another run's, instead of the newest one of
             `directory`.
-        until: The epoch after which the run saves and ends, to be resumed later; None:
-            the last epoch of the budget. The schedule spans the whole budget in either case.
+        until: The report after which the run saves and ends, to be resumed later; None:
+            the last one of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
             ends.
 
@@ -131,7 +132,7 @@ def open_trainer(
             schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
         interrupted_before = (
-            saved is not None and restore is None and progress.epoch < config.budget.epochs
+            saved is not None and restore is None and progress.reports < config.budget.reports
         )
         saved_step = -1 if saved is None else progress.step
         history = History(directory, files, step=saved_step, interrupted=interrupted_before)
@@ -143,7 +144,9 @@ def open_trainer(
         val=parts.val,
         store=store,
         history=history,
-        epochs=until or config.budget.epochs,
+        plan=parts.reports,
+        last=until or config.budget.reports,
+        patience=config.patience,
         metric=config.metrics[0],
         mode=config.modes[0],
         secondary_metrics=config.metrics[1:],
@@ -168,6 +171,7 @@ class Parts:
         train: Windows to train on.
         val: Windows to evaluate on.
         schedule: The learning rate at every step.
+        reports: When the run reports, and when it ends.
         precision: The precision of forward and backward passes.
         cautions: A sentence for each part that can be trained but is probably a mistake.
         opened: Files that the task opened and did not declare; see `opened_files.py`.
@@ -182,6 +186,7 @@ class Parts:
     train: Source
     val: Source
     schedule: Schedule
+    reports: ReportPlan
     precision: Precision
     cautions: list[str]
     opened: dict[str, str]
@@ -229,17 +234,17 @@ def build_parts(
     model = prepare_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
-        data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
+        data, config, val_seed=val_seed(config) or config.seed, device=device
     )
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
-    windows = train_source.plan.windows
+    reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
-        total_steps=config.budget.epochs * windows,
-        steps_per_epoch=windows,
+        total_steps=reports.total_steps,
+        steps_per_epoch=train_source.plan.windows,
         mode=config.modes[0],
     )
     return Parts(
@@ -250,6 +255,7 @@ def build_parts(
         train_source,
         val_source,
         schedule,
+        reports,
         precision,
         cautions,
         opened,
@@ -272,14 +278,15 @@ def val_seed(config: TrialConfig) -> int | None:
     return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
-def check_steps(config: TrialConfig, samples: int) -> None:
+def check_steps(config: TrialConfig, samples: int, tokens_per_sample: int | None = None) -> None:
     """Refuse a configuration with no steps for this many samples, or fewer than its warmup.
 
     Raises:
-        ConfigError: There are too few steps.
+        ConfigError: There are too few steps, in all or from one report to the next.
     """
-    windows = _train_plan(config.train, samples, config.seed).windows
-    warmup_steps(config.train.schedule.warmup, config.budget.epochs * windows)
+    plan = _train_plan(config.train, samples, config.seed)
+    reports = ReportPlan(config.budget, plan, tokens_per_sample)
+    warmup_steps(config.train.schedule.warmup, reports.total_steps)
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
@@ -373,6 +380,12 @@ def _in_evaluation_mode(model: nn.Module) -> str | None:
     return None
 
 
+def _evaluated(config: TrialConfig, samples: int) -> int:
+    """Return how many of the validation samples are evaluated: the first so many, each time."""
+    batches = config.budget.val_batches
+    return samples if batches is None else min(samples, batches * config.train.batch_size)
+
+
 def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
     return WindowPlan(
         samples=samples,
@@ -384,13 +397,14 @@ def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
 
 
 def _open_sources(
-    data: Data, config: TrainConfig, *, seed: int, val_seed: int, device: torch.device
+    data: Data, trial: TrialConfig, *, val_seed: int, device: torch.device
 ) -> tuple[Source, Source]:
+    config = trial.train
     micro = config.micro_batch_size
-    train_plan = _train_plan(config, sample_count(data.train), seed)
+    train_plan = _train_plan(config, sample_count(data.train), trial.seed)
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
     val_plan = WindowPlan(
-        samples=sample_count(data.val),
+        samples=_evaluated(trial, sample_count(data.val)),
         batch_size=micro,
         micro_batch_size=micro,
         seed=val_seed,

@@ -160,7 +160,7 @@ class PlainLines:
         names = (*self._spec.metrics, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
         self._print(
-            f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.epochs}: "
+            f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.reports}: "
             f"{joined(shown)}"
         )
 

@@ -131,12 +131,12 @@ def train_once(
             console.print(sentence, style="yellow", soft_wrap=True)
         facts = _facts(config, trainer)
         messages.task_facts(err, facts)
-        if trainer.store.saved_epoch() >= spec.budget.epochs:
+        if trainer.store.saved_epoch() >= spec.budget.reports:
             messages.sentence(
                 err, f"{directory}: this run is complete; nothing to train", style=""
             )
         elif trainer.resumed_at:
-            total = facts.total_steps or spec.budget.epochs  # a custom loop counts reports
+            total = facts.total_steps or spec.budget.reports  # a custom loop counts reports
             message = f"{directory}: resumes at step {trainer.resumed_at} of {total}"
             messages.sentence(err, message, style="")
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
@@ -171,13 +171,13 @@ class _RunProgress(Progress):
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(f"{{task.fields[epoch]}}/{spec.budget.epochs} epochs"),
+            TextColumn(f"{{task.fields[epoch]}}/{spec.budget.reports} epochs"),
             TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
         )
         self._trainer = trainer
-        self._epochs = spec.budget.epochs
+        self._epochs = spec.budget.reports
         self.epoch = trainer.store.saved_epoch()
         """How many epochs are complete."""
         self._began, self._first = time.monotonic(), self._position()

@@ -106,7 +106,7 @@ def never_promoted(spec: SweepSpec, reports: Reports, unfinished: Set[int]) -> d
 def make_scheduler(spec: SweepSpec) -> StopperScheduler:
     """Build the scheduler of a sweep without reports."""
     rule = spec.early_stopping.rule
-    stopper = rule.make_stopper(epochs=spec.budget.epochs, minimize=spec.modes[0] == "min")
+    stopper = rule.make_stopper(epochs=spec.budget.reports, minimize=spec.modes[0] == "min")
     return StopperScheduler(stopper, rule.name, spec.metrics[0])
 
 

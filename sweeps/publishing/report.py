@@ -116,7 +116,7 @@ def _drawn(sweep: SweepData, figure: Figure) -> tuple[str, str]:
 def _summary(sweep: SweepData) -> list[str]:
     spec, counts = sweep.spec, Counter(sweep.states.values())
     by_state = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    early, budget = spec.early_stopping.scheduler, spec.budget.epochs
+    early, budget = spec.early_stopping.scheduler, spec.budget.reports
     # A resume may have changed the budget, or early stopping may have stopped all trials earlier.
     longest = max((record.epoch for record in sweep.view.records), default=0) or budget
     over = f"{budget} epochs"

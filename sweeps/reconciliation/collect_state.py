@@ -108,8 +108,8 @@ def trial_state(
         started=(directory / TRIAL_CONFIG).exists() or (bool(rows) and record.finishes is None),
         trained=bool(curve)
         and not record.finished
-        and curve[-1].epoch >= spec.budget.epochs
-        and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),
+        and curve[-1].epoch >= spec.budget.reports
+        and _is_sound(trial_store(paths, spec, number), spec.budget.reports),
         trained_past_report=len(kept) < len(rows),
         tracked_status=tracked_status,
         rows=logged,
@@ -138,7 +138,7 @@ def _judged(
         # report, it trains that epoch again.
         ends = (
             number in stopped
-            and last < spec.budget.epochs
+            and last < spec.budget.reports
             and last <= trial_store(paths, spec, number).saved_epoch()
         )
         return stopped[number] if ends else None
@@ -157,11 +157,11 @@ def _is_sound(store: CheckpointStore, epochs: int) -> bool:
 def _curve(rows: Sequence[Row], spec: SweepSpec) -> tuple[SavedReport, ...]:
     return tuple(
         SavedReport(
-            int(row.metrics["epoch"]),
+            int(row.metrics[spec.budget.report_word]),
             row.step,
             row.metrics[spec.metrics[0]],
             tuple(row.metrics[metric] for metric in spec.metrics[1:]),
         )
         for row in rows
-        if row.metrics.keys() >= {"epoch", *spec.metrics}
+        if row.metrics.keys() >= {spec.budget.report_word, *spec.metrics}
     )

@@ -82,9 +82,9 @@ def _length(record: TrialSummary, spec: SweepSpec) -> str:
     if not record.epoch:
         return "before the end of its first epoch"
     epochs = f"{record.epoch} epoch{'s' * (record.epoch != 1)}"
-    if record.epoch >= spec.budget.epochs:
+    if record.epoch >= spec.budget.reports:
         return f"after {epochs}"
-    return f"after {epochs} of {spec.budget.epochs}"
+    return f"after {epochs} of {spec.budget.reports}"
 
 
 def _value(record: TrialSummary, spec: SweepSpec) -> str:

@@ -52,7 +52,7 @@ def compare_all(
     if not values:
         return ComparableTrials(0, {}, spec.metrics[0], "")
     counted = f"Drawn from {_count(len(values))}, each with its {_which(spec)}"
-    if epoch == spec.budget.epochs:
+    if epoch == spec.budget.reports:
         return ComparableTrials(epoch, values, spec.metrics[0], f"{counted}.")
     sentence = f"{counted} up to epoch {epoch}, the last that every ended trial reached."
     return ComparableTrials(epoch, values, f"{spec.metrics[0]} by epoch {epoch}", sentence)
@@ -75,7 +75,7 @@ def compare_survivors(
     epoch = ends[min(_ENOUGH, len(ends)) - 1]
     values = _values_by(spec, finite, epoch)
     counted = f"Drawn from {_count(len(values))} that reached"
-    if epoch == spec.budget.epochs:
+    if epoch == spec.budget.reports:
         sentence = f"{counted} the last epoch."
         return ComparableTrials(epoch, values, spec.metrics[0], sentence)
     further = sum(end > epoch for end in ends)

@@ -177,7 +177,7 @@ class _Evidence:
             return
         lead = f"Trial {best.number} has the best {self.metric}, {format_number(best.value)}"
         if best.best_epoch is not None:
-            lead += f" after epoch {best.best_epoch} of {self.spec.budget.epochs}"
+            lead += f" after epoch {best.best_epoch} of {self.spec.budget.reports}"
         yield Finding("best", f"{lead}{self._margin(best)}.")
 
     def _margin(self, best: TrialSummary) -> str:
@@ -264,7 +264,7 @@ class _Evidence:
         if not any(map(is_stopped_early, ended)):
             return
         trained = sum(record.epoch for record in ended)
-        possible = len(ended) * max(self.spec.budget.epochs, *(r.epoch for r in ended))
+        possible = len(ended) * max(self.spec.budget.reports, *(r.epoch for r in ended))
         yield Finding(
             "epochs",
             f"{len(ended)} trials trained {trained} of {possible} epochs: early stopping saved "
