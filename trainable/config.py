@@ -239,7 +239,8 @@ class TrainConfig(Section):
         return self.batch_size // self.accumulation
 
 
-def _is_none(value: object) -> bool:
+def is_none(value: object) -> bool:
+    """Return whether a key is left out of a written configuration; earlier ones lack it."""
     return value is None
 
 
@@ -252,21 +253,21 @@ class BudgetConfig(Section):
     """The length of a full training run, in one unit, and how often it is evaluated. Each
     evaluation is a report, by which trials are compared."""
 
-    epochs: int | None = Field(default=10, ge=1, examples=[10], exclude_if=_is_none)
+    epochs: int | None = Field(default=10, ge=1, examples=[10], exclude_if=is_none)
     """Passes over the training data; each ends with an evaluation and a report."""
-    steps: int | None = Field(default=None, ge=1, examples=[20000], exclude_if=_is_none)
+    steps: int | None = Field(default=None, ge=1, examples=[20000], exclude_if=is_none)
     """Optimizer steps, instead of epochs."""
-    samples: int | None = Field(default=None, ge=1, examples=[1000000], exclude_if=_is_none)
+    samples: int | None = Field(default=None, ge=1, examples=[1000000], exclude_if=is_none)
     """Samples trained on, instead of epochs: the same for all trials if `batch_size` is searched.
     """
-    tokens: int | None = Field(default=None, ge=1, examples=[1000000000], exclude_if=_is_none)
+    tokens: int | None = Field(default=None, ge=1, examples=[1000000000], exclude_if=is_none)
     """Tokens trained on, instead of epochs: samples times `tokens_per_sample` of the task."""
     report_every: int | float | None = Field(
-        default=None, gt=0, examples=[500], exclude_if=_is_none
+        default=None, gt=0, examples=[500], exclude_if=is_none
     )
     """An evaluation and a report after each so many steps, samples or tokens, and at the end. With
     `epochs` a part of an epoch, such as 0.25, or a number of epochs; null: 1."""
-    val_batches: int | None = Field(default=None, ge=1, examples=[50], exclude_if=_is_none)
+    val_batches: int | None = Field(default=None, ge=1, examples=[50], exclude_if=is_none)
     """Evaluate on the first so many batches of the validation data, the same ones each time; null:
     on all. A batch has `train.batch_size` samples."""
 
@@ -382,7 +383,7 @@ class TrialConfig(Section):
     data_seed: int | None = None
     """Seed for building the task and its data, the same for all trials of a sweep; None: the
     run's seed."""
-    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=_is_none)
+    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
     """The run ends after so many reports without a new best; null: at the end of its budget."""
     training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a run keeps the version with which it started."""
