@@ -15,8 +15,8 @@ import trainable
 from sweeps.config.sections import early_stopping_section
 from sweeps.early_stopping.registry import RULES, parameters
 from sweeps.early_stopping.rule import StoppingRule
-from tests.unit.sweeps.early_stopping.stagnation import Stagnation
 from tests.unit.sweeps.early_stopping.simulated_sweep import EPOCHS, SimulatedSweep
+from tests.unit.sweeps.early_stopping.stagnation import Stagnation
 
 CURVES = [
     [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1],
