@@ -397,10 +397,10 @@ def _check_reported_trials(
         if saved < epoch:
             raise OriginChanged(
                 f"trial {trial.number} has reported {word} {epoch} and saved {word} {saved}, so "
-                f"it trains the {word}s between again; ledger and tracking keep the first reports, "
-                f"which would not fit the changed configuration ({differing}); resume without the "
-                f"change until the trial has saved {word} {epoch} or ended, or resume with "
-                "--accept-changes"
+                f"it trains the {word}s between again; ledger and tracking keep the first "
+                f"reports, which would not fit the changed configuration ({differing}); resume "
+                f"without the change until the trial has saved {word} {epoch} or ended, or "
+                "resume with --accept-changes"
             )
 
 
