@@ -26,6 +26,7 @@ from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
+from trainable.report_plan import ReportPlan
 from trainable.rules import rules_of, under_rules
 from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -72,8 +73,8 @@ def open_trainer(
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation, possibly another run's, instead of the newest one of
             `directory`.
-        until: The epoch after which the run saves and ends, to be resumed later; None:
-            the last epoch of the budget. The schedule spans the whole budget in either case.
+        until: The report after which the run saves and ends, to be resumed later; None:
+            the last one of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
             ends.
 
@@ -136,7 +137,7 @@ def open_trainer(
             schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
         interrupted_before = (
-            saved is not None and restore is None and progress.epoch < config.budget.epochs
+            saved is not None and restore is None and progress.reports < config.budget.reports
         )
         saved_step = -1 if saved is None else progress.step
         history = History(directory, files, step=saved_step, interrupted=interrupted_before)
@@ -148,7 +149,9 @@ def open_trainer(
         val=parts.val,
         store=store,
         history=history,
-        epochs=until or config.budget.epochs,
+        plan=parts.reports,
+        last=until or config.budget.reports,
+        patience=config.patience,
         metric=config.metrics[0],
         mode=config.modes[0],
         secondary_metrics=config.metrics[1:],
@@ -173,6 +176,7 @@ class Parts:
         train: Windows to train on.
         val: Windows to evaluate on.
         schedule: The learning rate at every step.
+        reports: When the run reports, and when it ends.
         precision: The precision of forward and backward passes.
         cautions: A sentence for each part that can be trained but is probably a mistake.
         opened: Files that the task opened and did not declare; see `opened_files.py`.
@@ -188,6 +192,7 @@ class Parts:
     train: Source
     val: Source
     schedule: Schedule
+    reports: ReportPlan
     precision: Precision
     cautions: list[str]
     opened: dict[str, str]
@@ -236,18 +241,18 @@ def build_parts(
     model = prepare_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
-        data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
+        data, config, val_seed=val_seed(config) or config.seed, device=device
     )
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
-    total_steps = config.budget.epochs * windows
-    averaging = averaging_plan(train, total_steps=total_steps, steps_per_epoch=windows)
+    reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)
+    averaging = averaging_plan(train, total_steps=reports.total_steps, steps_per_epoch=windows)
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
-        total_steps=total_steps,
+        total_steps=reports.total_steps,
         steps_per_epoch=windows,
         mode=config.modes[0],
         train=train,
@@ -260,6 +265,7 @@ def build_parts(
         train_source,
         val_source,
         schedule,
+        reports,
         precision,
         cautions,
         opened,
@@ -283,18 +289,18 @@ def val_seed(config: TrialConfig) -> int | None:
     return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
-def check_steps(config: TrialConfig, samples: int) -> None:
+def check_steps(config: TrialConfig, samples: int, tokens_per_sample: int | None = None) -> None:
     """Refuse a configuration with no steps for this many samples, or too few for its schedule.
 
     Or for the start of its averaging.
 
     Raises:
-        ConfigError: There are too few steps.
+        ConfigError: There are too few steps, in all or from one report to the next.
     """
-    windows = _train_plan(config.train, samples, config.seed).windows
-    total = config.budget.epochs * windows
+    plan = _train_plan(config.train, samples, config.seed)
+    total = ReportPlan(config.budget, plan, tokens_per_sample).total_steps
     check_length(config.train.schedule, total)
-    averaging_plan(config.train, total_steps=total, steps_per_epoch=windows)
+    averaging_plan(config.train, total_steps=total, steps_per_epoch=plan.windows)
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
@@ -405,6 +411,12 @@ def _in_evaluation_mode(model: nn.Module) -> str | None:
     return None
 
 
+def _evaluated(config: TrialConfig, samples: int) -> int:
+    """Return how many of the validation samples are evaluated: the first so many, each time."""
+    batches = config.budget.val_batches
+    return samples if batches is None else min(samples, batches * config.train.batch_size)
+
+
 def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
     return WindowPlan(
         samples=samples,
@@ -416,13 +428,14 @@ def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
 
 
 def _open_sources(
-    data: Data, config: TrainConfig, *, seed: int, val_seed: int, device: torch.device
+    data: Data, trial: TrialConfig, *, val_seed: int, device: torch.device
 ) -> tuple[Source, Source]:
+    config = trial.train
     micro = config.micro_batch_size
-    train_plan = _train_plan(config, sample_count(data.train), seed)
+    train_plan = _train_plan(config, sample_count(data.train), trial.seed)
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
     val_plan = WindowPlan(
-        samples=sample_count(data.val),
+        samples=_evaluated(trial, sample_count(data.val)),
         batch_size=micro,
         micro_batch_size=micro,
         seed=val_seed,

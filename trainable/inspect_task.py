@@ -29,6 +29,7 @@ from trainable.task_import import prepare_process
 if TYPE_CHECKING:
     from trainable.data import WindowPlan
     from trainable.precision import Precision
+    from trainable.report_plan import ReportPlan
 
 _THOROUGH, _VARIANTS = "--thorough", "--variants="
 
@@ -74,8 +75,8 @@ def inspect_config(
     with closing(parts.train), closing(parts.val):
         plans = parts.train.plan, parts.val.plan
         if max_warmup_config is not None:
-            check_steps(max_warmup_config, plans[0].samples)
-        sizes = measure(config, parts.groups, plans, parts.precision)
+            check_steps(max_warmup_config, plans[0].samples, parts.task.tokens_per_sample)
+        sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
             "data": parts.task.fingerprint(parts.data),
@@ -112,6 +113,7 @@ def measure(
     config: TrialConfig,
     groups: list[dict[str, Any]],
     plans: tuple[WindowPlan, WindowPlan],
+    reports: ReportPlan,
     precision: Precision,
 ) -> dict[str, Any]:
     """Return the sizes of a run: parameters, bytes, samples and steps.
@@ -120,6 +122,7 @@ def measure(
         config: Its configuration.
         groups: The optimizer's parameter groups.
         plans: Its training and validation samples.
+        reports: When it reports, and when it ends.
         precision: Its precision and device.
     """
     from trainable.optim import state_bytes, trained
@@ -134,14 +137,14 @@ def measure(
         "num_train": train.samples,
         "num_val": val.samples,
         "steps_per_epoch": train.windows,
-        "total_steps": train.windows * config.budget.epochs,
+        "steps_per_report": reports.windows_per_report,
+        "total_steps": reports.total_steps,
         "device": device_name(precision.device),
         "precision": precision.name,
     }
 
 
 def _main() -> None:
-    options = sys.argv[1:]  # before `prepare_process` hides them from the task
     # Output of the user's module or of a library must not mix with the answers.
     with os.fdopen(os.dup(1), "w") as answers:
         # A forked child must not keep the pipe open: by the pipe's end, the parent knows that

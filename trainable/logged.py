@@ -39,7 +39,7 @@ _LONGEST_KEY = 1_000
 _LONGEST_VALUE = 10_000
 """Characters kept of a parameter's or tag's value; tracking stores accept fewer."""
 _RESERVED = re.compile(
-    r"epoch|num_(skipped_steps|averaged_weights)"
+    r"epoch|report|num_(skipped_steps|averaged_weights)"
     r"|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds|device_seconds)"
     r"|(best|grad_norm|memory|param|num_infinite)/.*"
 )

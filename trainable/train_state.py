@@ -54,6 +54,12 @@ class TrainProgress:
     """Epochs completed."""
     window: int = 0
     """Windows of the current epoch consumed, skipped ones included."""
+    reports: int = 0
+    """Reports made; as many as epochs in states of earlier versions."""
+    since_report: int = 0
+    """Windows consumed since the last report, skipped ones included."""
+    since_best: int = 0
+    """Reports since the best one."""
     batch_size: int = 0
     """Samples in each window; 0 in states of earlier versions, which did not record it."""
     samples: int = 0
@@ -190,7 +196,7 @@ class TrainState:
         state = {**optional, **state, "average": None, "base": None}
         _check_keys("the state", state, self._expected_keys())
         weights = completed(self._model, state["model"], base)
-        progress = {**_LATER_PROGRESS, **state["progress"]}
+        progress = with_reports({**_LATER_PROGRESS, **state["progress"]})
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
         self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:
@@ -220,6 +226,12 @@ class TrainState:
         expected |= {"modules", "task", "average", "base"}
         expected |= {_TRAINED} if self._modal else set()
         return expected | {"outside"} if self._outside else expected
+
+
+def with_reports(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved counters with those of reports, which earlier versions made at epochs alone."""
+    made, windows = progress.get("epoch", 0), progress.get("window", 0)
+    return {"reports": made, "since_report": windows, "since_best": 0, **progress}
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Suggester:
         self._warm = list(self._earlier(ledger.warm_start))
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
-        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.epochs)
+        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
         # Trials that finish others are created before a driver suggests anything.
         self._finishing = [
             trial.number for trial in ledger.frozen_trials() if FINISHES in trial.user_attrs

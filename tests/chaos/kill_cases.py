@@ -44,6 +44,8 @@ class Case(NamedTuple):
     """`ema` and `swa` begin before some kills and after others."""
     parameters: str = "all"
     """`trained`: the first layer is frozen, and no checkpoint has it."""
+    budget: str = "epochs"
+    """`epochs`: each ends with a report. `halves`: each half does. Else reports fall anywhere."""
 
     def __str__(self) -> str:
         return "-".join(map(str, self)).replace(" ", "")
@@ -57,33 +59,36 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "clip": ("norm", "value", "off"),
     "schedule": ("cosine", "onecycle", "plateau", "step", "linear", "wsd", "own"),
     "optimizer": ("adamw", "nesterov", "adafactor", "amsgrad", "nadam", "schedule-free", "two"),
-    "every": ("1 epoch", "2 steps", "3 steps"),
+    "every": ("1 epoch", "1 report", "2 steps", "3 steps"),
     "hooks": ("none", "hooks"),
     "average": ("off", "ema", "swa"),
     "parameters": ("all", "trained"),
+    "budget": ("epochs", "steps", "samples", "halves"),
 }
 
 # One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
 SLICE = (
-    Case("window", "fp16", 3, "loader", "norm", "cosine", "two", "2 steps", "hooks"),
-    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps", "none", "ema"),
+    Case("window", "fp16", 3, "loader", "norm", "cosine", "two", "2 steps", budget="steps"),
+    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps", average="ema"),
     Case("warmup", "fp32", 3, "memory", "norm", "own", "adamw", "2 steps", parameters="trained"),
-    Case("evaluation", "fp32", 1, "processes", "off", "wsd", "schedule-free", "2 steps", "hooks"),
     Case(
-        "edge",
-        "fp16",
-        1,
-        "loader",
-        "value",
-        "step",
-        "adafactor",
-        "1 epoch",
-        "none",
-        "ema",
-        "trained",
+        *("evaluation", "fp32", 1, "processes", "off", "wsd", "schedule-free", "2 steps"),
+        hooks="hooks",
+        budget="samples",
     ),
-    Case("saving", "bf16", 3, "loader", "norm", "plateau", "amsgrad", "1 epoch", "hooks"),
-    Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch", "none", "swa"),
+    Case(
+        *("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch"),
+        average="ema",
+        parameters="trained",
+        budget="steps",
+    ),
+    Case("saving", "bf16", 3, "loader", "norm", "plateau", "amsgrad", "1 epoch", hooks="hooks"),
+    Case(
+        *("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 report"),
+        hooks="hooks",
+        average="swa",
+        budget="halves",
+    ),
 )
 
 
