@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
-from trainable.data import Source, WindowPlan, open_source, sample_count
+from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
@@ -25,15 +25,24 @@ from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_groups, normalize_groups
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
+from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import derive_seed, set_determinism, set_seed
+from trainable.splits import has_state, is_stream
 from trainable.step import Step, translate_torch_errors
 from trainable.storage.locate import files_of
+from trainable.streams import StreamPlan, open_stream
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
 from trainable.train_state import TrainState
 from trainable.warm_start import with_inheritance
+
+_UNKNOWN_LENGTH = (
+    "train is a stream without a length, and the budget counts epochs; the schedule and the early "
+    "stopping need to know how many steps there will be; let the stream say its length by "
+    "__len__()"
+)
 
 
 def open_trainer(
@@ -103,6 +112,8 @@ def open_trainer(
         )
     with translate_torch_errors(target):
         parts = build_parts(config, device=target, task=task, compare=restore is None)
+    if "train.batch_size" in searched:
+        check_batch_size_applies(parts.train.plan)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
     train, schedule = config.train, parts.schedule
@@ -114,6 +125,7 @@ def open_trainer(
         precision=step.precision,
         task=parts.task,
         data=parts.data,
+        position=parts.train.position,
     )
     files = files_of(directory, checkpoints)
     store = CheckpointStore(
@@ -235,6 +247,8 @@ def build_parts(
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
+    if not windows:
+        raise ConfigError(_UNKNOWN_LENGTH, key="budget.epochs")
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
@@ -272,14 +286,39 @@ def val_seed(config: TrialConfig) -> int | None:
     return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
-def check_steps(config: TrialConfig, samples: int) -> None:
+def check_steps(config: TrialConfig, plan: Plan) -> None:
     """Refuse a configuration with no steps for this many samples, or fewer than its warmup.
+
+    Args:
+        config: Another trial of the sweep.
+        plan: The windows of a trial of the sweep.
 
     Raises:
         ConfigError: There are too few steps.
     """
-    windows = _train_plan(config.train, samples, config.seed).windows
+    windows = plan.windows
+    if plan.batch_size > 1 or isinstance(plan, WindowPlan):
+        windows = _window_plan(config.train, plan.samples, config.seed).windows
     warmup_steps(config.train.schedule.warmup, config.budget.epochs * windows)
+
+
+def check_batch_size_applies(plan: Plan) -> None:
+    """Refuse a search of `train.batch_size` where the task decides the size of a step.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if isinstance(plan, SampledPlan) and plan.in_batches:
+        reason = "Data(batch_sampler=...) chooses the samples of each step"
+    elif isinstance(plan, StreamPlan) and plan.batched:
+        reason = "train gives batches, of which each is one forward pass"
+    else:
+        return
+    raise ConfigError(
+        f"is searched, and {reason}: all trials would train alike; search an argument of the "
+        "task that sets the size of its batches, and remove train.batch_size",
+        key="train.batch_size",
+    )
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
@@ -344,6 +383,14 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
                 "are indexed directly; to have samples collated, give "
                 "torch.utils.data.TensorDataset(*tensors)"
             )
+    if is_stream(data.train) and not (has_state(data.train) and config.loader.resume != "skip"):
+        yield (
+            "a resumed run reads the stream train again from the epoch's start and drops the "
+            "samples that were trained: after an interruption late in an epoch this takes about "
+            "as long as reading the whole epoch; to continue at once, give the stream "
+            "state_dict() and load_state_dict(); to refuse such a stream, write "
+            "train.loader.resume: exact"
+        )
     batch_norms = [
         name
         for name, module in model.named_modules()
@@ -373,7 +420,22 @@ def _in_evaluation_mode(model: nn.Module) -> str | None:
     return None
 
 
-def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
+def _train_plan(data: Data, config: TrainConfig, seed: int) -> IndexPlan:
+    samples = sample_count(data.train)
+    if data.sampler is None and data.batch_sampler is None:
+        return _window_plan(config, samples, seed)
+    return SampledPlan(
+        data.batch_sampler if data.sampler is None else data.sampler,
+        in_batches=data.sampler is None,
+        num_indices=samples,
+        batch_size=config.batch_size,
+        accumulation=config.accumulation,
+        seed=seed,
+        drop_last=config.loader.drop_last,
+    )
+
+
+def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
     return WindowPlan(
         samples=samples,
         batch_size=config.batch_size,
@@ -386,31 +448,34 @@ def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
 def _open_sources(
     data: Data, config: TrainConfig, *, seed: int, val_seed: int, device: torch.device
 ) -> tuple[Source, Source]:
-    micro = config.micro_batch_size
-    train_plan = _train_plan(config, sample_count(data.train), seed)
+    def open_split(
+        split: Literal["train", "val"], split_seed: int, plan: Callable[[], IndexPlan]
+    ) -> Source:
+        samples = data.train if split == "train" else data.val
+        if is_stream(samples):
+            return open_stream(data, split, config, seed=split_seed, device=device)
+        return open_source(
+            samples,
+            plan(),
+            split=split,
+            device=device,
+            loader=config.loader,
+            collate=data.collate_of(split),
+        )
+
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
-    val_plan = WindowPlan(
-        samples=sample_count(data.val),
-        batch_size=micro,
-        micro_batch_size=micro,
-        seed=val_seed,
-        shuffle=False,
-    )
+    micro = config.micro_batch_size
     return (
-        open_source(
-            data.train,
-            train_plan,
-            split="train",
-            device=device,
-            loader=config.loader,
-            collate=data.collate_of("train"),
-        ),
-        open_source(
-            data.val,
-            val_plan,
-            split="val",
-            device=device,
-            loader=config.loader,
-            collate=data.collate_of("val"),
+        open_split("train", seed, lambda: _train_plan(data, config, seed)),
+        open_split(
+            "val",
+            val_seed,
+            lambda: WindowPlan(
+                samples=sample_count(data.val),
+                batch_size=micro,
+                micro_batch_size=micro,
+                seed=val_seed,
+                shuffle=False,
+            ),
         ),
     )

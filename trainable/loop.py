@@ -26,7 +26,7 @@ from trainable.base_run import (
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
-from trainable.data import Source, WindowPlan
+from trainable.data import Plan, Source
 from trainable.diagnostics import (
     DeviceTime,
     LayerNorms,
@@ -183,7 +183,7 @@ class Trainer(BaseRun):
                 heartbeat.beat("step")
                 for window in self._train.windows(progress.epoch, progress.window):
                     self._take_step(window)
-                    if progress.window < self._train.plan.windows:  # else saved after evaluation
+                    if not self._is_last_window():  # else saved after evaluation
                         stopping = self._should_stop()
                         self.store.maybe_save(
                             self._snapshot,
@@ -237,7 +237,7 @@ class Trainer(BaseRun):
         return {"device": device_name(self._step.device), "precision": self.precision.name}
 
     @property
-    def plans(self) -> tuple[WindowPlan, WindowPlan]:
+    def plans(self) -> tuple[Plan, Plan]:
         """How training and validation samples become windows and micro-batches."""
         return self._train.plan, self._val.plan
 
@@ -263,9 +263,15 @@ class Trainer(BaseRun):
         rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
         return rows
 
+    def _is_last_window(self) -> bool:
+        """Whether the epoch's last window is trained; a stream does not say."""
+        progress = self.state.progress
+        return 0 < self._train.plan.num_windows(progress.epoch) <= progress.window
+
     def _check_whole_epoch(self) -> None:
         """Refuse an epoch that ended before its last window."""
-        progress, promised = self.state.progress, self._train.plan.windows
+        progress = self.state.progress
+        promised = self._train.plan.num_windows(progress.epoch)
         if progress.window < promised:
             raise TaskError(
                 f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "

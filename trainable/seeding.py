@@ -132,3 +132,36 @@ def set_determinism(deterministic: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic
+
+
+def seed_generators_of(value: object, seed: int) -> None:
+    """Seed every generator in the attributes of an object, and of the samplers that it holds."""
+    for number, generator in enumerate(_generators_of(value, depth=3)):
+        _seed_generator(generator, derive_seed(seed, "own", number))
+
+
+def _generators_of(value: object, depth: int) -> Iterator[Any]:
+    import numpy
+    import torch
+    from torch.utils.data import Sampler
+
+    kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+    for name in sorted(getattr(value, "__dict__", {})):
+        part = vars(value)[name]
+        if isinstance(part, kinds):
+            yield part
+        elif isinstance(part, Sampler) and depth:
+            yield from _generators_of(part, depth - 1)
+
+
+def _seed_generator(generator: Any, seed: int) -> None:
+    import numpy
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, numpy.random.Generator):
+        bits = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    else:
+        generator.seed(seed % _NUMPY_SEEDS)

@@ -13,7 +13,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -28,6 +28,9 @@ from trainable.precision import Precision
 from trainable.schedule import Schedule
 from trainable.task import Task
 from trainable.task_state import TaskState, modules_state
+
+if TYPE_CHECKING:
+    from trainable.data import Position
 
 FORMAT = 2
 """Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
@@ -78,6 +81,7 @@ class TrainState:
         precision: Its loss scale is saved.
         task: What has changed in its attributes is saved.
         data: The task's samples, whose tensors are not saved.
+        position: The position in the data, where the number of windows does not say it.
     """
 
     def __init__(
@@ -89,7 +93,9 @@ class TrainState:
         precision: Precision,
         task: Task | None = None,
         data: object = None,
+        position: Position | None = None,
     ) -> None:
+        self._position = position
         self.progress = TrainProgress()
         self._model = model
         self._optimizer = optimizer
@@ -113,6 +119,7 @@ class TrainState:
             TaskError: The task or the model has an attribute that changed and cannot be restored.
         """
         outside = {"outside": self._outside.state_dict()} if self._outside else {}
+        position = {} if self._position is None else {"position": self._position.state_dict()}
         held = {} if self._task is None else self._task.state_dict()
         modules = self._modules.state_dict()
         if not self._was_read_back and not any(map(is_lazy, self._model.parameters())):
@@ -120,17 +127,21 @@ class TrainState:
             check_loading(self._model)
         check_state(held, "the state of the task")
         check_state(modules, "the state of the model's modules")
-        return outside | {
-            "format": FORMAT,
-            "model": model_state(self._model),
-            "modules": modules,
-            "task": held,
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "scaler": self._precision.state_dict(),
-            "progress": asdict(self.progress),
-            "random": _capture_random(),
-        }
+        return (
+            outside
+            | position
+            | {
+                "format": FORMAT,
+                "model": model_state(self._model),
+                "modules": modules,
+                "task": held,
+                "optimizer": self._optimizer.state_dict(),
+                "schedule": self._schedule.state_dict(),
+                "scaler": self._precision.state_dict(),
+                "progress": asdict(self.progress),
+                "random": _capture_random(),
+            }
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, from any device onto the one in use.
@@ -170,12 +181,15 @@ class TrainState:
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
         self.progress = TrainProgress(**progress)
+        if self._position is not None:
+            self._position.load_state_dict(state["position"])
         _restore_random(state["random"])
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
         expected |= {"modules", "task"}
-        return expected | {"outside"} if self._outside else expected
+        expected |= {"outside"} if self._outside else set()
+        return expected | ({"position"} if self._position is not None else set())
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class _RunProgress(Progress):
         if not isinstance(self._trainer, Trainer):
             return float(self.epoch)
         progress, windows = self._trainer.state.progress, self._trainer.plans[0].windows
-        return progress.epoch + min(progress.window / windows, 1.0)
+        return progress.epoch + min(progress.window / max(windows, 1), 1.0)
 
 
 @contextmanager
