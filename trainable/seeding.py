@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 _SEED_BITS = 63  # torch accepts 64 bits; 63 fit into a signed integer of any database
+_DEPTH = 6
+"""So deep are generators looked for in a sampler or a stream."""
+_MANY = 100
+"""A collection with more members has samples, not the parts of a sampler or a stream."""
 _NUMPY_SEEDS = 2**32  # NumPy's legacy generator accepts 32 bits
 
 
@@ -135,23 +139,46 @@ def set_determinism(deterministic: bool) -> None:
 
 
 def seed_generators_of(value: object, seed: int) -> None:
-    """Seed every generator in the attributes of an object, and of the samplers that it holds."""
-    for number, generator in enumerate(_generators_of(value, depth=3)):
-        _seed_generator(generator, derive_seed(seed, "own", number))
+    """Seed every generator in an object's attributes, and in those of what it consists of.
+
+    The seed of each depends on the shortest way to it, not on what else the object holds now.
+    """
+    for path, generator in _generators_of(value):
+        _seed_generator(generator, derive_seed(seed, "own", path))
 
 
-def _generators_of(value: object, depth: int) -> Iterator[Any]:
+def _generators_of(root: object) -> Iterator[tuple[str, Any]]:
+    """Yield generators with their paths; data sets and long collections are left out."""
     import numpy
     import torch
-    from torch.utils.data import Sampler
+    from torch.utils.data import Dataset, IterableDataset
 
     kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-    for name in sorted(getattr(value, "__dict__", {})):
-        part = vars(value)[name]
-        if isinstance(part, kinds):
-            yield part
-        elif isinstance(part, Sampler) and depth:
-            yield from _generators_of(part, depth - 1)
+    seen: set[int] = set()
+    level: list[tuple[str, Any]] = [("", root)]
+    for _ in range(_DEPTH):
+        below: list[tuple[str, Any]] = []
+        for path, value in level:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, kinds):
+                yield path, value
+            elif not isinstance(value, Dataset) or isinstance(value, IterableDataset):
+                below += [(f"{path}.{name}", part) for name, part in _parts_of(value)]
+        level = below
+
+
+def _parts_of(value: object) -> list[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        parts = [(str(index), part) for index, part in enumerate(value[: _MANY + 1])]
+    elif isinstance(value, dict):
+        parts = [(repr(key), part) for key, part in value.items()]
+    elif isinstance(value, type):
+        return []
+    else:
+        parts = sorted(getattr(value, "__dict__", {}).items())
+    return parts if len(parts) <= _MANY else []
 
 
 def _seed_generator(generator: Any, seed: int) -> None:

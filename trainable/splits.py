@@ -28,10 +28,35 @@ def is_stream(samples: object) -> bool:
 
 
 def has_state(stream: object) -> bool:
-    """Whether a stream can continue from a saved state."""
-    return all(
-        callable(getattr(type(stream), name, None)) for name in ("state_dict", "load_state_dict")
+    """Whether a stream can continue from a saved state.
+
+    That of a data set of Hugging Face lacks the content of its shuffle buffer, so it cannot.
+    """
+    methods = (getattr(type(stream), name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods)) and not _has_unsaved_buffer(stream)
+
+
+def begins_anew(stream: object) -> bool:
+    """Whether each epoch of a stream depends on the seed and its number alone.
+
+    Any other stream may count epochs or go on with a generator: the next epoch then begins with
+    the state in which the last one ended. A loader's state at the end of an epoch says only that.
+    """
+    of_torchdata = any(
+        one.__module__.partition(".")[0] == "torchdata" for one in type(stream).mro()
     )
+    return isinstance(stream, DataLoader) or of_torchdata or hasattr(stream, "set_epoch")
+
+
+def _has_unsaved_buffer(stream: object) -> bool:
+    waiting = [getattr(stream, "_ex_iterable", None)]
+    while waiting:
+        part = waiting.pop()
+        if type(part).__name__.startswith("BufferShuffled"):
+            return True
+        inner = getattr(part, "ex_iterables", [getattr(part, "ex_iterable", None)])
+        waiting += [one for one in inner if one is not None]
+    return False
 
 
 def gives_batches(stream: object, data: Data) -> bool:

@@ -13,6 +13,8 @@ index (`data.py`), or what counts as a stream (`splits.py`).
 
 from __future__ import annotations
 
+import operator
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -28,17 +30,22 @@ from trainable.data import MicroBatches, end_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_values import decode, encode
 from trainable.seeding import (
+    HostRngState,
     derive_seed,
     preserved_host_rng,
     seed_generators_of,
     seed_host,
 )
-from trainable.splits import gives_batches, has_state, length_of
+from trainable.splits import begins_anew, gives_batches, has_state, length_of
 from trainable.task import Batch, Data
 from trainable.task_code import task_code
 from trainable.train_state import check_state
 
-_CHECKED = 2  # items read before and after the state that `check_stream` takes
+_CHECKED = 2
+"""Items before the state that `check_stream` takes."""
+_COMPARED = 20
+"""Windows of so many items compared with those read again, if they come in these seconds."""
+_SECONDS = 2.0
 
 
 @dataclass
@@ -139,6 +146,7 @@ class _Reader:
         self._has_state = has_state(stream) and not format.skips
         self._windows = self._items = 0
         self._ended = False
+        self._ahead: tuple[Any, HostRngState] | None = None
         place = place or _Place()
         with preserved_host_rng():
             self._start(place)
@@ -147,9 +155,12 @@ class _Reader:
     def _start(self, place: _Place) -> None:
         stream = self._stream
         with task_code(f"{self._format.split}: the start of the stream"):
-            seed_generators_of(stream, self._seed("start"))
+            self._seed("start")
             if callable(getattr(stream, "set_epoch", None)):
                 stream.set_epoch(self._epoch)
+            else:  # alike in all loader processes, which may share out what it shuffles
+                own = derive_seed(self._format.seed, self._format.split, self._epoch, "own")
+                seed_generators_of(stream, own)
             if place.state is not None and self._has_state:
                 _load_state(stream, place.state)
                 self._windows, self._items = place.windows, place.items
@@ -167,9 +178,21 @@ class _Reader:
                 )
 
     def place(self) -> _Place:
-        """Return where the reading is now."""
+        """Return where the reading is now.
+
+        Afterwards reads one item ahead: if there is none, the state must be that after the end.
+        """
         state = _save_state(self._stream) if self._has_state else None
-        return _Place(self._windows, self._items, state, self._ended)
+        place = _Place(self._windows, self._items, state, self._ended)
+        if self._ended or self._ahead is not None:
+            return place
+        with preserved_host_rng():
+            items = self._read_items(1)
+            if items:
+                self._ahead = items[0], HostRngState()
+                return place
+        self._ended = True
+        return self.place()
 
     def read(self) -> _Window | None:
         """Return the next window, without its place; None at the end."""
@@ -189,20 +212,32 @@ class _Reader:
                 )
 
     def _take(self, most: int) -> list[Any]:
-        what = f"{self._format.split}: window {self._windows + 1} of epoch {self._epoch + 1}"
-        with task_code(what):
-            self._seed("window", self._windows)
-            items = list(islice(self._iterator, most))
+        items: list[Any] = []
+        if self._ahead is not None:
+            item, generators = self._ahead
+            self._ahead = None
+            generators.restore()
+            items = [item, *self._continue_items(most - 1)]
+        elif not self._ended:
+            items = self._read_items(most)
         self._windows += 1
         self._items += len(items)
         self._ended = len(items) < most
         return items
 
-    def _seed(self, *parts: int | str) -> int:
+    def _read_items(self, most: int) -> list[Any]:
+        """Read the first items of the next window, under its seed."""
+        self._seed("window", self._windows)
+        return self._continue_items(most)
+
+    def _continue_items(self, most: int) -> list[Any]:
         format = self._format
-        seed = derive_seed(format.seed, format.split, self._epoch, self._number, *parts)
-        seed_host(seed)
-        return seed
+        with task_code(f"{format.split}: window {self._windows + 1} of epoch {self._epoch + 1}"):
+            return list(islice(self._iterator, most))
+
+    def _seed(self, *parts: int | str) -> None:
+        format = self._format
+        seed_host(derive_seed(format.seed, format.split, self._epoch, self._number, *parts))
 
 
 class StreamSource:
@@ -245,6 +280,7 @@ class StreamSource:
                 f"{self._format.split}: the position in the stream after {start} windows of "
                 f"epoch {epoch + 1} is not known; resume from the checkpoint of an epoch's end"
             )
+        self._reader = None
         first = (self._last_reader + 1) % len(places) if resumed else 0
         self._epoch, self._ended, self._last_reader = epoch, False, first - 1
         self._places = places
@@ -310,8 +346,7 @@ class StreamSource:
         if restored and self._epoch == epoch and not self._ended:
             return self._places
         follows = self._ended and self._epoch == epoch - 1
-        # Told the epoch, a stream needs no state of the last one, which may mean "at the end".
-        if not follows or hasattr(self._stream, "set_epoch"):
+        if not follows or begins_anew(self._stream):
             return nothing
         if not restored and not self._workers:
             return nothing  # the object itself goes on
@@ -319,7 +354,7 @@ class StreamSource:
 
     def _read_here(self, place: _Place | None) -> Iterator[_Window]:
         if place is not None and place.ended:
-            if place.state is not None and not hasattr(self._stream, "set_epoch"):
+            if place.state is not None and not begins_anew(self._stream):
                 _load_state(self._stream, place.state)
             return
         self._reader = _Reader(self._stream, self._format, 0, self._epoch, place)
@@ -383,9 +418,6 @@ class _Readers(IterableDataset[Any]):
         while (window := reader.read()) is not None:
             window.place = reader.place()
             yield window
-        place = reader.place()
-        if place.state is not None:
-            yield _Window([], 0, number, place)
 
 
 def open_stream(
@@ -434,28 +466,36 @@ def open_stream(
 
 
 def check_stream(source: StreamSource) -> None:
-    """Refuse a stream whose saved state does not continue with the same samples.
+    """Refuse a stream with which a resumed run would train on other samples.
 
-    Reads a few items, saves the state, and compares the next items with those after the state is
-    loaded. Read nothing else from the stream afterwards.
+    Reads a few items, and then again, from a state saved on the way or from the epoch's start.
+    Read nothing else from the stream afterwards.
 
     Raises:
-        TaskError: They differ, or the state cannot be saved.
+        TaskError: The samples differ, or the state cannot be saved.
     """
-    from trainable.built import summary_of
-
-    stream, format = source._stream, source._format
+    stream = source._stream
+    format = replace(source._format, items=_CHECKED, batched=True, drop_last=False)
     if format.skips or not has_state(stream):
+        first = _read_some(_Reader(stream, format, 0, 0, None))
+        _read_some(_Reader(stream, format, 0, 1, None))
+        if not _agree(first, _read_some(_Reader(stream, format, 0, 0, None))):
+            raise TaskError(
+                f"train: {_name(stream)} gives other samples when an epoch is read again under "
+                "the same seed, as a resumed run does that drops the trained ones; draw from the "
+                "global generators of Python, NumPy or torch, or from a generator in an "
+                "attribute (webdataset: .shuffle(1000, rng=random.Random(0))), and count epochs "
+                "in set_epoch(epoch)"
+            )
         return
-    short = replace(format, items=_CHECKED, batched=True, drop_last=False)
-    reader = _Reader(stream, short, 0, 0, None)
-    if reader.read() is None:
-        return
+    reader = _Reader(stream, format, 0, 0, None)
+    reader.read()
     place = reader.place()
     check_state(place.state, "the state of the stream")
-    expected = reader.read()
-    found = _Reader(stream, short, 0, 0, place).read()
-    if summary_of(list(expected or [])) != summary_of(list(found or [])):
+    expected = _read_some(reader)
+    if place.ended:
+        return
+    if not _agree(expected, _read_some(_Reader(stream, format, 0, 0, place))):
         raise TaskError(
             f"train: {_name(stream)} continues with other samples after load_state_dict() of the "
             f"state that state_dict() returned after {_CHECKED} items: a resumed run would train "
@@ -463,6 +503,23 @@ def check_stream(source: StreamSource) -> None:
             "shuffle buffer and the generators, and continue from them in __iter__(); or write "
             "train.loader.resume: skip, to read again from the epoch's start"
         )
+
+
+def _agree(first: list[Any], again: list[Any]) -> bool:
+    """Whether two readings agree as far as both went."""
+    return bool(first) == bool(again) and all(map(operator.eq, first, again))
+
+
+def _read_some(reader: _Reader) -> list[Any]:
+    """Return summaries of the next items, as many as can be read in a short time."""
+    from trainable.built import summary_of
+
+    found, started = [], time.monotonic()
+    while len(found) < _COMPARED and (window := reader.read()) is not None:
+        found.append(summary_of(list(window)))
+        if time.monotonic() - started > _SECONDS:
+            break
+    return found
 
 
 def first_items(stream: Any, most: int) -> list[Any]:
