@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.chaos.kill_cases import Case
+from tests.chaos.sampled_data import sampled
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
@@ -63,7 +64,8 @@ class Fragile(Task):
     """Trains, remembers what it was given, and calls `kill` at one of its forward passes.
 
     Args:
-        augmented: A data set with augmentation; otherwise tensors, augmented in the loss.
+        data: `memory` for tensors, augmented in the loss; otherwise a data set with augmentation,
+            and how its samples come.
         die_at: The training forward pass (from 1) in the middle of which `kill` is called.
         die_at_evaluation: The same for evaluations.
         kill: Never returns.
@@ -72,12 +74,12 @@ class Fragile(Task):
     def __init__(
         self,
         *,
-        augmented: bool,
+        data: str,
         die_at: int = _NEVER,
         die_at_evaluation: int = _NEVER,
         kill: Callable[[], None],
     ) -> None:
-        self._augmented = augmented
+        self._augmented, self._data = data != "memory", data
         self._left, self._left_of_evaluations = die_at, die_at_evaluation
         self._kill = kill
         self.seen: list[bytes] = []
@@ -100,7 +102,7 @@ class Fragile(Task):
         targets = torch.randint(3, (SAMPLES,), generator=generator)
         targets[::7] = -100
         train = Augmented(inputs, targets) if self._augmented else (inputs, targets)
-        return Data(train=train, val=(inputs, targets))
+        return sampled(self._data, train, (inputs, targets))
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         inputs, targets = batch
@@ -170,7 +172,7 @@ def configure(case: Case) -> TrialConfig:
                 else {"name": case.optimizer, "lr": 0.05},
                 "schedule": schedule,
                 "clip": clip,
-                "loader": {"num_workers": 2 if case.data == "processes" else 0},
+                "loader": {"num_workers": 2 if case.data.endswith("processes") else 0},
                 "layer_norms_every": 3,
             },
         }
@@ -199,8 +201,10 @@ def open_case(
         }.get(case.kill, {})
         # The question "were you interrupted?" is put after each step but an epoch's last, and
         # once more when the epoch is closed: four times an epoch here, fp16's skipped windows too.
-        steps = {"warmup": 3, "epoch": 10, "edge": 8}.get(case.kill, 0)
-    task = Fragile(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
+        # A stream does not say which step is its last: five times then.
+        more = {"stream": 1, "skipped": 1, "stream-processes": 1}.get(case.data, 0)
+        steps = {"warmup": 3, "epoch": 10 + 2 * more, "edge": 8 + 2 * more}.get(case.kill, 0)
+    task = Fragile(data=case.data, kill=die if kill else _nothing, **where)
     asked = iter(range(1, _NEVER))
 
     def should_stop() -> bool:

@@ -16,6 +16,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     Sampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -75,20 +76,22 @@ class ShuffledStream(Stream):
 
 
 class Bucketed(Sampler[list[int]]):
-    """Batches of unequal sizes in a random order; epochs differ in their number.
+    """Batches of unequal sizes in a random order.
 
     Args:
         samples: Of the data set.
+        ragged: Epochs differ in the number of their batches; else each has four of 20 samples.
     """
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
+    def __init__(self, samples: int, *, ragged: bool) -> None:
+        self._samples, self._ragged = samples, ragged
         self._generator = numpy.random.default_rng(5)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._generator.permutation(self._samples).tolist()
+        sizes = random.sample([3, 4, 5, 8], 4)
         while order:
-            count = random.choice([3, 5, 8])
+            count = random.choice(sizes) if self._ragged else sizes.pop()
             yield order[:count]
             order = order[count:]
 
@@ -100,10 +103,11 @@ def sampled(kind: str, train: Any, val: Any) -> Data:
         case "weighted":
             weights = torch.arange(1.0, count + 1).tolist()
             return Data(train, val, sampler=WeightedRandomSampler(weights, count))
-        case "bucketed":
-            return Data(train, val, batch_sampler=Bucketed(count))
-        case "stream":
-            return Data(ShuffledStream(train), Stream(val))
+        case "bucketed" | "ragged":
+            return Data(train, val, batch_sampler=Bucketed(count, ragged=kind == "ragged"))
+        case "stream" | "stream-processes":
+            read = TensorDataset(*val) if isinstance(val, tuple) else val
+            return Data(ShuffledStream(train), Stream(read))
         case "skipped":
             return Data(Stream(train), val)
     return Data(train, val)

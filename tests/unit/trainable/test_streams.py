@@ -29,9 +29,9 @@ class Sampled(Toy):
 
 
 KINDS = [
-    *itertools.product(["weighted", "bucketed", "stream", "skipped"], [0]),
+    *itertools.product(["weighted", "ragged", "stream", "skipped"], [0]),
     ("weighted", 2),
-    ("bucketed", 2),
+    ("ragged", 2),
     ("stream", 3),
     ("skipped", 2),
 ]
@@ -42,7 +42,7 @@ KINDS = [
 def test_crashed_run_resumes_exactly(tmp_path, opened, configure, kind, workers):
     """At each of several places; samplers also as without loader processes."""
     config = configure(every="1 step", loader={"num_workers": workers})
-    alone = configure(every="1 step") if kind in ("weighted", "bucketed") else config
+    alone = configure(every="1 step") if kind in ("weighted", "ragged") else config
     whole = opened(alone, tmp_path / "whole", Sampled(kind))
     _run(whole)
     whole.close()
