@@ -33,16 +33,17 @@ _MAX_NAME_LENGTH = 1_000
 
 @dataclass(frozen=True)
 class RunReport:
-    """The report at the end of an epoch.
+    """The report after an evaluation.
 
     Attributes:
         step: Optimizer steps completed.
-        epoch: Epochs completed.
+        epoch: The report's number: epochs completed, where each epoch ends with a report.
         metrics: The metrics of the last row.
-        rows: All rows since the previous report; the last one is that of this epoch's end.
+        rows: All rows since the previous report; the last one is that of this report.
         checkpoint: The newest committed generation; in a finished report, the run's last one.
-        finished: This is the last epoch, or the one at which the run pauses.
+        finished: This is the last report, or the one at which the run pauses.
         signals: Health warnings, in sentences; see `health.py`.
+        out_of_patience: The run ends because its best value is too many reports old.
     """
 
     step: int
@@ -52,6 +53,7 @@ class RunReport:
     checkpoint: Pointer | None
     finished: bool
     signals: list[str] = field(default_factory=list)
+    out_of_patience: bool = False
 
 
 class BaseRun(ABC):
@@ -88,7 +90,7 @@ class BaseRun(ABC):
 
     @abstractmethod
     def events(self) -> Iterator[RunReport]:
-        """Train, and yield a report at the end of each epoch."""
+        """Train, and yield a report after each evaluation."""
 
     def close(self) -> None:
         """End the loop's processes and wait for pending writes. Safe to call twice."""
@@ -108,10 +110,20 @@ class BaseRun(ABC):
         """End the loop's processes and generators."""
 
     def _report(
-        self, step: int, epoch: int, metrics: dict[str, float], rows: list[Row], *, finished: bool
+        self,
+        step: int,
+        number: int,
+        metrics: dict[str, float],
+        rows: list[Row],
+        *,
+        finished: bool,
+        out_of_patience: bool = False,
     ) -> RunReport:
         signals = self._health.sentences() if rows else []
-        return RunReport(step, epoch, dict(metrics), rows, self.store.pointer, finished, signals)
+        saved = self.store.pointer
+        return RunReport(
+            step, number, dict(metrics), rows, saved, finished, signals, out_of_patience
+        )
 
 
 def one_number(value: object, given: str) -> float:
@@ -187,6 +199,16 @@ def is_better(value: float, best: float | None, mode: Mode) -> bool:
     if not math.isfinite(value):
         return False
     return best is None or (value < best if mode == "min" else value > best)
+
+
+def is_out_of_patience(patience: int | None, since_best: int) -> bool:
+    """Return whether a run ends because its last reports brought no new best.
+
+    Args:
+        patience: The run ends after so many reports without a new best; None: it does not.
+        since_best: Reports since the best one.
+    """
+    return patience is not None and since_best >= patience
 
 
 def metrics_at_best(

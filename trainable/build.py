@@ -24,6 +24,7 @@ from trainable.model import prepare_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_groups, normalize_groups
 from trainable.precision import Precision, resolve_precision
+from trainable.report_plan import ReportPlan
 from trainable.rules import rules_of, under_rules
 from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, warmup_steps
@@ -37,12 +38,6 @@ from trainable.task_import import no_exit
 from trainable.task_state import move_modules
 from trainable.train_state import TrainState
 from trainable.warm_start import with_inheritance
-
-_UNKNOWN_LENGTH = (
-    "train is a stream without a length, and the budget counts epochs; the schedule and the early "
-    "stopping need to know how many steps there will be; let the stream say its length by "
-    "__len__()"
-)
 
 
 def open_trainer(
@@ -79,8 +74,8 @@ def open_trainer(
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation, possibly another run's, instead of the newest one of
             `directory`.
-        until: The epoch after which the run saves and ends, to be resumed later; None:
-            the last epoch of the budget. The schedule spans the whole budget in either case.
+        until: The report after which the run saves and ends, to be resumed later; None:
+            the last one of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
             ends.
 
@@ -143,7 +138,7 @@ def open_trainer(
             schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
         interrupted_before = (
-            saved is not None and restore is None and progress.epoch < config.budget.epochs
+            saved is not None and restore is None and progress.reports < config.budget.reports
         )
         saved_step = -1 if saved is None else progress.step
         history = History(directory, files, step=saved_step, interrupted=interrupted_before)
@@ -155,7 +150,9 @@ def open_trainer(
         val=parts.val,
         store=store,
         history=history,
-        epochs=until or config.budget.epochs,
+        plan=parts.reports,
+        last=until or config.budget.reports,
+        patience=config.patience,
         metric=config.metrics[0],
         mode=config.modes[0],
         secondary_metrics=config.metrics[1:],
@@ -180,6 +177,7 @@ class Parts:
         train: Windows to train on.
         val: Windows to evaluate on.
         schedule: The learning rate at every step.
+        reports: When the run reports, and when it ends.
         precision: The precision of forward and backward passes.
         cautions: A sentence for each part that can be trained but is probably a mistake.
         opened: Files that the task opened and did not declare; see `opened_files.py`.
@@ -194,6 +192,7 @@ class Parts:
     train: Source
     val: Source
     schedule: Schedule
+    reports: ReportPlan
     precision: Precision
     cautions: list[str]
     opened: dict[str, str]
@@ -241,19 +240,24 @@ def build_parts(
     model = prepare_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
-        data, train, seed=config.seed, val_seed=val_seed(config) or config.seed, device=device
+        data, config, val_seed=val_seed(config) or config.seed, device=device
     )
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
+    reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)
     windows = train_source.plan.windows
-    if not windows:
-        raise ConfigError(_UNKNOWN_LENGTH, key="budget.epochs")
+    if train.schedule.name == "step" and not windows:
+        raise ConfigError(
+            "step, which counts epochs, and train is a stream that does not tell its length; "
+            "choose another schedule, such as cosine, or let the stream tell it by __len__()",
+            key="train.schedule.name",
+        )
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
-        total_steps=config.budget.epochs * windows,
-        steps_per_epoch=windows,
+        total_steps=reports.total_steps,
+        steps_per_epoch=windows or reports.total_steps,
         mode=config.modes[0],
     )
     return Parts(
@@ -264,6 +268,7 @@ def build_parts(
         train_source,
         val_source,
         schedule,
+        reports,
         precision,
         cautions,
         opened,
@@ -286,7 +291,7 @@ def val_seed(config: TrialConfig) -> int | None:
     return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
-def check_steps(config: TrialConfig, plan: Plan) -> None:
+def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None = None) -> None:
     """Refuse a configuration with no steps for this many samples, or fewer than its warmup.
 
     Args:
@@ -294,12 +299,12 @@ def check_steps(config: TrialConfig, plan: Plan) -> None:
         plan: The windows of a trial of the sweep.
 
     Raises:
-        ConfigError: There are too few steps.
+        ConfigError: There are too few steps, in all or from one report to the next.
     """
-    windows = plan.windows
-    if plan.batch_size > 1 or isinstance(plan, WindowPlan):
-        windows = _window_plan(config.train, plan.samples, config.seed).windows
-    warmup_steps(config.train.schedule.warmup, config.budget.epochs * windows)
+    if isinstance(plan, WindowPlan):
+        plan = _window_plan(config.train, plan.samples, config.seed)
+    reports = ReportPlan(config.budget, plan, tokens_per_sample)
+    warmup_steps(config.train.schedule.warmup, reports.total_steps)
 
 
 def check_batch_size_applies(plan: Plan) -> None:
@@ -420,6 +425,12 @@ def _in_evaluation_mode(model: nn.Module) -> str | None:
     return None
 
 
+def _evaluated(config: TrialConfig, samples: int) -> int:
+    """Return how many of the validation samples are evaluated: the first so many, each time."""
+    batches = config.budget.val_batches
+    return samples if batches is None else min(samples, batches * config.train.batch_size)
+
+
 def _train_plan(data: Data, config: TrainConfig, seed: int) -> IndexPlan:
     samples = sample_count(data.train)
     if data.sampler is None and data.batch_sampler is None:
@@ -446,14 +457,18 @@ def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
 
 
 def _open_sources(
-    data: Data, config: TrainConfig, *, seed: int, val_seed: int, device: torch.device
+    data: Data, trial: TrialConfig, *, val_seed: int, device: torch.device
 ) -> tuple[Source, Source]:
+    config = trial.train
+    micro = config.micro_batch_size
+
     def open_split(
-        split: Literal["train", "val"], split_seed: int, plan: Callable[[], IndexPlan]
+        split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
     ) -> Source:
         samples = data.train if split == "train" else data.val
         if is_stream(samples):
-            return open_stream(data, split, config, seed=split_seed, device=device)
+            most = trial.budget.val_batches if split == "val" else None
+            return open_stream(data, split, config, seed=seed, device=device, batches=most)
         return open_source(
             samples,
             plan(),
@@ -464,14 +479,13 @@ def _open_sources(
         )
 
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
-    micro = config.micro_batch_size
     return (
-        open_split("train", seed, lambda: _train_plan(data, config, seed)),
+        open_split("train", trial.seed, lambda: _train_plan(data, config, trial.seed)),
         open_split(
             "val",
             val_seed,
             lambda: WindowPlan(
-                samples=sample_count(data.val),
+                samples=_evaluated(trial, sample_count(data.val)),
                 batch_size=micro,
                 micro_batch_size=micro,
                 seed=val_seed,

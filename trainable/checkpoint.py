@@ -99,9 +99,9 @@ class CheckpointStore:
         return sorted((g for g in found if isinstance(g, Generation)), key=lambda g: g.number)
 
     def saved_epoch(self) -> int:
-        """Return the epochs completed in the newest generation.
+        """Return the number of the last report that the newest generation has.
 
-        A resumed run trains the later epochs again and reports them again.
+        A resumed run trains what follows it again and makes the later reports again.
         """
         saved = self.generations()
         return saved[-1].epoch if saved else 0
@@ -194,6 +194,8 @@ class CheckpointStore:
         step: int,
         epoch: int,
         end_of_epoch: bool = False,
+        reports: int | None = None,
+        at_report: bool | None = None,
         value: float | None = None,
         new_best: bool = False,
         final: bool = False,
@@ -211,6 +213,8 @@ class CheckpointStore:
             step: Optimizer steps taken.
             epoch: Epochs completed.
             end_of_epoch: An epoch has just been completed.
+            reports: Reports made; None: as many as epochs.
+            at_report: A report has just been made; None: as `end_of_epoch`.
             value: The metric, when this state was evaluated.
             new_best: The value is the best so far.
             final: The run ends here: return only when everything is committed.
@@ -229,7 +233,10 @@ class CheckpointStore:
         """
         if self._writing is not None and self._writing.done():
             self.wait()  # so an error of the write is raised at the next step
-        if not (final or new_best or self._is_due(step, epoch, end_of_epoch)):
+        reports = epoch if reports is None else reports
+        at_report = end_of_epoch if at_report is None else at_report
+        ended = epoch if end_of_epoch else None
+        if not (final or new_best or self._is_due(step, ended, reports if at_report else None)):
             return False
         heartbeat.beat("save")
         self.wait()
@@ -243,7 +250,7 @@ class CheckpointStore:
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._copying = thread.submit(self._snapshots.finish)
         self._writing = thread.submit(
-            self._write, self._copying, copied, before_commit, step, epoch, value
+            self._write, self._copying, copied, before_commit, step, reports, value
         )
         thread.shutdown(wait=False)
         if final:
@@ -302,11 +309,19 @@ class CheckpointStore:
         self._raise_if_all_damaged()
         return None
 
-    def _is_due(self, step: int, epoch: int, end_of_epoch: bool) -> bool:
+    def _is_due(self, step: int, epoch: int | None, report: int | None) -> bool:
+        """Return whether the interval has passed.
+
+        Args:
+            step: Optimizer steps taken.
+            epoch: The epoch that has just been completed, if one has.
+            report: The report that has just been made, if one has.
+        """
         assert self._config is not None, "a store without a config only reads"
         every = self._config.every
-        if every.unit == "epoch":
-            return end_of_epoch and epoch % every.count == 0
+        if every.unit in ("epoch", "report"):
+            number = epoch if every.unit == "epoch" else report
+            return number is not None and number % every.count == 0
         if every.unit == "step":
             return step % every.count == 0 and step not in (0, self._last_step)
         return self._writing is None and self._clock() - self._last_time >= every.count
@@ -317,7 +332,7 @@ class CheckpointStore:
         state: dict[str, Any],
         before_commit: Callable[[], None],
         step: int,
-        epoch: int,
+        reports: int,
         value: float | None,
     ) -> None:
         """Commit a generation and remove those no longer kept; runs in the background thread."""
@@ -327,7 +342,7 @@ class CheckpointStore:
         try:
             copying.result()
             before_commit()
-            self._kept.append(self._commit(name, state, step=step, epoch=epoch, value=value))
+            self._kept.append(self._commit(name, state, step=step, reports=reports, value=value))
             self._retain()
         except CheckpointError:
             raise
@@ -344,7 +359,7 @@ class CheckpointStore:
             ) from problem
 
     def _commit(
-        self, name: str, state: dict[str, Any], *, step: int, epoch: int, value: float | None
+        self, name: str, state: dict[str, Any], *, step: int, reports: int, value: float | None
     ) -> Generation:
         from trainable.snapshot import write_state
 
@@ -356,7 +371,7 @@ class CheckpointStore:
                 address=self._files.address(name),
                 number=self._kept[-1].number + 1 if self._kept else 1,
                 step=step,
-                epoch=epoch,
+                epoch=reports,
                 metric=self._metric,
                 mode=self._mode,
                 value=None if value is None or not math.isfinite(value) else value,

@@ -7,8 +7,10 @@ anything about sweeps, or an import of torch (the command line validates specs w
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -44,18 +46,18 @@ Number = Annotated[float, PlainSerializer(_plain_number)]
 
 
 class Interval(BaseModel):
-    """An interval such as `1 epoch`, `100 steps` or `30 seconds`."""
+    """An interval such as `1 epoch`, `1 report`, `100 steps` or `30 seconds`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     count: int
-    unit: Literal["epoch", "step", "second"]
+    unit: Literal["epoch", "report", "step", "second"]
 
     def __str__(self) -> str:
         return f"{self.count} {self.unit}{'s' if self.count != 1 else ''}"
 
 
-_INTERVAL = re.compile(r"\s*(\d+)\s*(epoch|step|second)s?\s*")
+_INTERVAL = re.compile(r"\s*(\d+)\s*(epoch|report|step|second)s?\s*")
 
 
 def _parse_interval(value: object) -> object:
@@ -241,18 +243,126 @@ class TrainConfig(Section):
         return self.batch_size // self.accumulation
 
 
-class BudgetConfig(Section):
-    """The length of a full training run."""
+def is_none(value: object) -> bool:
+    """Return whether a key is left out of a written configuration; earlier ones lack it."""
+    return value is None
 
-    epochs: int = Field(default=10, ge=1)
+
+Unit = Literal["epochs", "steps", "samples", "tokens"]
+"""What a budget counts."""
+_UNITS: tuple[Unit, ...] = ("epochs", "steps", "samples", "tokens")
+
+
+class BudgetConfig(Section):
+    """The length of a full training run, in one unit, and how often it is evaluated. Each
+    evaluation is a report, by which trials are compared."""
+
+    epochs: int | None = Field(default=10, ge=1, examples=[10], exclude_if=is_none)
     """Passes over the training data; each ends with an evaluation and a report."""
+    steps: int | None = Field(default=None, ge=1, examples=[20000], exclude_if=is_none)
+    """Optimizer steps, instead of epochs."""
+    samples: int | None = Field(default=None, ge=1, examples=[1000000], exclude_if=is_none)
+    """Samples trained on, instead of epochs: the same for all trials if `batch_size` is searched.
+    """
+    tokens: int | None = Field(default=None, ge=1, examples=[1000000000], exclude_if=is_none)
+    """Tokens trained on, instead of epochs: samples times `tokens_per_sample` of the task."""
+    report_every: int | float | None = Field(
+        default=None, gt=0, examples=[500], exclude_if=is_none
+    )
+    """An evaluation and a report after each so many steps, samples or tokens, and at the end. With
+    `epochs` a part of an epoch, such as 0.25, or a number of epochs; null: 1."""
+    val_batches: int | None = Field(default=None, ge=1, examples=[50], exclude_if=is_none)
+    """Evaluate on the first so many batches of the validation data, the same ones each time; null:
+    on all. A batch has `train.batch_size` samples."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_unit_replaces_epochs(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "epochs" in data:
+            return data
+        given = any(data.get(unit) is not None for unit in ("steps", "samples", "tokens"))
+        return {**data, "epochs": None} if given else data
+
+    @model_validator(mode="after")
+    def _has_one_unit(self) -> BudgetConfig:
+        given = [f"{unit}: {getattr(self, unit)}" for unit in _UNITS if getattr(self, unit)]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "no length is given"
+            remedy = "remove all but one" if given else "write for example epochs: 10"
+            raise ValueError(f"{found}; a budget has one of {', '.join(_UNITS)}; {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _reports_fit(self) -> BudgetConfig:
+        every, unit = self.report_every, self.unit
+        if every is None and unit != "epochs":
+            raise ValueError(
+                f"report_every is missing, and the budget is in {unit}; a report follows each "
+                f"evaluation; write for example report_every: {max(1, self.total // 20)}"
+            )
+        if every is not None and unit != "epochs" and not float(every).is_integer():
+            raise ValueError(
+                f"report_every is {every:g} and the budget is in {unit}; it is a whole number of "
+                f"{unit}; write for example report_every: {max(1, round(every))}"
+            )
+        if every is not None and every > self.total:
+            raise ValueError(
+                f"report_every is {every:g} and the budget has {self.total} {unit}; the first "
+                f"report would come after its end; write report_every: {self.total}, or less"
+            )
+        return self
+
+    @property
+    def unit(self) -> Unit:
+        """What the budget counts."""
+        return next(unit for unit in _UNITS if getattr(self, unit) is not None)
+
+    @property
+    def total(self) -> int:
+        """The length of a full run, in the budget's unit."""
+        return int(getattr(self, self.unit))
+
+    @property
+    def interval(self) -> Fraction:
+        """The length from one report to the next, in the budget's unit."""
+        return Fraction(str(self.report_every or 1))
+
+    @property
+    def reports(self) -> int:
+        """The number of reports of a full run; the last one is at its end."""
+        return math.ceil(self.total / self.interval)
+
+    @property
+    def report_word(self) -> Literal["epoch", "report"]:
+        """What messages call a report, an epoch if each epoch ends with one; and the metric in
+        the rows of reports that has their number."""
+        return "epoch" if self.unit == "epochs" and self.interval == 1 else "report"
+
+
+def checkpoint_at_reports(data: Any) -> Any:
+    """Return a configuration in which checkpoints follow reports, if it says nothing else.
+
+    The default interval is an epoch. A budget in steps may end before the first epoch does.
+    """
+    if not isinstance(data, Mapping):
+        return data
+    budget, saving = data.get("budget"), data.get("checkpoint", {})
+    if isinstance(budget, BudgetConfig):
+        budget = budget.model_dump()
+    if not isinstance(budget, Mapping) or not isinstance(saving, Mapping) or "every" in saving:
+        return data
+    units = (*_UNITS[1:], "report_every")
+    if all(budget.get(key) is None for key in units):
+        return data
+    return {**data, "checkpoint": {**saving, "every": "1 report"}}
 
 
 class CheckpointConfig(Section):
     """When to save checkpoints, and how many to keep."""
 
     every: Every = Interval(count=1, unit="epoch")
-    """Interval between two checkpoints. The last step and each new best are saved in any case."""
+    """Interval between two checkpoints, in epochs, reports, steps or seconds; `1 report` unless
+    each epoch ends with a report. The last step and each new best are saved in any case."""
     keep: int = Field(default=2, ge=2)
     """Newest checkpoints to keep besides the best; at least 2, in case the newest is damaged."""
 
@@ -277,8 +387,12 @@ class TrialConfig(Section):
     data_seed: int | None = None
     """Seed for building the task and its data, the same for all trials of a sweep; None: the
     run's seed."""
+    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
+    """The run ends after so many reports without a new best; null: at the end of its budget."""
     training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a run keeps the version with which it started."""
+
+    _checkpoint_at_reports = model_validator(mode="before")(checkpoint_at_reports)
 
     @property
     def metrics(self) -> tuple[str, ...]:

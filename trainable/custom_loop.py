@@ -28,6 +28,7 @@ from trainable.base_run import (
     check_names,
     describe,
     is_better,
+    is_out_of_patience,
     metrics_at_best,
     one_number,
 )
@@ -66,7 +67,8 @@ class Context:
         directory: The run's directory; files the loop writes there stay with the run.
         seed: The run's seed, for weights and the order of training. Python, NumPy and torch are
             seeded with it before the loop starts.
-        epochs: Number of reports after which the whole run ends.
+        epochs: Number of reports after which the whole run ends. With a budget in steps, samples
+            or tokens, `config.budget` has them, and the loop counts them itself.
         device: Where to train.
         restored: The state from which the run resumes, as the loop yielded it, with every tensor
             on the CPU; None when the run starts from the beginning.
@@ -134,6 +136,8 @@ class _Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     """Arguments of the task that the loop had not read at its first report."""
+    since_best: int = 0
+    """Reports since the best one."""
 
 
 class CustomLoop(BaseRun):
@@ -181,7 +185,7 @@ class CustomLoop(BaseRun):
         self._searched = searched
         self._name = config.task.name
         self._device = device
-        self._last = until or config.budget.epochs
+        self._last = until or config.budget.reports
         self._should_stop = should_stop
         self._wall_clock = wall_clock
         files = files_of(directory, checkpoints)
@@ -204,7 +208,7 @@ class CustomLoop(BaseRun):
             context = Context(
                 directory=directory,
                 seed=config.seed,
-                epochs=config.budget.epochs,
+                epochs=config.budget.reports,
                 device=device,
                 restored=restored,
                 epoch=self._progress.epoch,
@@ -217,7 +221,7 @@ class CustomLoop(BaseRun):
             self._generator = self._start(function, context)
             resumed_at = self._progress.epoch
             interrupted_before = (
-                saved is not None and restore is None and resumed_at < config.budget.epochs
+                saved is not None and restore is None and resumed_at < config.budget.reports
             )
             saved_step = -1 if saved is None else resumed_at
             history = History(directory, files, step=saved_step, interrupted=interrupted_before)
@@ -249,9 +253,9 @@ class CustomLoop(BaseRun):
         """
         progress, epochs = self._progress, self._last
         stopping = False
-        if progress.epoch >= epochs:
+        if self._is_over():
             yield self._make_report([], finished=True)
-        while progress.epoch < epochs and not stopping:
+        while not self._is_over() and not stopping:
             heartbeat.beat("report")
             with translate_torch_errors(self._device), task_code():
                 yielded = next(self._generator, _EXHAUSTED)
@@ -278,10 +282,10 @@ class CustomLoop(BaseRun):
                     end_of_epoch=True,
                     value=value,
                     new_best=new_best,
-                    final=stopping or progress.epoch >= epochs,
+                    final=stopping or self._is_over(),
                     before_commit=self._history.sync,
                 )
-            elif progress.epoch >= epochs and epochs < self._config.budget.epochs:
+            elif progress.epoch >= epochs and epochs < self._config.budget.reports:
                 raise ConfigError(
                     f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
                     "yielded no state to resume from; a loop that pauses yields a pair of "
@@ -290,8 +294,14 @@ class CustomLoop(BaseRun):
                 )
             elif stopping:
                 self.store.wait()
-            if value is not None or progress.epoch >= epochs:
-                yield self._make_report(self._take_rows(), finished=progress.epoch >= epochs)
+            if value is not None or self._is_over():
+                yield self._make_report(self._take_rows(), finished=self._is_over())
+
+    def _is_over(self) -> bool:
+        progress = self._progress
+        return progress.epoch >= self._last or is_out_of_patience(
+            self._config.patience, progress.since_best
+        )
 
     def _release(self) -> None:
         close_run(self._history.directory)
@@ -386,10 +396,13 @@ class CustomLoop(BaseRun):
         )
         if is_best:
             progress.best = value
+        if value is not None:
+            progress.since_best = 0 if is_best else progress.since_best + 1
         self._health.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
         best = metrics_at_best(secondary, metrics, progress.metrics, is_best=is_best)
-        of_row = memory | metrics | {"epoch": float(progress.epoch)}
+        numbers = dict.fromkeys(("epoch", config.budget.report_word), float(progress.epoch))
+        of_row = memory | metrics | numbers
         if progress.best is not None:
             of_row |= {f"best/{metric}": progress.best, **best}
         row = Row(progress.epoch, int(self._wall_clock() * 1000), of_row)
@@ -442,7 +455,12 @@ class CustomLoop(BaseRun):
         if finished:
             self.store.wait()
         report = self._report(
-            progress.epoch, progress.epoch, progress.metrics, rows, finished=finished
+            progress.epoch,
+            progress.epoch,
+            progress.metrics,
+            rows,
+            finished=finished,
+            out_of_patience=is_out_of_patience(self._config.patience, progress.since_best),
         )
         if rows:
             report.signals.extend(self._unread_arguments())

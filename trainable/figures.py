@@ -295,7 +295,7 @@ def draw_rows(
     if {"train/grad_norm", "train/lr"} <= logged and _has_step_rows(rows):
         clip = None if changed else config.train.clip.max_norm
         written.append(norm_histogram(rows, target / "grad_norm.png", max_norm=clip))
-        scheduled = [] if changed else _scheduled(config, _steps_per_epoch(rows))
+        scheduled = [] if changed else _scheduled(config, *_extent(config, rows))
         written.append(learning_rate(rows, scheduled, target / "learning_rate.png"))
     for metric, name in _file_names(("train/loss", *config.metrics)).items():
         if metric in logged:
@@ -333,7 +333,22 @@ def _steps_per_epoch(rows: Sequence[Row]) -> int:
     return max(after - before for before, after in itertools.pairwise(ends))
 
 
-def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
+def _extent(config: TrialConfig, rows: Sequence[Row]) -> tuple[int, int]:
+    """Return the steps of an epoch and of the whole budget, as far as the rows show them."""
+    budget = config.budget
+    if budget.report_word == "epoch":
+        steps = _steps_per_epoch(rows)
+        return steps, steps * budget.total
+    reports = [row for row in rows if row.metrics.get("epoch") and row.metrics.get("report")]
+    if not reports:
+        return len(rows), len(rows)
+    last = reports[-1]
+    total = round(last.step * budget.reports / last.metrics["report"])
+    steps = max(1, round(last.step / last.metrics["epoch"]))
+    return steps, budget.total if budget.unit == "steps" else total
+
+
+def _scheduled(config: TrialConfig, steps_per_epoch: int, total: int) -> list[float]:
     """Return the learning rate of each step from the configuration alone.
 
     The list is empty for `plateau`, which depends on the metric.
@@ -343,7 +358,6 @@ def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
     train = config.train
     if train.schedule.name == "plateau":
         return []
-    total = steps_per_epoch * config.budget.epochs
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,

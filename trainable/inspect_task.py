@@ -27,6 +27,7 @@ from trainable.task_import import prepare_process
 if TYPE_CHECKING:
     from trainable.data import Plan
     from trainable.precision import Precision
+    from trainable.report_plan import ReportPlan
 
 
 def inspect_config(
@@ -65,10 +66,10 @@ def inspect_config(
     with closing(parts.train), closing(parts.val):
         plans = parts.train.plan, parts.val.plan
         if max_warmup_config is not None:
-            check_steps(max_warmup_config, plans[0])
+            check_steps(max_warmup_config, plans[0], parts.task.tokens_per_sample)
             if max_warmup_config.train.batch_size != config.train.batch_size:
                 check_batch_size_applies(plans[0])
-        sizes = measure(config, parts.groups, plans, parts.precision)
+        sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
             "data": parts.task.fingerprint(parts.data),
@@ -95,6 +96,7 @@ def measure(
     config: TrialConfig,
     groups: list[dict[str, Any]],
     plans: tuple[Plan, Plan],
+    reports: ReportPlan,
     precision: Precision,
 ) -> dict[str, Any]:
     """Return the sizes of a run: parameters, bytes, samples and steps.
@@ -103,6 +105,7 @@ def measure(
         config: Its configuration.
         groups: The optimizer's parameter groups.
         plans: Its training and validation samples.
+        reports: When it reports, and when it ends.
         precision: Its precision and device.
     """
     from trainable.optim import state_bytes, trained
@@ -117,7 +120,8 @@ def measure(
         "num_train": train.samples,
         "num_val": val.samples,
         "steps_per_epoch": train.windows,
-        "total_steps": train.windows * config.budget.epochs,
+        "steps_per_report": reports.windows_per_report,
+        "total_steps": reports.total_steps,
         "device": device_name(precision.device),
         "precision": precision.name,
     }

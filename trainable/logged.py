@@ -37,7 +37,7 @@ _LONGEST_KEY = 1_000
 _LONGEST_VALUE = 10_000
 """Characters kept of a parameter's or tag's value; tracking stores accept fewer."""
 _RESERVED = re.compile(
-    r"epoch|num_skipped_steps|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds"
+    r"epoch|report|num_skipped_steps|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds"
     r"|device_seconds)|(best|grad_norm|memory|param|num_infinite)/.*"
 )
 Sums = dict[str, tuple[float | Tensor, int]]

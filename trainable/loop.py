@@ -22,6 +22,7 @@ from trainable.base_run import (
     RunReport,
     check_reported,
     is_better,
+    is_out_of_patience,
     metrics_at_best,
 )
 from trainable.checkpoint import CheckpointStore
@@ -51,6 +52,7 @@ from trainable.logged import (
 from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
+from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.task import Batch
 from trainable.task_code import task_code
@@ -62,8 +64,8 @@ _FETCH_EVERY = 512
 # After this many halvings of the first scale (2**10), the scale cannot be the cause of an
 # overflow: the gradient itself is not finite.
 _MAX_SKIPPED_IN_A_ROW = 40
-# How often per epoch the memory in use is sampled: enough to detect growth within three epochs.
-_MEMORY_SAMPLES_PER_EPOCH = 4
+# How often per report the memory in use is sampled: enough to detect growth within three reports.
+_MEMORY_SAMPLES = 4
 # The optimizer's state is copied during the next forward and backward pass (Mohan et al.,
 # CheckFreq, FAST 2021). Only the next optimizer step changes it, and that step waits. Parameters
 # are copied before training continues (7 ms for 67 MB): a forward pass may write to them.
@@ -91,7 +93,9 @@ class Trainer(BaseRun):
         val: Windows to evaluate on.
         store: Saves checkpoints; it decides itself whether one is due.
         history: Writes the rows to disk.
-        epochs: Passes over the training data after which this process ends the run.
+        plan: When the run reports, and when it ends.
+        last: The report after which this process ends the run.
+        patience: The run ends after so many reports without a new best; None: never.
         metric: The metric that decides which state is the best.
         mode: Whether a lower (`min`) or a higher (`max`) metric is better.
         secondary_metrics: Metrics whose values at the best state are reported, too.
@@ -116,7 +120,9 @@ class Trainer(BaseRun):
         val: Source,
         store: CheckpointStore,
         history: History,
-        epochs: int,
+        plan: ReportPlan,
+        last: int,
+        patience: int | None = None,
         metric: str,
         mode: Mode,
         secondary_metrics: Sequence[str] = (),
@@ -135,14 +141,15 @@ class Trainer(BaseRun):
         self._remap_position(train.plan.batch_size)
         self._step = step
         self._train, self._val, self._val_seed = train, val, val_seed
-        self._epochs = epochs
+        self._plan, self._last, self._patience = plan, last, patience
+        self._windows: Iterator[Iterable[Batch]] | None = None
         self._metric, self._mode, self._secondary_metrics = metric, mode, secondary_metrics
         self._layer_norms = LayerNorms(step.model, step.parameters, readable=readable_layers)
         self._layer_norms_every = layer_norms_every
         self._wall_clock = wall_clock
         self._throughput = Throughput(clock)
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
-        self._sample_memory_every = max(1, train.plan.windows // _MEMORY_SAMPLES_PER_EPOCH)
+        self._sample_memory_every = max(1, plan.windows_per_report // _MEMORY_SAMPLES)
         self._log = open_log(step.task, history.directory)
         self._logged: list[Row] = []
         self._pending: list[_Pending] = []
@@ -158,9 +165,9 @@ class Trainer(BaseRun):
         step.optimizer.register_step_pre_hook(lambda *_: store.wait_for_copy())
 
     def events(self) -> Iterator[RunReport]:
-        """Train, and yield a report at the end of each epoch.
+        """Train, and yield a report after each evaluation.
 
-        Ends after the last epoch. Ends without a further report once `should_stop` returns true:
+        Ends after the last report. Ends without a further report once `should_stop` returns true:
         everything is then saved, and a resumed run continues from that step.
 
         A run that had already finished yields its last report once more, without rows. The process
@@ -175,44 +182,32 @@ class Trainer(BaseRun):
             CheckpointError: A checkpoint could not be written.
         """
         progress, stopping = self.state.progress, False
-        if progress.epoch >= self._epochs:
+        if self._is_over():
             yield self._make_report([])
-        while progress.epoch < self._epochs and not stopping:
+        while not self._is_over() and not stopping:
             with translate_torch_errors(self._step.device), self._rows_written_on_error():
                 self._throughput.start()
                 heartbeat.beat("step")
-                for window in self._train.windows(progress.epoch, progress.window):
-                    self._take_step(window)
-                    if not self._is_last_window():  # else saved after evaluation
-                        stopping = self._should_stop()
-                        self.store.maybe_save(
-                            self._snapshot,
-                            step=progress.step,
-                            epoch=progress.epoch,
-                            final=stopping,
-                            before_commit=self._history.sync,
-                            async_copy_keys=_ASYNC_COPY_KEYS,
-                        )
-                        if stopping:
-                            return
-                self._check_whole_epoch()
-                end_of_epoch = self._end_of_epoch_metrics()
-                end_of_epoch |= self._evaluate() | memory_since_report(self._step.device)
-                value = self._value_of_metric(end_of_epoch)
-                new_best = self._update_best(value, end_of_epoch)
+                ended = self._train_one()
+                while not self._plan.is_due(progress):  # else saved after evaluation
+                    stopping = self._should_stop()
+                    self._maybe_save(end_of_epoch=ended, final=stopping)
+                    if stopping:
+                        return
+                    ended = self._train_one()
+                found = self._metrics_since_report()
+                found |= self._evaluate() | memory_since_report(self._step.device)
+                value = self._value_of_metric(found)
+                new_best = self._update_best(value, found)
             self._step.schedule.observe(value, progress.step)
-            self._close_epoch(end_of_epoch)
+            self._close_report(found)
             stopping = self._should_stop()
-            self.store.maybe_save(
-                self._snapshot,
-                step=progress.step,
-                epoch=progress.epoch,
-                end_of_epoch=True,
+            self._maybe_save(
+                end_of_epoch=ended,
+                at_report=True,
                 value=value,
                 new_best=new_best,
-                final=stopping or progress.epoch >= self._epochs,
-                before_commit=self._history.sync,
-                async_copy_keys=_ASYNC_COPY_KEYS,
+                final=stopping or self._is_over(),
             )
             yield self._make_report(self._rows_to_report())
 
@@ -241,6 +236,11 @@ class Trainer(BaseRun):
         """How training and validation samples become windows and micro-batches."""
         return self._train.plan, self._val.plan
 
+    @property
+    def report_plan(self) -> ReportPlan:
+        """When the run reports, and when it ends."""
+        return self._plan
+
     def _release(self) -> None:
         close_log(self._step.task, self._log)
         close_run(self._history.directory)
@@ -257,7 +257,45 @@ class Trainer(BaseRun):
         progress.window = progress.window * before // batch_size
         progress.batch_size = batch_size
 
-    # The parts of an epoch
+    # The parts of a report
+
+    def _is_over(self, report: int | None = None) -> bool:
+        """Return whether the run ends with a report; None: with the last one."""
+        progress = self.state.progress
+        number = progress.reports if report is None else report
+        return number >= self._last or is_out_of_patience(self._patience, progress.since_best)
+
+    def _maybe_save(self, **options: Any) -> None:
+        progress = self.state.progress
+        self.store.maybe_save(
+            self._snapshot,
+            step=progress.step,
+            epoch=progress.epoch,
+            reports=progress.reports,
+            before_commit=self._history.sync,
+            async_copy_keys=_ASYNC_COPY_KEYS,
+            **{"at_report": False, **options},
+        )
+
+    def _train_one(self) -> bool:
+        """Train one window, of the next epoch if this one has ended; return whether it ends one.
+
+        The windows of an epoch are opened once: an evaluation in between leaves them as they are.
+        """
+        progress = self.state.progress
+        if self._windows is None:
+            self._windows = iter(self._train.windows(progress.epoch, progress.window))
+        window = next(self._windows, None)
+        if window is not None:
+            self._take_step(window)
+        if window is not None and not self._is_last_window():
+            return False
+        for _ in self._windows:  # it has ended; a loader's processes must hear of it
+            break
+        self._check_whole_epoch()
+        self._windows = None
+        progress.epoch, progress.window = progress.epoch + 1, 0
+        return True
 
     def _rows_to_report(self) -> list[Row]:
         rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
@@ -294,6 +332,7 @@ class Trainer(BaseRun):
         heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1
+        progress.since_report += 1
         progress.samples += size
         self._throughput.count(size)
         if progress.window % self._sample_memory_every == 0:
@@ -371,8 +410,8 @@ class Trainer(BaseRun):
         self._write_fetched()
         return self.state.state_dict()
 
-    def _end_of_epoch_metrics(self) -> dict[str, float]:
-        """Fetch the epoch's values and return the metrics counted since the previous report."""
+    def _metrics_since_report(self) -> dict[str, float]:
+        """Fetch the steps' values and return the metrics counted since the previous report."""
         # Device synchronisation: one transfer. No step is in flight when throughput is read.
         self._fetch()
         progress = self.state.progress
@@ -405,61 +444,64 @@ class Trainer(BaseRun):
         names = [name.removeprefix("val/") for name in metrics]
         if missing := [f"val/{key}" for key in progress.evaluated if key not in names]:
             raise TaskError(
-                f"{source} returned {', '.join(missing)} in report {progress.epoch} and not in "
-                f"report {progress.epoch + 1}; a metric is in every report or in none; return it "
-                "each time, whatever the batches (a collate that draws or mixes needs "
+                f"{source} returned {', '.join(missing)} in report {progress.reports} and not in "
+                f"report {progress.reports + 1}; a metric is in every report or in none; return "
+                "it each time, whatever the batches (a collate that draws or mixes needs "
                 "Data(collate_val=...))"
             )
         progress.evaluated = sorted(names)
         (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
         return merge_logged(metrics, logged, source)
 
-    def _value_of_metric(self, end_of_epoch: dict[str, float]) -> float:
-        reported = self._last_metrics | end_of_epoch
+    def _value_of_metric(self, found: dict[str, float]) -> float:
+        reported = self._last_metrics | found
         check_reported((self._metric, *self._secondary_metrics), reported)
         for metric in self._secondary_metrics:
             if not math.isfinite(reported[metric]):
-                raise NonFiniteMetric(metric, self.state.progress.epoch + 1, reported[metric])
+                raise NonFiniteMetric(metric, self.state.progress.reports + 1, reported[metric])
         return reported[self._metric]
 
-    def _update_best(self, value: float, end_of_epoch: dict[str, float]) -> bool:
+    def _update_best(self, value: float, found: dict[str, float]) -> bool:
         """Update the best value and add it to the report; return whether `value` is the best."""
         progress = self.state.progress
         is_best = is_better(value, progress.best, self._mode)
         if is_best:
             progress.best = value
+        progress.since_best = 0 if is_best else progress.since_best + 1
         if progress.best is not None:
-            end_of_epoch[f"best/{self._metric}"] = progress.best
-        elif progress.epoch + 1 >= self._epochs:  # the run would end without any best state
-            raise NonFiniteMetric(self._metric, progress.epoch + 1, value)
-        now = self._last_metrics | end_of_epoch
+            found[f"best/{self._metric}"] = progress.best
+        elif self._is_over(progress.reports + 1):  # the run would end without any best state
+            raise NonFiniteMetric(self._metric, progress.reports + 1, value)
+        now = self._last_metrics | found
         secondary = self._secondary_metrics
-        end_of_epoch |= metrics_at_best(secondary, now, progress.metrics, is_best=is_best)
+        found |= metrics_at_best(secondary, now, progress.metrics, is_best=is_best)
         return is_best
 
-    def _close_epoch(self, end_of_epoch: dict[str, float]) -> None:
-        """Advance to the next epoch; add the end-of-epoch metrics to the row of the last step."""
+    def _close_report(self, found: dict[str, float]) -> None:
+        """Count the report; add its metrics to the row of the last step."""
         progress = self.state.progress
-        progress.epoch, progress.window = progress.epoch + 1, 0
-        end_of_epoch["epoch"] = float(progress.epoch)
+        progress.reports, progress.since_report = progress.reports + 1, 0
+        found |= self._plan.numbers(progress)
         progress.clipped, progress.reported_step = 0, progress.step
-        progress.metrics = self._last_metrics = self._last_metrics | end_of_epoch
+        progress.metrics = self._last_metrics = self._last_metrics | found
         if self._unwritten:
             last = self._unwritten.pop()
             self._unwritten.append(last._replace(metrics=progress.metrics))
         else:  # fp16 skipped every window since a save wrote the last row
-            self._unwritten.append(
-                Row(progress.step, int(self._wall_clock() * 1000), end_of_epoch)
-            )
+            self._unwritten.append(Row(progress.step, int(self._wall_clock() * 1000), found))
         # again: a plateau schedule may just have lowered the learning rate
         self._step.schedule.set_lr(self._step.optimizer, progress.step)
         self._write()
 
     def _make_report(self, rows: list[Row]) -> RunReport:
         progress = self.state.progress
-        finished = progress.epoch >= self._epochs
         return self._report(
-            progress.step, progress.epoch, progress.metrics, rows, finished=finished
+            progress.step,
+            progress.reports,
+            progress.metrics,
+            rows,
+            finished=self._is_over(),
+            out_of_patience=is_out_of_patience(self._patience, progress.since_best),
         )
 
 

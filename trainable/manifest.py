@@ -41,7 +41,7 @@ class Generation:
         address: The generation's directory, or its prefix in an object store, `s3://...`.
         number: Counts commits; the newest generation has the highest.
         step: Optimizer steps taken.
-        epoch: Epochs completed.
+        epoch: Reports made: epochs completed, where each epoch ends with a report.
         metric: Name of the metric that decides which generation is best.
         mode: `min` or `max`.
         value: The metric at this state; None if it was not evaluated.

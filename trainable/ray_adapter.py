@@ -178,8 +178,9 @@ class TuneTrial(tune.Trainable):
         result[SHOULD_CHECKPOINT] = report.checkpoint not in (None, self._checkpoint)
         self._checkpoint = report.checkpoint
         if report.finished:
-            pause, last = self._pause_at_epoch, self._config.budget.epochs
+            pause, last = self._pause_at_epoch, self._config.budget.reports
             paused = pause is not None and pause <= report.epoch < last
+            paused = paused and not report.out_of_patience
             saved = report.checkpoint is not None and report.checkpoint.step == report.step
             result |= {"ending": "paused" if paused else "finished", "saved": saved, DONE: True}
         return result

@@ -90,6 +90,7 @@ class StreamFormat:
         collate: Makes a batch of a list of samples.
         drop_last: Leave out a last window that is short.
         skips: Resume by reading again, even if the stream has a state.
+        most: Read only so many windows; None: all.
     """
 
     seed: int
@@ -100,6 +101,7 @@ class StreamFormat:
     collate: Callable[[list[Any]], Batch]
     drop_last: bool
     skips: bool
+    most: int | None = None
 
 
 class _Place(NamedTuple):
@@ -286,7 +288,7 @@ class StreamSource:
         self._places = places
         read = self._read_apart(places, first) if self._workers else self._read_here(places[0])
         came = False
-        for window in read:
+        for window in islice(read, self._format.most):
             came = True
             self.plan.last_size = window.size
             yield MicroBatches(map(self._move, window))
@@ -427,8 +429,17 @@ def open_stream(
     *,
     seed: int,
     device: torch.device,
+    batches: int | None = None,
 ) -> StreamSource:
     """Open a split that is a stream.
+
+    Args:
+        data: The task's data.
+        split: `train` or `val`.
+        config: The training loop.
+        seed: The seed of this split.
+        device: The device of the batches.
+        batches: Read only so many batches, of `train.batch_size` samples; None: all.
 
     Raises:
         ConfigError: It has no state and `train.loader.resume` is `exact`.
@@ -457,6 +468,7 @@ def open_stream(
         collate=data.collate_of(split) or default_collate,
         drop_last=is_train and loader.drop_last,
         skips=loader.resume == "skip",
+        most=batches if batches is None or batched else batches * config.batch_size // items,
     )
     length = length_of(stream) or 0
     whole, rest = divmod(length, items)

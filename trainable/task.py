@@ -88,10 +88,12 @@ class Task:
     Attributes:
         label_smoothing: Of the default loss; see `use_cross_entropy`.
         class_weights: Of the default loss, shape (C,); None weighs all classes alike.
+        tokens_per_sample: Tokens of one training sample, for a budget in tokens.
     """
 
     label_smoothing: float = 0.0
     class_weights: Tensor | None = None
+    tokens_per_sample: int | None = None
 
     def use_cross_entropy(
         self,

@@ -50,6 +50,12 @@ class TrainProgress:
     """Epochs completed."""
     window: int = 0
     """Windows of the current epoch consumed, skipped ones included."""
+    reports: int = 0
+    """Reports made; as many as epochs in states of earlier versions."""
+    since_report: int = 0
+    """Windows consumed since the last report, skipped ones included."""
+    since_best: int = 0
+    """Reports since the best one."""
     batch_size: int = 0
     """Samples in each window; 0 in states of earlier versions, which did not record it."""
     samples: int = 0
@@ -163,7 +169,7 @@ class TrainState:
         optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
         state = {**optional, **state}
         _check_keys("the state", state, self._expected_keys())
-        progress = {"batch_size": 0, "evaluated": [], **state["progress"]}
+        progress = with_reports({"batch_size": 0, "evaluated": [], **state["progress"]})
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
         self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:
@@ -190,6 +196,12 @@ class TrainState:
         expected |= {"modules", "task"}
         expected |= {"outside"} if self._outside else set()
         return expected | ({"position"} if self._position is not None else set())
+
+
+def with_reports(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved counters with those of reports, which earlier versions made at epochs alone."""
+    made, windows = progress.get("epoch", 0), progress.get("window", 0)
+    return {"reports": made, "since_report": windows, "since_best": 0, **progress}
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

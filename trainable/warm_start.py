@@ -21,6 +21,8 @@ from trainable.storage.local import LocalFiles
 _DIRECTORY = "inherited"
 _NOT_INHERITED = ("progress", "random")
 """The entries of a state that a run keeps from its own state."""
+_BEST = ("best", "since_best")
+"""The counters that it keeps of its own even if it has lost later checkpoints."""
 
 
 def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
@@ -109,14 +111,18 @@ def with_inheritance(
         return state
     # The run's own state is older than the inherited one only if newer ones were damaged.
     latest = own if _position(own) == (generation.epoch, 0) else state
-    progress = latest["progress"] | {"best": own["progress"]["best"]}
+    own_best = {key: own["progress"][key] for key in _BEST if key in own["progress"]}
+    progress = latest["progress"] | own_best
     learned = {key: value for key, value in state.items() if key not in _NOT_INHERITED}
     return {**own, **learned, "progress": progress}
 
 
 def _position(state: dict[str, Any] | None) -> tuple[int, int]:
     progress = {} if state is None else state["progress"]
-    return progress.get("epoch", 0), progress.get("window", 0)
+    reports = progress.get("epoch", 0)  # earlier versions reported at each epoch, and only there
+    return progress.get("reports", reports), progress.get(
+        "since_report", progress.get("window", 0)
+    )
 
 
 def _files(run: Path) -> LocalFiles:

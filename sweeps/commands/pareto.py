@@ -35,7 +35,7 @@ def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Re
 
 def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
     """Return the table of `sweep best` without `--trial`."""
-    first = ("trial", *spec.metrics, "epoch")
+    first = ("trial", *spec.metrics, spec.budget.report_word)
     columns = (*first, *titles(list(spec.space), first))
     found = plain_table(*columns, right=columns[1:])
     for one in front:

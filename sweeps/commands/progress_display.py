@@ -159,8 +159,9 @@ class PlainLines:
         self._progress.reported(progress)
         names = (*self._spec.metrics, "train/lr", "train/grad_norm")
         shown = {name: progress.metrics[name] for name in names if name in progress.metrics}
+        budget = self._spec.budget
         self._print(
-            f"trial {progress.number} epoch {progress.epoch}/{self._spec.budget.epochs}: "
+            f"trial {progress.number} {budget.report_word} {progress.epoch}/{budget.reports}: "
             f"{joined(shown)}"
         )
 

@@ -155,12 +155,13 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     reasons = any(one["reason"] for one in found)
     timed = any(one["duration"] is not None for one in found)
     finishes = any(one["finishes"] is not None for one in found)
-    first = ["trial", "state", *spec.metrics, "epoch", "step", *["duration"] * timed]
+    word = spec.budget.report_word
+    first = ["trial", "state", *spec.metrics, word, "step", *["duration"] * timed]
     last = ["attempts"] * attempts + ["finishes"] * finishes + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
         [*first, *short, *last],
-        right={*spec.metrics, "epoch", "step", "duration", "attempts", "finishes", *short},
+        right={*spec.metrics, word, "step", "duration", "attempts", "finishes", *short},
     )
     for one in found:
         grid.rows.append(
@@ -184,6 +185,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     """Return the page of `sweep show`."""
     table = plain_table("", "")
     table.show_header = False
+    word = spec.budget.report_word
     for key in (
         "number",
         "state",
@@ -205,15 +207,16 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
             ):
                 table.add_row(Text(metric, style="bold"), Text(text))
         elif found[key] is not None:
-            table.add_row(Text(key, style="bold"), Text(format_number(found[key])))
+            title = word if key == "epoch" else key
+            table.add_row(Text(title, style="bold"), Text(format_number(found[key])))
     for key, text in _times(found).items():
         table.add_row(Text(key, style="bold"), text)
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_value(value))
     for one in found["lineage"]:
         origin = f"from trial {one['donor']}: {joined(one['params'])}"
-        table.add_row(Text(f"after epoch {one['epoch']}", style="bold"), origin)
-    reports = plain_table("epoch", *spec.metrics, right=("epoch", *spec.metrics))
+        table.add_row(Text(f"after {word} {one['epoch']}", style="bold"), origin)
+    reports = plain_table(word, *spec.metrics, right=(word, *spec.metrics))
     for epoch, value in found["reports"].items():
         reports.add_row(str(epoch), *format_cells(value, spec.metrics))
     parts: list[RenderableType] = [table, Text(), reports]

@@ -131,12 +131,12 @@ def train_once(
             console.print(sentence, style="yellow", soft_wrap=True)
         facts = _facts(config, trainer)
         messages.task_facts(err, facts)
-        if trainer.store.saved_epoch() >= spec.budget.epochs:
+        if trainer.store.saved_epoch() >= spec.budget.reports:
             messages.sentence(
                 err, f"{directory}: this run is complete; nothing to train", style=""
             )
         elif trainer.resumed_at:
-            total = facts.total_steps or spec.budget.epochs  # a custom loop counts reports
+            total = facts.total_steps or spec.budget.reports  # a custom loop counts reports
             message = f"{directory}: resumes at step {trainer.resumed_at} of {total}"
             messages.sentence(err, message, style="")
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
@@ -149,7 +149,8 @@ def train_once(
             shown = ", ".join(
                 f"{key} {format_number(metrics[key])}" for key in keys if key in metrics
             )
-            messages.paragraph(console, f"epoch {report.epoch} step {report.step}: {shown}")
+            word = spec.budget.report_word
+            messages.paragraph(console, f"{word} {report.epoch} step {report.step}: {shown}")
             for sentence in report.signals:
                 messages.paragraph(console, f"  {sentence}", style="yellow")
         if figures is not None:
@@ -161,7 +162,7 @@ def train_once(
 
 
 class _RunProgress(Progress):
-    """A bar with the epochs and the remaining time of a run; it moves with each step.
+    """A bar with the reports and the remaining time of a run; it moves with each step.
 
     A custom loop counts no steps: its bar moves with each report.
     """
@@ -171,15 +172,15 @@ class _RunProgress(Progress):
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(f"{{task.fields[epoch]}}/{spec.budget.epochs} epochs"),
+            TextColumn(f"{{task.fields[epoch]}}/{spec.budget.reports} {spec.budget.report_word}s"),
             TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
         )
         self._trainer = trainer
-        self._epochs = spec.budget.epochs
+        self._epochs = spec.budget.reports
         self.epoch = trainer.store.saved_epoch()
-        """How many epochs are complete."""
+        """How many reports are made."""
         self._began, self._first = time.monotonic(), self._position()
         self._bar = self.add_task(spec.name, total=self._epochs, epoch=self.epoch, left="")
 
@@ -198,13 +199,13 @@ class _RunProgress(Progress):
         return f"about {format_duration((time.monotonic() - self._began) * left / done)} left"
 
     def _position(self) -> float:
-        """Return how many epochs are trained, with the part of the current one."""
+        """Return how many reports are made, with the part of the next one."""
         from trainable.loop import Trainer
 
         if not isinstance(self._trainer, Trainer):
             return float(self.epoch)
-        progress, windows = self._trainer.state.progress, self._trainer.plans[0].windows
-        return progress.epoch + min(progress.window / max(windows, 1), 1.0)
+        progress, plan = self._trainer.state.progress, self._trainer.report_plan
+        return progress.reports + min(progress.since_report / plan.windows_per_report, 1.0)
 
 
 @contextmanager
@@ -277,4 +278,5 @@ def _facts(config: TrialConfig, trainer: Trainer | CustomLoop) -> TaskFacts:
 
     if not isinstance(trainer, Trainer):
         return TaskFacts(own_loop=True)
-    return TaskFacts(**measure(config, trainer.groups, trainer.plans, trainer.precision))
+    sizes = measure(config, trainer.groups, trainer.plans, trainer.report_plan, trainer.precision)
+    return TaskFacts(**sizes)

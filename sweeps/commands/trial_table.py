@@ -109,7 +109,7 @@ def _columns(
     first = [
         _Column("trial", [str(row.number) for row in rows]),
         _Column("state", [row.state for row in rows]),
-        _Column("epoch", [f"{row.epoch}/{spec.budget.epochs}" for row in rows]),
+        _Column(spec.budget.report_word, [f"{row.epoch}/{spec.budget.reports}" for row in rows]),
     ]
     metrics = [
         numbers(metric, metric, "column" * (index > 0))

@@ -70,6 +70,7 @@ def cross_field_checks(
     """
     yield from _objective_faults(data)
     yield from _early_stopping_faults(data, space)
+    yield from _evaluation_faults(data.get("budget"), space)
     yield from _shared_database_faults(data)
     yield from _inheritance_faults(data)
     yield from _share_faults(data.get("resources"), show)
@@ -157,21 +158,48 @@ def _early_stopping_faults(
     if not isinstance(stopping, dict) or not isinstance(budget, dict):
         return
     rule = rule_class(stopping.get("scheduler"))
-    first, epochs = _first_epoch(rule, stopping), budget.get("epochs", BudgetConfig().epochs)
-    whole = isinstance(first, int) and isinstance(epochs, int) and epochs >= 1
-    too_late = whole and first >= epochs
+    first, length = _first_epoch(rule, stopping), _valid_budget(budget)
+    too_late = isinstance(first, int) and length is not None and first >= length.reports
+    late = (first, length) if too_late and length is not None else None
     if rule.is_population:
-        yield from _population_faults(data, space, rule, first if too_late else None, epochs)
-    elif too_late:
+        yield from _population_faults(data, space, rule, late)
+    elif late is not None and length is not None:
+        last, more = length.reports, _length(length)
         fix = (
-            f"write a number from 1 to {epochs - 1}, or"
-            if epochs > 1
-            else "give budget.epochs 2 or more, or write"
+            f"write a number from 1 to {last - 1}, or"
+            if last > 1
+            else f"give {more.partition(' (')[0]} 2 or more, or write"
         )
         yield Issue(
             ("early_stopping", str(rule.first_epoch_key)),
-            f"{first} is not below budget.epochs ({epochs}); early stopping needs a "
-            f"rung before the last epoch; {fix} scheduler: {WITHOUT_SECTION.name}",
+            f"{first} is not below {more}; early stopping needs a rung before the last "
+            f"{length.report_word}; {fix} scheduler: {WITHOUT_SECTION.name}",
+        )
+
+
+def _valid_budget(data: Mapping[str, Any]) -> BudgetConfig | None:
+    try:
+        return BudgetConfig.model_validate(data)
+    except ValidationError:  # reported elsewhere
+        return None
+
+
+def _length(budget: BudgetConfig) -> str:
+    """Return what the number of reports is called, with the number."""
+    name = "budget.epochs" if budget.report_word == "epoch" else "the budget's reports"
+    return f"{name} ({budget.reports})"
+
+
+def _evaluation_faults(
+    budget: object, space: Mapping[str, Distribution | None]
+) -> Iterator[Issue]:
+    """Check that all trials are evaluated on the same samples."""
+    if isinstance(budget, dict) and budget.get("val_batches") and "train.batch_size" in space:
+        yield Issue(
+            ("budget", "val_batches"),
+            f"{budget['val_batches']} batches have other samples in each trial, because "
+            "train.batch_size is searched; trials are compared on the same samples; remove it, "
+            "or give the task fewer validation samples",
         )
 
 
@@ -185,8 +213,7 @@ def _population_faults(
     data: Mapping[str, Any],
     space: Mapping[str, Distribution | None],
     rule: type[StoppingRule],
-    late_interval: int | None,
-    epochs: object,
+    late: tuple[int, BudgetConfig] | None,
 ) -> Iterator[Issue]:
     """Check what a population needs: size, interval, parameters to search and to keep equal.
 
@@ -194,15 +221,16 @@ def _population_faults(
         data: The spec as plain data.
         space: The distributions; None for one that is invalid.
         rule: The rule of the population.
-        late_interval: The interval if it is not below the budget; else None.
-        epochs: The budget of a full run.
+        late: The interval and the budget if it is not below the budget; else None.
     """
     trials, scheduler = data.get("trials"), rule.name
-    if late_interval is not None:
+    if late is not None:
+        interval, budget = late
+        word = budget.report_word
         yield Issue(
             ("early_stopping", str(rule.first_epoch_key)),
-            f"{late_interval} is not below budget.epochs ({epochs}); {scheduler} compares trials "
-            "before their last epoch; write a smaller interval, or more epochs",
+            f"{interval} is not below {_length(budget)}; {scheduler} compares trials "
+            f"before their last {word}; write a smaller interval, or more {word}s",
         )
     if isinstance(trials, int) and trials < 2:
         yield Issue(

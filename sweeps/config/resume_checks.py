@@ -24,6 +24,7 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
     """
     if num_trials:
         _check_population(before, after)
+        _check_reports(before, after)
     if before.select != after.select:
         raise SearchChanged(
             f"select is {before.select} in this sweep and cannot become {after.select}: the "
@@ -44,6 +45,23 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             f"is trial 0; start a new sweep, with `search.warm_start: {before.name}` to learn "
             "from these trials"
         )
+
+
+def _check_reports(before: SweepSpec, after: SweepSpec) -> None:
+    """Refuse a change of what a report is. A longer or shorter budget only changes how many."""
+    old, new = before.budget, after.budget
+    same = (old.unit, old.interval, old.val_batches) == (new.unit, new.interval, new.val_batches)
+    if same:
+        return
+    was, wanted = (
+        ", ".join(f"{key}: {value}" for key, value in one.model_dump(mode="json").items())
+        for one in (old, new)
+    )
+    raise SearchChanged(
+        f"budget is {was} in this sweep and cannot become {wanted}: trials are compared at their "
+        "reports, which would fall elsewhere or be of other samples; change only the length, or "
+        "start a new sweep with `sweep run FILE --name NAME`"
+    )
 
 
 def _check_population(before: SweepSpec, after: SweepSpec) -> None:

@@ -38,7 +38,7 @@ from sweeps.errors import Issue, UserError, WrongDuration
 from sweeps.paths import check_name
 from sweeps.quoting import shown
 from tracking.address import is_database
-from trainable.config import Mode, Number, Section
+from trainable.config import Mode, Number, Section, is_none
 
 Select = Literal["checkpoint", "final"]
 """What a trial's value is: its best one, which a checkpoint has, or that at its end."""
@@ -174,6 +174,9 @@ class EarlyStoppingSection(Section):
 
     scheduler: str = DEFAULT_RULE.name
     """The stopping rule, by its name."""
+    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
+    """Beside any rule: a trial is complete after so many reports without a new best; null: at the
+    end of its budget."""
 
     @property
     def rule(self) -> StoppingRule:

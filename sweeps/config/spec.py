@@ -53,6 +53,7 @@ from sweeps.config.sections import (
 from sweeps.config.space import Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_scalars import write_flow, write_key
+from sweeps.early_stopping.patience import Patience
 from sweeps.early_stopping.registry import WITHOUT_SECTION
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError
 from sweeps.paths import check_name
@@ -64,6 +65,7 @@ from trainable.config import (
     TaskConfig,
     TrainConfig,
     TrialConfig,
+    checkpoint_at_reports,
 )
 from trainable.rules import NEWEST, rules_of
 from trainable.seeding import derive_seed
@@ -129,6 +131,8 @@ class SweepSpec(Section):
     training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a sweep keeps the one that it started with."""
 
+    _checkpoint_at_reports = model_validator(mode="before")(checkpoint_at_reports)
+
     @field_validator("version")
     @classmethod
     def _version_is_known(cls, version: int) -> int:
@@ -162,6 +166,14 @@ class SweepSpec(Section):
         ):
             raise UserError(faults)
         return self
+
+    @property
+    def patience(self) -> Patience | None:
+        """When a trial ends without a new best; None: at the end of its budget."""
+        limit, minimize = self.early_stopping.patience, self.modes[0] == "min"
+        if limit is None:
+            return None
+        return Patience(limit, minimize, self.budget.reports, self.budget.report_word)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -216,6 +228,7 @@ class SweepSpec(Section):
             key: value for key, value in _dump(self).items() if key in TrialConfig.model_fields
         }
         data["seed"] = derive_seed(self.seed, "trial", number)
+        data["patience"] = self.early_stopping.patience
         if rules_of(self.training_rules).shared_data:
             data["data_seed"] = derive_seed(self.seed, "data")
         doc = Document(f"trial {number}", data, {})

@@ -193,7 +193,7 @@ class EventWriter:
         self._observer.ended(number, "interrupted", None, None)
 
     def finished(self, number: int, last: WorkerReport | None) -> None:
-        """Record the end of a trial that trained to its last epoch.
+        """Record the end of a trial that made its last report.
 
         Args:
             number: The trial's number.
@@ -201,7 +201,8 @@ class EventWriter:
         """
 
         def end(record: TrialRecord) -> tuple[Ending, str | None]:
-            return end_of_training(record.reports, self._spec.metrics[0], self._spec.select)
+            spec = self._spec
+            return end_of_training(record.reports, spec.metrics[0], spec.select, spec.patience)
 
         if last is not None:
             self._log(number, last.rows)

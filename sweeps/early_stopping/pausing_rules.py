@@ -70,7 +70,7 @@ class PausingRule(ABC):
 def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:
     """Return when the trials of a sweep pause and which is promoted; None: no trial pauses."""
     return spec.early_stopping.rule.pausing(
-        epochs=spec.budget.epochs,
+        epochs=spec.budget.reports,
         minimize=spec.modes[0] == "min",
         num_trials=spec.trials,
     )

@@ -36,11 +36,14 @@ class StopperScheduler(FIFOScheduler):
         stopper: Decides which trials stop; None: no trial stops.
         rule: The name of the rule, which begins each reason.
         metric: The name of the metric.
+        word: What the reasons call a report.
     """
 
-    def __init__(self, stopper: TrialStopper | None, rule: str, metric: str) -> None:
+    def __init__(
+        self, stopper: TrialStopper | None, rule: str, metric: str, word: str = "epoch"
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._stopper, self._rule, self._metric = stopper, rule, metric
+        self._stopper, self._rule, self._metric, self._word = stopper, rule, metric, word
         self.stop_reasons: dict[int, str] = {}
         """By trial number, why the trial was stopped."""
 
@@ -61,7 +64,7 @@ class StopperScheduler(FIFOScheduler):
         if why is None:
             return False
         self.stop_reasons[number] = (
-            f"{self._rule} at epoch {epoch}: {self._metric} {format_number(value)}, {why}"
+            f"{self._rule} at {self._word} {epoch}: {self._metric} {format_number(value)}, {why}"
         )
         return True
 
@@ -97,7 +100,8 @@ def never_promoted(spec: SweepSpec, reports: Reports, unfinished: Set[int]) -> d
             continue
         rank = 1 + sum(one < own if pausing.minimize else one > own for one in seen)
         reasons[number] = (
-            f"{spec.early_stopping.scheduler} at epoch {epoch}: {spec.metrics[0]} "
+            f"{spec.early_stopping.scheduler} at {spec.budget.report_word} {epoch}: "
+            f"{spec.metrics[0]} "
             f"{format_number(own)}, never promoted, rank {rank} of {len(seen)}"
         )
     return reasons
@@ -106,8 +110,8 @@ def never_promoted(spec: SweepSpec, reports: Reports, unfinished: Set[int]) -> d
 def make_scheduler(spec: SweepSpec) -> StopperScheduler:
     """Build the scheduler of a sweep without reports."""
     rule = spec.early_stopping.rule
-    stopper = rule.make_stopper(epochs=spec.budget.epochs, minimize=spec.modes[0] == "min")
-    return StopperScheduler(stopper, rule.name, spec.metrics[0])
+    stopper = rule.make_stopper(epochs=spec.budget.reports, minimize=spec.modes[0] == "min")
+    return StopperScheduler(stopper, rule.name, spec.metrics[0], spec.budget.report_word)
 
 
 class _PastTrial(NamedTuple):

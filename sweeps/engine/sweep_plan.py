@@ -34,14 +34,16 @@ class SweepPlan:
 
     Attributes:
         trials: How many trials it has.
-        epochs: The budget of a trial.
+        epochs: The reports of a trial's budget: its epochs, if each ends with a report.
+        report_word: What a report is called.
         rule: The stopping rule.
-        rungs: The epochs at which the rule compares trials.
-        expected_epochs: About how many epochs all trials train together; None: the rule cannot
+        rungs: The reports at which the rule compares trials.
+        expected_epochs: About how many reports all trials make together; None: the rule cannot
             say.
         trials_at_once: How many trials run at once.
-        epoch_seconds: Of one trial: its steps and an evaluation; None if no step was measured.
-        seconds: Of the whole sweep; with all epochs if the expected ones are unknown.
+        epoch_seconds: From one report of a trial to the next: its steps and an evaluation; None
+            if no step was measured.
+        seconds: Of the whole sweep; with all reports if the expected ones are unknown.
         stop_hours: The limit of `stop.hours`; None without one.
         trial_memory_bytes: The memory of one trial; None if unknown.
         trial_gpu_bytes: Its GPU memory, without the optimizer's state; None without a GPU.
@@ -56,6 +58,7 @@ class SweepPlan:
 
     trials: int
     epochs: int
+    report_word: str
     rule: str
     rungs: tuple[int, ...]
     expected_epochs: float | None
@@ -74,7 +77,7 @@ class SweepPlan:
 
     @property
     def max_epochs(self) -> int:
-        """The epochs of all trials if none is stopped."""
+        """The reports of all trials if none is stopped."""
         return self.trials * self.epochs
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,8 +90,8 @@ class SweepPlan:
         found = [
             (
                 "trials",
-                f"{self.trials:,} of {_counted(self.epochs, 'epoch')} each: at most "
-                f"{_counted(self.max_epochs, 'epoch')}",
+                f"{self.trials:,} of {_counted(self.epochs, self.report_word)} each: at most "
+                f"{_counted(self.max_epochs, self.report_word)}",
             ),
             ("stopping", self._stopping()),
         ]
@@ -113,7 +116,9 @@ class SweepPlan:
 
     def in_one_line(self) -> str:
         """Return the plan in a short line."""
-        found = f"plan: {_counted(self.trials, 'trial')} x {_counted(self.epochs, 'epoch')}"
+        found = (
+            f"plan: {_counted(self.trials, 'trial')} x {_counted(self.epochs, self.report_word)}"
+        )
         if self.expected_epochs is not None and self.expected_epochs < self.max_epochs:
             found += f", about {self.expected_epochs:,.0f} of {self.max_epochs:,}"
         if self.seconds is not None:
@@ -144,19 +149,20 @@ class SweepPlan:
 
     def _stopping(self) -> str:
         if self.expected_epochs is None:
-            return f"{self.rule}: how many epochs depends on the curves"
-        at = f"{self.rule} at {_listed(self.rungs)}" if self.rungs else self.rule
+            return f"{self.rule}: how many {self.report_word}s depends on the curves"
+        at = f"{self.rule} at {_listed(self.rungs, self.report_word)}" if self.rungs else self.rule
         if self.expected_epochs >= self.max_epochs:
             return f"{at}: every trial trains to the end"
-        return f"{at}: about {self.expected_epochs:,.0f} epochs (estimate)"
+        return f"{at}: about {self.expected_epochs:,.0f} {self.report_word}s (estimate)"
 
     def _time(self) -> str:
         if self.epoch_seconds is None:
             return "unknown: no step was measured"
         at_once = _counted(self.trials_at_once, "trial")
+        article = "an" if self.report_word == "epoch" else "a"
         return (
-            f"{self._duration()}: {self.epoch_seconds:.3g} s an epoch, {at_once} at a time "
-            "(estimate)"
+            f"{self._duration()}: {self.epoch_seconds:.3g} s {article} {self.report_word}, "
+            f"{at_once} at a time (estimate)"
         )
 
     def _duration(self) -> str:
@@ -197,22 +203,23 @@ def make_plan(
         memory: The machine's memory in bytes; None on a cluster.
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
-    epochs, trials, rule = spec.budget.epochs, spec.trials, spec.early_stopping.rule
+    epochs, trials, rule = spec.budget.reports, spec.trials, spec.early_stopping.rule
     expected = rule.expected_epochs(epochs, trials)
     epoch_seconds = seconds = None
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0
-        epoch_seconds = facts.step_seconds * facts.steps_per_epoch + evaluation
+        epoch_seconds = facts.step_seconds * facts.steps_per_report + evaluation
         total = expected if expected is not None else trials * epochs
         # no sweep ends before one trial has trained to the end
         seconds = epoch_seconds * max(total / resources.concurrency, epochs)
     kept = spec.checkpoint.keep + 1  # and the best
-    if spec.checkpoint.every.unit == "epoch":
+    if spec.checkpoint.every.unit == spec.budget.report_word:
         kept = min(kept, epochs)
     size = facts.checkpoint_bytes or None
     return SweepPlan(
         trials=trials,
         epochs=epochs,
+        report_word=spec.budget.report_word,
         rule=rule.name,
         rungs=rule.rungs(epochs),
         expected_epochs=expected,
@@ -239,8 +246,8 @@ def _counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def _listed(rungs: tuple[int, ...]) -> str:
+def _listed(rungs: tuple[int, ...], word: str) -> str:
     shown = [str(rung) for rung in rungs[:_RUNGS_SHOWN]]
     if len(rungs) > _RUNGS_SHOWN:
         shown = [*shown[:-1], "...", str(rungs[-1])]
-    return f"epoch{'s' if len(rungs) > 1 else ''} {', '.join(shown)}"
+    return f"{word}{'s' if len(rungs) > 1 else ''} {', '.join(shown)}"

@@ -65,6 +65,7 @@ class TaskFacts:
     num_train: int = 0
     num_val: int = 0
     steps_per_epoch: int = 0
+    steps_per_report: int = 0
     total_steps: int = 0
     device: str = ""
     precision: str = ""
@@ -97,7 +98,7 @@ class TaskFacts:
     def lines(self) -> list[str]:
         """Return the facts in sentences."""
         if self.own_loop:
-            return ["a custom loop: one report for each epoch of the budget"]
+            return ["a custom loop: one report for each epoch or interval of the budget"]
         weight, optimizer = (
             count / self.num_parameters for count in (self.weight_bytes, self.optimizer_bytes)
         )

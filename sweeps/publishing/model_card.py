@@ -22,7 +22,6 @@ _ALWAYS_LISTED = (
     "train.precision",
     "train.optimizer.name",
     "train.schedule.name",
-    "budget.epochs",
 )
 """Parameters that are listed even if they were not searched."""
 
@@ -61,7 +60,7 @@ def model_card(
     ]
     fixed = [
         f"| `{key}` | {whole[key]} | fixed |"
-        for key in _ALWAYS_LISTED
+        for key in (*_ALWAYS_LISTED, *(key for key in whole if key.startswith("budget.")))
         if key not in record.best_params
     ]
     metric = spec.metrics[0]
@@ -83,8 +82,8 @@ def model_card(
         "",
         "## Metric",
         "",
-        f"{metric} {generation.value!r}{on}, after epoch {generation.epoch} (step "
-        f"{generation.step}). {selected} selected by it, so it is "
+        f"{metric} {generation.value!r}{on}, after {spec.budget.report_word} {generation.epoch} "
+        f"(step {generation.step}). {selected} selected by it, so it is "
         "optimistic: measure on samples that the sweep never used.",
         *_others(spec, record),
         "",

@@ -116,12 +116,13 @@ def _drawn(sweep: SweepData, figure: Figure) -> tuple[str, str]:
 def _summary(sweep: SweepData) -> list[str]:
     spec, counts = sweep.spec, Counter(sweep.states.values())
     by_state = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    early, budget = spec.early_stopping.scheduler, spec.budget.epochs
+    early, budget = spec.early_stopping.scheduler, spec.budget.reports
     # A resume may have changed the budget, or early stopping may have stopped all trials earlier.
     longest = max((record.epoch for record in sweep.view.records), default=0) or budget
-    over = f"{budget} epochs"
+    word = spec.budget.report_word
+    over = f"{budget} {word}s"
     if longest != budget:
-        over = f"{longest} epochs at most (the budget is {budget})"
+        over = f"{longest} {word}s at most (the budget is {budget})"
     lines = [
         f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {by_state or 'none yet'}",
         f"{spec.objective_description} over {over}; sampler {spec.search.sampler}; "
@@ -164,7 +165,8 @@ def _leaders(sweep: SweepData) -> PageSection:
         ]
         for one in found["leaders"]
     ]
-    heads = ["trial", "state", *sweep.spec.metrics, "epoch", "attempts", "duration", "clipped"]
+    word = sweep.spec.budget.report_word
+    heads = ["trial", "state", *sweep.spec.metrics, word, "attempts", "duration", "clipped"]
     heads += [sweep.names.get(key, key) for key in keys]
     which = "the best value that a checkpoint has, also of a trial that was stopped early"
     if sweep.spec.select == "final":
@@ -189,9 +191,8 @@ def _failures(sweep: SweepData) -> PageSection:
     ]
     count = f"{len(failed)} trials" if len(failed) > 1 else "1 trial"
     sentence = f"{count} failed; sweep show NAME TRIAL prints the traceback of one."
-    return PageSection(
-        "Failures", sentence, table(["trial", "reason", "epoch", "step", "parameters"], rows)
-    )
+    heads = ["trial", "reason", sweep.spec.budget.report_word, "step", "parameters"]
+    return PageSection("Failures", sentence, table(heads, rows))
 
 
 def _hide_matplotlib() -> None:

@@ -74,6 +74,7 @@ def _history(sweep: SweepData) -> go.Figure:
     if not known:
         raise NotEnough("no trial has ended with a value yet")
     figure = go.Figure()
+    word = sweep.spec.budget.report_word
     for state in ("pruned", "complete"):
         mine = [record for record in known if record.state == state]
         if mine:
@@ -81,7 +82,7 @@ def _history(sweep: SweepData) -> go.Figure:
                 go.Scatter(
                     x=[record.number for record in mine],
                     y=[record.value for record in mine],
-                    text=[f"trial {r.number}, epoch {r.best_epoch}" for r in mine],
+                    text=[f"trial {r.number}, {word} {r.best_epoch}" for r in mine],
                     name=state,
                     mode="markers",
                     marker={"color": COLOURS[state], "size": 8},
@@ -165,7 +166,7 @@ def _end(sweep: SweepData, record: TrialSummary) -> datetime | None:
 def _bar_text(sweep: SweepData, record: TrialSummary, seconds: float) -> str:
     attempts = f"{record.attempts} attempts" if record.attempts != 1 else "1 attempt"
     state = sweep.states[record.number]
-    text = f"trial {record.number}: {state} at epoch {record.epoch}"
+    text = f"trial {record.number}: {state} at {sweep.spec.budget.report_word} {record.epoch}"
     reason = f"<br>{html.escape(format_reason(record.reason))}" if record.reason else ""
     return f"{text}<br>{format_duration(seconds)}, {attempts}{reason}"
 
@@ -184,7 +185,7 @@ def _learning_curves(sweep: SweepData) -> go.Figure:
         figure.add_trace(_lines(sweep, numbers, "best", "#000000", width=2.5))
     if spans_decades(value for curve in sweep.curves.values() for value in curve.values()):
         figure.update_yaxes(type="log")
-    figure.update_xaxes(title="epoch")
+    figure.update_xaxes(title=sweep.spec.budget.report_word)
     return figure.update_yaxes(title=sweep.metric)
 
 
@@ -208,7 +209,7 @@ def _lines(
         mode="lines+markers",
         marker={"size": 4},
         line={"color": colour, "width": width},
-        hovertemplate="%{text}, epoch %{x}: %{y:.4g}",
+        hovertemplate=f"%{{text}}, {sweep.spec.budget.report_word} %{{x}}: %{{y:.4g}}",
     )
 
 
@@ -233,7 +234,7 @@ def _survival(sweep: SweepData) -> go.Figure:
     levels = rungs(sweep.spec)
     if not levels:
         raise NotEnough(sweep.spec.early_stopping.rule.no_rungs_reason())
-    labels = [f"epoch {epoch}" for epoch in levels]
+    labels = [f"{sweep.spec.budget.report_word} {level}" for level in levels]
     # An unfinished trial without a worker is `waiting`, even if it is running in the ledger.
     records = [replace(r, state=sweep.states[r.number]) for r in of_search(sweep.view.records)]
     fates = survival(sweep.spec, records)
@@ -310,7 +311,7 @@ FIGURES = (
     ),
     Figure(
         "Learning curves",
-        "The metric after each epoch, one line per trial, coloured by how it ended; the black "
+        "The metric at each report, one line per trial, coloured by how it ended; the black "
         "line is the best trial. Grey lines are trials that were stopped early; their last value "
         "is not final.",
         _learning_curves,

@@ -13,8 +13,8 @@ from sweeps.ledger.reader import TrialSummary
 
 def rungs(spec: SweepSpec) -> list[int]:
     """Return the epochs of all rungs, and the last epoch; empty if the rule has no rungs."""
-    below = spec.early_stopping.rule.rungs(spec.budget.epochs)
-    return [*below, spec.budget.epochs] if below else []
+    below = spec.early_stopping.rule.rungs(spec.budget.reports)
+    return [*below, spec.budget.reports] if below else []
 
 
 def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list[int]]:
@@ -30,7 +30,7 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
         trials that reached it and have a decision there; in HyperBand, some brackets have none.
     """
     levels, rule = rungs(spec), spec.early_stopping.rule
-    firsts = [rule.first_rung(record.number, spec.budget.epochs) for record in records]
+    firsts = [rule.first_rung(record.number, spec.budget.reports) for record in records]
     counts: dict[str, list[int]] = {"continued": [0] * len(levels)}
     for record, first in zip(records, firsts, strict=True):
         for index in range(first, len(levels)):

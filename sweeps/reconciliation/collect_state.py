@@ -58,6 +58,7 @@ def read_sweep_state(
         trials=trials,
         metric=spec.metrics[0],
         select=spec.select,
+        patience=spec.patience,
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
         num_awaited=spec.trials + len(records) - len(of_search(records)),
@@ -108,8 +109,8 @@ def trial_state(
         started=(directory / TRIAL_CONFIG).exists() or (bool(rows) and record.finishes is None),
         trained=bool(curve)
         and not record.finished
-        and curve[-1].epoch >= spec.budget.epochs
-        and _is_sound(trial_store(paths, spec, number), spec.budget.epochs),
+        and _is_last(curve, record, spec)
+        and _is_sound(trial_store(paths, spec, number), curve[-1].epoch),
         trained_past_report=len(kept) < len(rows),
         tracked_status=tracked_status,
         rows=logged,
@@ -138,12 +139,20 @@ def _judged(
         # report, it trains that epoch again.
         ends = (
             number in stopped
-            and last < spec.budget.epochs
+            and last < spec.budget.reports
             and last <= trial_store(paths, spec, number).saved_epoch()
         )
         return stopped[number] if ends else None
 
     return [replace(trial, stop_reason=reason(trial.record.number)) for trial in trials]
+
+
+def _is_last(curve: Sequence[SavedReport], record: TrialRecord, spec: SweepSpec) -> bool:
+    """Return whether a trial makes no report after those of its curve."""
+    if curve[-1].epoch >= spec.budget.reports:
+        return True
+    reports = {report.epoch: report.value for report in curve} | record.reports
+    return spec.patience is not None and bool(spec.patience.reason(reports, spec.metrics[0]))
 
 
 def _is_sound(store: CheckpointStore, epochs: int) -> bool:
@@ -157,11 +166,11 @@ def _is_sound(store: CheckpointStore, epochs: int) -> bool:
 def _curve(rows: Sequence[Row], spec: SweepSpec) -> tuple[SavedReport, ...]:
     return tuple(
         SavedReport(
-            int(row.metrics["epoch"]),
+            int(row.metrics[spec.budget.report_word]),
             row.step,
             row.metrics[spec.metrics[0]],
             tuple(row.metrics[metric] for metric in spec.metrics[1:]),
         )
         for row in rows
-        if row.metrics.keys() >= {"epoch", *spec.metrics}
+        if row.metrics.keys() >= {spec.budget.report_word, *spec.metrics}
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sweeps.config.sections import Select
+from sweeps.early_stopping.patience import Patience
 from sweeps.ledger.reader import Ending, TrialRecord
 from sweeps.recording.tags import run_status
 from tracking.recorder import Status
@@ -66,6 +67,8 @@ class SweepState:
     """The name of the (first) metric."""
     select: Select = "checkpoint"
     """What the values of the trials are."""
+    patience: Patience | None = None
+    """What may end a trial before its budget."""
     parameters: frozenset[str] = frozenset()
     """The parameters that every trial needs."""
     strangers: Sequence[str] = field(default=())
@@ -253,9 +256,9 @@ def tracking_gaps(
 
 
 def end_of_training(
-    reports: Mapping[int, float], metric: str, select: Select
+    reports: Mapping[int, float], metric: str, select: Select, patience: Patience | None = None
 ) -> tuple[Ending, str | None]:
-    """Return how a trial that trained its last epoch ends, and why.
+    """Return how a trial that made its last report ends, and why.
 
     A trial without a value fails: it never had a finite one, or with `final` its last one is not
     finite. It may reach its last epoch if the scheduler let it continue and the user then
@@ -265,10 +268,11 @@ def end_of_training(
         reports: The metric after each epoch.
         metric: The metric's name.
         select: What the value of a trial is.
+        patience: What may have ended it before its budget.
     """
     last = max(reports)
     if any(map(math.isfinite, [reports[last]] if select == "final" else reports.values())):
-        return "complete", None
+        return "complete", patience.reason(reports, metric) if patience else None
     failure = NonFiniteMetric(metric, last, reports[last])
     return "failed", f"{failure.kind}: {failure}"
 
@@ -305,7 +309,9 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
 def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | None]:
     if trial.trained:
         reports = {report.epoch: report.value for report in trial.curve}
-        return end_of_training(reports | trial.record.reports, state.metric, state.select)
+        return end_of_training(
+            reports | trial.record.reports, state.metric, state.select, state.patience
+        )
     if trial.stop_reason is not None and not trial.trained_past_report:
         return "pruned", trial.stop_reason
     stops = state.stop is not None and trial.record.finishes is None

@@ -79,12 +79,14 @@ def describe_sweep(
 
 
 def _length(record: TrialSummary, spec: SweepSpec) -> str:
+    word = spec.budget.report_word
     if not record.epoch:
-        return "before the end of its first epoch"
-    epochs = f"{record.epoch} epoch{'s' * (record.epoch != 1)}"
-    if record.epoch >= spec.budget.epochs:
+        first = "the end of its first epoch" if word == "epoch" else "its first report"
+        return f"before {first}"
+    epochs = f"{record.epoch} {word}{'s' * (record.epoch != 1)}"
+    if record.epoch >= spec.budget.reports:
         return f"after {epochs}"
-    return f"after {epochs} of {spec.budget.epochs}"
+    return f"after {epochs} of {spec.budget.reports}"
 
 
 def _value(record: TrialSummary, spec: SweepSpec) -> str:
@@ -92,7 +94,7 @@ def _value(record: TrialSummary, spec: SweepSpec) -> str:
         return ""
     shown = format_best(spec.metrics, record.result, final=spec.select == "final")
     # Metrics have names of the user's choice.
-    return f", {_code(shown)} at epoch {record.best_epoch}"
+    return f", {_code(shown)} at {spec.budget.report_word} {record.best_epoch}"
 
 
 def _searched(record: TrialSummary) -> str:
@@ -108,7 +110,8 @@ def _checkpoint(record: TrialSummary, spec: SweepSpec) -> str | None:
     if record.best_step is None:
         return None
     command = f"sweep best {spec.name} --trial {record.number} --export DIR"
-    return f"epoch {record.best_epoch}, step {record.best_step}; export: {_code(command)}"
+    at = f"{spec.budget.report_word} {record.best_epoch}, step {record.best_step}"
+    return f"{at}; export: {_code(command)}"
 
 
 def _line(name: str, text: str | None) -> Iterable[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.ledger.reader import ACCUMULATION, FINISHES, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
@@ -46,7 +47,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     tags = status_tags(record) | {"outcome": how, DESCRIPTION: describe_trial(record, spec, how)}
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
-    tags["stopped_by"] = _stopped_by(record.reason or "", spec) if record.state == "pruned" else ""
+    tags["stopped_by"] = _stopped_by(record, spec)
     if record.reason is not None:
         tags["reason"] = record.reason
     if record.state != "failed" or record.reason is None:
@@ -71,7 +72,12 @@ def status_tags(record: TrialRecord) -> dict[str, str]:
     return tags
 
 
-def _stopped_by(reason: str, spec: SweepSpec) -> str:
+def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:
+    reason = record.reason or ""
+    if record.state == "complete" and reason.startswith(BY_PATIENCE):
+        return BY_PATIENCE
+    if record.state != "pruned":
+        return ""
     if reason == BY_THE_USER:
         return "user"
     return "sweep" if reason.startswith(BY_THE_SWEEP) else spec.early_stopping.scheduler

@@ -52,10 +52,11 @@ def compare_all(
     if not values:
         return ComparableTrials(0, {}, spec.metrics[0], "")
     counted = f"Drawn from {_count(len(values))}, each with its {_which(spec)}"
-    if epoch == spec.budget.epochs:
+    word = spec.budget.report_word
+    if epoch == spec.budget.reports:
         return ComparableTrials(epoch, values, spec.metrics[0], f"{counted}.")
-    sentence = f"{counted} up to epoch {epoch}, the last that every ended trial reached."
-    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by epoch {epoch}", sentence)
+    sentence = f"{counted} up to {word} {epoch}, the last that every ended trial reached."
+    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by {word} {epoch}", sentence)
 
 
 def compare_survivors(
@@ -75,15 +76,16 @@ def compare_survivors(
     epoch = ends[min(_ENOUGH, len(ends)) - 1]
     values = _values_by(spec, finite, epoch)
     counted = f"Drawn from {_count(len(values))} that reached"
-    if epoch == spec.budget.epochs:
-        sentence = f"{counted} the last epoch."
+    word = spec.budget.report_word
+    if epoch == spec.budget.reports:
+        sentence = f"{counted} the last {word}."
         return ComparableTrials(epoch, values, spec.metrics[0], sentence)
     further = sum(end > epoch for end in ends)
     sentence = (
-        f"{counted} epoch {epoch}, each with its {_which(spec)} up to there; {further} of "
+        f"{counted} {word} {epoch}, each with its {_which(spec)} up to there; {further} of "
         "them went further."
     )
-    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by epoch {epoch}", sentence)
+    return ComparableTrials(epoch, values, f"{spec.metrics[0]} by {word} {epoch}", sentence)
 
 
 def _finite_curves(

@@ -149,17 +149,18 @@ class _Evidence:
         ended = {record.number for record in self.records if record.finished}
         failed = {record.number for record in self.records if record.state == "failed"}
         stopped = {r.number: r.epoch for r in self.records if is_stopped_early(r)}
+        word = self.spec.budget.report_word
         if stopped:
             first = min(stopped.values())
             at_first = {number for number, epoch in stopped.items() if epoch == first}
-            yield f"were stopped at epoch {first}", at_first | failed, ended
+            yield f"were stopped at {word} {first}", at_first | failed, ended
             yield "were stopped early", set(stopped) | failed, ended
         yield "failed", failed, ended
         values, epoch = self.compared.values, self.compared.epoch
         if len(values) > 1:
             middle = median(values.values())
             worse = {n for n, v in values.items() if (v > middle if self.minimize else v < middle)}
-            yield f"were in the worse half at epoch {epoch}", worse, set(values)
+            yield f"were in the worse half at {word} {epoch}", worse, set(values)
 
     # -- sentences --------------------------------------------------------------------------------
 
@@ -177,12 +178,14 @@ class _Evidence:
             return
         lead = f"Trial {best.number} has the best {self.metric}, {format_number(best.value)}"
         if best.best_epoch is not None:
-            lead += f" after epoch {best.best_epoch} of {self.spec.budget.epochs}"
+            budget = self.spec.budget
+            lead += f" after {budget.report_word} {best.best_epoch} of {budget.reports}"
         yield Finding("best", f"{lead}{self._margin(best)}.")
 
     def _margin(self, best: TrialSummary) -> str:
         """Return by how much the best trial is better than the spec's own values, or others."""
         own = [r for r in self.ranked if self._has_own_values(r)]
+        word = self.spec.budget.report_word
         if best in own:
             others = len(self.ranked) - len(own)
             return f"; it has the spec's own values, and none of {others} others is better"
@@ -194,7 +197,7 @@ class _Evidence:
             mine, theirs = (self.curves[one.number].get(epoch) for one in (best, other))
             if mine is not None and theirs is not None:
                 against = _against(mine, theirs)
-                return f"; at epoch {epoch} it had {format_number(mine)}: {against} {who}"
+                return f"; at {word} {epoch} it had {format_number(mine)}: {against} {who}"
         values, epoch = self.compared.values, self.compared.epoch
         number = best.seed_number  # of the trial that it finishes, which was compared
         if number not in values or len(values) < _FEWEST_FOR_MEDIAN:
@@ -202,7 +205,7 @@ class _Evidence:
         mine = values[number]
         against = _against(mine, median(values.values()))
         who = f"the median of {len(values)} trials (none has the spec's own values)"
-        at = "" if mine == best.value else f" by epoch {epoch} it had {format_number(mine)}:"
+        at = "" if mine == best.value else f" by {word} {epoch} it had {format_number(mine)}:"
         return f"{';' if at else ':'}{at} {against}, {who}"
 
     def _has_own_values(self, record: TrialSummary) -> bool:
@@ -226,7 +229,8 @@ class _Evidence:
         clear = {key: one for key, one in self.effects.items() if one.chance < limit}
         unclear = _listed([self.names[key] for key in self.effects if key not in clear])
         num = max(one.num_trials for one in self.effects.values())
-        where = f"{self.metric} among {num} trials at epoch {self.compared.epoch}"
+        at = f"{self.spec.budget.report_word} {self.compared.epoch}"
+        where = f"{self.metric} among {num} trials at {at}"
         if not clear:
             yield Finding("importance", f"No clear effect of {unclear} on {where}.")
             return
@@ -264,10 +268,11 @@ class _Evidence:
         if not any(map(is_stopped_early, ended)):
             return
         trained = sum(record.epoch for record in ended)
-        possible = len(ended) * max(self.spec.budget.epochs, *(r.epoch for r in ended))
+        possible = len(ended) * max(self.spec.budget.reports, *(r.epoch for r in ended))
         yield Finding(
             "epochs",
-            f"{len(ended)} trials trained {trained} of {possible} epochs: early stopping saved "
+            f"{len(ended)} trials trained {trained} of {possible} "
+            f"{self.spec.budget.report_word}s: early stopping saved "
             f"{_percent(1 - trained / possible)}.",
         )
 

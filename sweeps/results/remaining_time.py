@@ -38,7 +38,7 @@ def epochs_left(
         num_unstarted: How many trials have not started.
         finishing: The epochs so far of each trial that finishes a pruned one, to its end.
     """
-    budget = spec.budget.epochs
+    budget = spec.budget.reports
     whole_trials = sum(budget - epoch for epoch in finishing)
     pausing = make_pausing_rule(spec)
     if isinstance(pausing, SuccessiveHalving):  # the trials that end first are the longest

@@ -84,7 +84,7 @@ class _InventedHistory:
     """Trials without training in the form of a ledger, after those of a warm start."""
 
     def __init__(self, spec: SweepSpec, warm: WarmStart | None) -> None:
-        self._epochs = spec.budget.epochs
+        self._epochs = spec.budget.reports
         self._random = random.Random(0)
         if warm is None:
             points = map(spec.search_space().draw, range(_WARM if spec.search.warm_start else 0))

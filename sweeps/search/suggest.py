@@ -79,7 +79,7 @@ class Suggester:
         self._warm = list(self._earlier(ledger.warm_start))
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
-        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.epochs)
+        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
         self._point_keys: dict[int, PointKey | None] = {}  # of a trial in a grid; it never changes
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[

@@ -110,7 +110,7 @@ def _measure_found(problem: str, search: str, at_once: int, seed: int, evaluatio
 def _measure_epochs(problem: str, search: str, at_once: int, seed: int, budget: int) -> Row:
     case = CASES[problem]
     spec = _spec(case.spec | SEARCHES.get(search, {}), at_once, seed)
-    last = spec.budget.epochs
+    last = spec.budget.reports
     side: Side
     if search in STOCKS:
         space = {key: one.to_optuna() for key, one in spec.space.items()}

@@ -38,6 +38,8 @@ class Case(NamedTuple):
     schedule: str
     optimizer: str
     every: str
+    budget: str = "epochs"
+    """`epochs`: each ends with a report. `halves`: each half does. Else reports fall anywhere."""
 
     def __str__(self) -> str:
         return "-".join(map(str, self)).replace(" ", "")
@@ -60,18 +62,21 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "clip": ("norm", "value", "off"),
     "schedule": ("cosine", "onecycle", "plateau", "step", "linear"),
     "optimizer": ("adamw", "nesterov", "adafactor"),
-    "every": ("1 epoch", "2 steps", "3 steps"),
+    "every": ("1 epoch", "1 report", "2 steps", "3 steps"),
+    "budget": ("epochs", "steps", "samples", "halves"),
 }
 
 # One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
 SLICE = (
-    Case("window", "fp16", 3, "loader", "norm", "cosine", "adamw", "2 steps"),
+    Case("window", "fp16", 3, "loader", "norm", "cosine", "adamw", "2 steps", "steps"),
     Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps"),
     Case("warmup", "fp32", 3, "weighted", "norm", "linear", "adamw", "2 steps"),
-    Case("evaluation", "fp32", 1, "processes", "off", "plateau", "adamw", "2 steps"),
-    Case("edge", "fp16", 1, "skipped", "value", "step", "adafactor", "3 steps"),
+    Case("evaluation", "fp32", 1, "processes", "off", "plateau", "adamw", "2 steps", "samples"),
+    Case("edge", "fp16", 1, "skipped", "value", "step", "adafactor", "3 steps", "steps"),
     Case("saving", "bf16", 3, "bucketed", "norm", "plateau", "adamw", "1 epoch"),
-    Case("saved", "fp32", 3, "stream-processes", "off", "cosine", "nesterov", "1 epoch"),
+    Case(
+        "saved", "fp32", 3, "stream-processes", "off", "cosine", "nesterov", "1 report", "halves"
+    ),
     Case("window", "fp32", 3, "stream", "off", "cosine", "nesterov", "3 steps"),
 )
 

@@ -27,6 +27,12 @@ from trainable.storage.local import LocalFiles
 from trainable.task import Data, Task
 
 EPOCHS, SAMPLES, BATCH = 4, 20, 6  # four windows an epoch, the last one of two samples
+BUDGETS = {  # sixteen windows, and three reports or more
+    "epochs": {"epochs": EPOCHS},
+    "halves": {"epochs": EPOCHS, "report_every": 0.5},
+    "steps": {"steps": 16, "report_every": 5, "val_batches": 2},
+    "samples": {"samples": EPOCHS * SAMPLES, "report_every": 30},
+}
 WARMUP = 5
 _NEVER = 10**9
 
@@ -161,7 +167,7 @@ def configure(case: Case) -> TrialConfig:
             "metric": "val/loss",
             "mode": "min",
             "seed": 11,
-            "budget": {"epochs": EPOCHS},
+            "budget": BUDGETS[case.budget],
             "checkpoint": {"every": case.every},
             "train": {
                 "batch_size": BATCH,
@@ -199,8 +205,8 @@ def open_case(
             "window": {"die_at": 2 * per_epoch + in_second_window},
             "evaluation": {"die_at_evaluation": 3},
         }.get(case.kill, {})
-        # The question "were you interrupted?" is put after each step but an epoch's last, and
-        # once more when the epoch is closed: four times an epoch here, fp16's skipped windows too.
+        # The question "were you interrupted?" is put after each step but a report's last, and
+        # once more when the report is closed: four times an epoch here, with fp16's skipped ones.
         # A stream does not say which step is its last: five times then.
         more = {"stream": 1, "skipped": 1, "stream-processes": 1}.get(case.data, 0)
         steps = {"warmup": 3, "epoch": 10 + 2 * more, "edge": 8 + 2 * more}.get(case.kill, 0)

@@ -36,8 +36,8 @@ class Stream(IterableDataset[Sample]):
         return len(self.samples)  # type: ignore[arg-type]
 
     def _share(self) -> range:
-        info = get_worker_info()
-        return range(len(self)) if info is None else range(info.id, len(self), info.num_workers)
+        info, count = get_worker_info(), len(self.samples)  # type: ignore[arg-type]
+        return range(count) if info is None else range(info.id, count, info.num_workers)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self.samples[index] for index in self._share())
@@ -61,7 +61,7 @@ class ShuffledStream(Stream):
         share = self._share()
         while self._position < len(share) or self._buffer:
             while self._position < len(share) and len(self._buffer) < self._size:
-                index = (share[self._position] + self._epoch) % len(self)
+                index = (share[self._position] + self._epoch) % len(self.samples)  # type: ignore[arg-type]
                 self._buffer.append(self.samples[index])
                 self._position += 1
             yield self._buffer.pop(random.randrange(len(self._buffer)))

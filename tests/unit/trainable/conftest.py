@@ -80,6 +80,8 @@ def configure() -> Callable[..., TrialConfig]:
     def make(
         *,
         epochs: int = 3,
+        budget: dict[str, Any] | None = None,
+        patience: int | None = None,
         every: str = "1 epoch",
         keep: int = 2,
         metric: str = "val/loss",
@@ -93,7 +95,8 @@ def configure() -> Callable[..., TrialConfig]:
                 "metric": metric,
                 "mode": mode,
                 "seed": seed,
-                "budget": {"epochs": epochs},
+                "budget": {"epochs": epochs} if budget is None else budget,
+                "patience": patience,
                 "checkpoint": {"every": every, "keep": keep},
                 "train": {"batch_size": 12, **train},
             }

@@ -122,4 +122,4 @@ def test_check_finds_a_loop_without_starting_it():
     spec = load_spec(EXAMPLES / "plain_loop.yaml")
     facts = TaskInspector(spec, ResourcePlan(1, 0, 1)).facts()
     assert facts.own_loop
-    assert facts.lines() == ["a custom loop: one report for each epoch of the budget"]
+    assert facts.lines() == ["a custom loop: one report for each epoch or interval of the budget"]

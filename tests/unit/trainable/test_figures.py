@@ -303,7 +303,7 @@ def test_row_figures_need_no_task_and_no_model(tmp_path, drawn):
 
 def test_fp16_skipped_windows_do_not_shorten_the_schedule(tmp_path, drawn):
     config = _config("spiral", budget={"epochs": 2})
-    scheduled = figures._scheduled(config, 3)
+    scheduled = figures._scheduled(config, 3, 6)
     rows = [
         Row(step, 0, {"train/grad_norm": 1.0, "train/lr": scheduled[step - 1]} | more)
         for step, more in enumerate([{}, {"epoch": 1.0}, {}, {}, {"epoch": 2.0}], start=1)

@@ -99,11 +99,16 @@ def test_crash_and_resume_equals_an_uninterrupted_run(
         {"schedule": {"name": "plateau", "patience": 0, "warmup": 2}},
         {"schedule": {"name": "onecycle", "warmup": 0.3}},
         {"loader": {"drop_last": True}},
+        {"budget": {"steps": 13, "report_every": 3}},
+        {"budget": {"steps": 13, "report_every": 5, "val_batches": 2}, "precision": "fp16"},
+        {"budget": {"samples": 140, "report_every": 30}, "accumulation": 3},
+        {"budget": {"epochs": 3, "report_every": 0.4}, "schedule": {"name": "plateau"}},
+        {"budget": {"epochs": 3, "report_every": 2}},
     ],
     ids=str,
 )
 def test_every_kind_of_run_resumes_exactly(tmp_path, opened, configure, toy, options):
-    config = configure(every="2 steps", **options)
+    config = configure(**{"every": "2 steps", **options})
     whole = opened(config, tmp_path / "whole", toy())
     _run(whole)
     with pytest.raises(Crash):

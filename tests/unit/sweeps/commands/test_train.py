@@ -68,7 +68,7 @@ def test_bar_moves_within_an_epoch(tmp_path: Path) -> None:
         list(bar.get_renderables())
         assert (bar.tasks[0].completed, bar.tasks[0].fields["left"]) == (0, "")
         assert isinstance(trainer, Trainer)
-        trainer.state.progress.window = trainer.plans[0].windows // 2
+        trainer.state.progress.since_report = trainer.plans[0].windows // 2
         list(bar.get_renderables())
         assert 0 < bar.tasks[0].completed < 1
         assert bar.tasks[0].fields["left"].endswith(" left")

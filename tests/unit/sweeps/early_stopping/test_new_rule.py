@@ -15,8 +15,8 @@ import trainable
 from sweeps.config.sections import early_stopping_section
 from sweeps.early_stopping.registry import RULES, parameters
 from sweeps.early_stopping.rule import StoppingRule
-from tests.unit.sweeps.early_stopping.patience import Patience
 from tests.unit.sweeps.early_stopping.simulated_sweep import EPOCHS, SimulatedSweep
+from tests.unit.sweeps.early_stopping.stagnation import Stagnation
 
 CURVES = [
     [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1],
@@ -25,15 +25,15 @@ CURVES = [
     [0.9, 0.8, 0.8, 0.7, 0.7, 0.6, 0.6, 0.5, 0.5],
 ]
 LAST_EPOCHS = [EPOCHS, 4, 2, EPOCHS]
-"""Of each curve, with a patience of 2."""
+"""Of each curve, with a stagnation of 2."""
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_new_rule_decides_the_same_after_any_kill(
     mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RULES, Patience.name, Patience)
-    config = early_stopping_section(RULES)(scheduler="patience", patience=2)
+    monkeypatch.setitem(RULES, Stagnation.name, Stagnation)
+    config = early_stopping_section(RULES)(scheduler="stagnation", stagnation=2)
     sign = 1 if mode == "min" else -1
     curves = [[sign * value for value in curve] for curve in CURVES]
     once = SimulatedSweep(config, mode, curves)
@@ -52,8 +52,8 @@ def test_new_rule_decides_the_same_after_any_kill(
 PARSE = """
 import sys
 from sweeps.early_stopping.registry import RULES
-from tests.unit.sweeps.early_stopping.patience import Patience
-RULES[Patience.name] = Patience
+from tests.unit.sweeps.early_stopping.stagnation import Stagnation
+RULES[Stagnation.name] = Stagnation
 
 from sweeps.config.spec import SpecError, parse_spec
 
@@ -62,9 +62,9 @@ HEAD = "{name: s, task: digits, metric: val/loss, mode: min, trials: 2, early_st
 def parse(section):
     return parse_spec(HEAD % section, "s.yaml")
 
-spec = parse("{scheduler: patience, patience: 2}")
+spec = parse("{scheduler: stagnation, stagnation: 2}")
 assert parse_spec(spec.to_yaml(), "s.yaml") == spec
-for wrong in ("{scheduler: patience, patience: 0}", "{scheduler: patience, patience: 10}"):
+for wrong in ("{scheduler: stagnation, stagnation: 0}", "{scheduler: stagnation, stagnation: 10}"):
     try:
         parse(wrong)
     except SpecError as error:
@@ -84,17 +84,17 @@ def test_one_registry_line_makes_a_rule_available() -> None:
     )
     assert done.returncode == 0, done.stderr
     too_small, too_late, verdict = done.stdout.splitlines()
-    assert "early_stopping.patience: 0 is out of range" in too_small
-    assert "early_stopping.patience: 10 is not below budget.epochs (10)" in too_late
+    assert "early_stopping.stagnation: 0 is out of range" in too_small
+    assert "early_stopping.stagnation: 10 is not below budget.epochs (10)" in too_late
     assert verdict == "[1]"
 
 
 def test_two_rules_share_no_parameter_of_other_meaning() -> None:
-    class Impatient(Patience):
-        patience: int = 1
+    class Impatient(Stagnation):
+        stagnation: int = 1
 
-    with pytest.raises(AssertionError, match="patience defines patience differently"):
-        parameters([Patience, Impatient])
+    with pytest.raises(AssertionError, match="stagnation defines stagnation differently"):
+        parameters([Stagnation, Impatient])
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))

@@ -23,7 +23,7 @@ budget: {epochs: 10}
 SPACE = "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}\n"
 ASHA = "early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}\n"
 FACTS = {
-    "steps_per_epoch": 100,
+    "steps_per_report": 100,
     "step_seconds": 0.5,
     "evaluation_seconds": 10.0,
     "checkpoint_bytes": 50 * 2**20,

@@ -1,4 +1,4 @@
-"""The rule `patience`: stop a trial that has not improved for some epochs.
+"""The rule `stagnation`: stop a trial that has not improved for some epochs.
 
 It is the example of `docs/guides/extending.md`; a real one would lie in `sweeps/early_stopping/`.
 """
@@ -13,32 +13,32 @@ from pydantic import Field
 from sweeps.early_stopping.rule import StoppingRule, TrialStopper
 
 
-class Patience(StoppingRule):
-    """Stop a trial after `patience` epochs without an improvement of its best value."""
+class Stagnation(StoppingRule):
+    """Stop a trial after `stagnation` epochs without an improvement of its best value."""
 
-    name: ClassVar[str] = "patience"
-    description: ClassVar[str] = "stops a trial that has not improved for `patience` epochs."
+    name: ClassVar[str] = "stagnation"
+    description: ClassVar[str] = "stops a trial that has not improved for `stagnation` epochs."
     decides_per_report: ClassVar[bool] = True
-    first_epoch_key: ClassVar[str | None] = "patience"
+    first_epoch_key: ClassVar[str | None] = "stagnation"
 
-    patience: int = Field(default=5, ge=1)
-    """`patience`: epochs without improvement after which a trial is stopped."""
+    stagnation: int = Field(default=5, ge=1)
+    """`stagnation`: epochs without improvement after which a trial is stopped."""
 
     def no_rungs_reason(self) -> str:
         """Return when the rule decides instead."""
-        return f"patience has no rungs: it waits {self.patience} epochs for an improvement"
+        return f"stagnation has no rungs: it waits {self.stagnation} epochs for an improvement"
 
     def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
         """Return a stopper for a sweep without reports."""
         del epochs
-        return PatienceStopper(self.patience, minimize=minimize)
+        return StagnationStopper(self.stagnation, minimize=minimize)
 
 
-class PatienceStopper:
+class StagnationStopper:
     """Remember the best value of each trial and the epoch at which it was reported."""
 
-    def __init__(self, patience: int, *, minimize: bool) -> None:
-        self._patience = patience
+    def __init__(self, stagnation: int, *, minimize: bool) -> None:
+        self._stagnation = stagnation
         self._sign = 1 if minimize else -1
         self._best: dict[int, tuple[int, float]] = {}
 
@@ -48,6 +48,6 @@ class PatienceStopper:
         if self._sign * value < best:  # false for NaN
             best_epoch = epoch
             self._best[number] = (epoch, self._sign * value)
-        if epoch - best_epoch < self._patience:
+        if epoch - best_epoch < self._stagnation:
             return None
         return f"no improvement since epoch {best_epoch}"
