@@ -19,7 +19,8 @@ from trainable.data import WindowPlan, open_source, sample_count
 from trainable.samplers import SampledPlan, check_sampler
 from trainable.seeding import preserved_host_rng
 from trainable.splits import gives_batches, is_stream
-from trainable.streams import StreamSource, check_stream, first_items
+from trainable.stream_checks import check_stream
+from trainable.streams import StreamSource, first_items
 from trainable.task_state import TaskState, modules_state
 from trainable.train_state import check_read_back, check_state, model_state
 

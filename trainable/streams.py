@@ -13,10 +13,8 @@ index (`data.py`), or what counts as a stream (`splits.py`).
 
 from __future__ import annotations
 
-import operator
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -40,12 +38,6 @@ from trainable.splits import begins_anew, gives_batches, has_state, length_of
 from trainable.task import Batch, Data
 from trainable.task_code import task_code
 from trainable.train_state import check_state
-
-_CHECKED = 2
-"""Items before the state that `check_stream` takes."""
-_COMPARED = 20
-"""Windows of so many items compared with those read again, if they come in these seconds."""
-_SECONDS = 2.0
 
 
 @dataclass
@@ -129,7 +121,7 @@ class _Window(MicroBatches):
         return _Window(list(map(pin, self)), self.size, self.reader, self.place)
 
 
-class _Reader:
+class StreamReader:
     """Reads the windows of an epoch in one process.
 
     Args:
@@ -263,14 +255,15 @@ class StreamSource:
         loader: LoaderConfig,
     ) -> None:
         self.plan, self.position = plan, self
-        self._stream, self._format, self._device, self._options = stream, format, device, loader
+        self.stream, self.format = stream, format
+        self._device, self._options = device, loader
         # A DataLoader has loader processes of its own, which a loader process could not start.
         self._workers = 0 if isinstance(stream, DataLoader) else loader.num_workers
         self._epoch, self._ended = -1, False
         self._last_reader = 0
         self._places: list[_Place | None] = [None] * max(1, self._workers)
         self._restored = False
-        self._reader: _Reader | None = None
+        self._reader: StreamReader | None = None
         self._loaded: Iterator[_Window] | None = None
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[MicroBatches]:
@@ -279,7 +272,7 @@ class StreamSource:
         resumed = any(place is not None and place.items for place in places)
         if start and not resumed:
             raise CheckpointError(
-                f"{self._format.split}: the position in the stream after {start} windows of "
+                f"{self.format.split}: the position in the stream after {start} windows of "
                 f"epoch {epoch + 1} is not known; resume from the checkpoint of an epoch's end"
             )
         self._reader = None
@@ -288,13 +281,13 @@ class StreamSource:
         self._places = places
         read = self._read_apart(places, first) if self._workers else self._read_here(places[0])
         came = False
-        for window in islice(read, self._format.most):
+        for window in islice(read, self.format.most):
             came = True
             self.plan.last_size = window.size
             yield MicroBatches(map(self._move, window))
         if not came and not resumed:
             raise TaskError(
-                f"{self._format.split}: the stream gave no samples in epoch {epoch + 1}; each "
+                f"{self.format.split}: the stream gave no samples in epoch {epoch + 1}; each "
                 "epoch calls iter() again and reads from the start; let __iter__() begin anew"
             )
         self._ended = True
@@ -309,7 +302,7 @@ class StreamSource:
             self._places[0] = self._reader.place()
         places = [None if place is None else list(place) for place in self._places]
         return {
-            "seed": self._format.seed,
+            "seed": self.format.seed,
             "workers": self._workers,
             "epoch": self._epoch,
             "ended": self._ended,
@@ -348,7 +341,7 @@ class StreamSource:
         if restored and self._epoch == epoch and not self._ended:
             return self._places
         follows = self._ended and self._epoch == epoch - 1
-        if not follows or begins_anew(self._stream):
+        if not follows or begins_anew(self.stream):
             return nothing
         if not restored and not self._workers:
             return nothing  # the object itself goes on
@@ -356,10 +349,10 @@ class StreamSource:
 
     def _read_here(self, place: _Place | None) -> Iterator[_Window]:
         if place is not None and place.ended:
-            if place.state is not None and not begins_anew(self._stream):
-                _load_state(self._stream, place.state)
+            if place.state is not None and not begins_anew(self.stream):
+                _load_state(self.stream, place.state)
             return
-        self._reader = _Reader(self._stream, self._format, 0, self._epoch, place)
+        self._reader = StreamReader(self.stream, self.format, 0, self._epoch, place)
         while (window := self._reader.read()) is not None:
             yield window
 
@@ -369,7 +362,7 @@ class StreamSource:
         options = self._options
         pinned = self._device.type == "cuda" if options.pin_memory is None else options.pin_memory
         loader: DataLoader[Any] = DataLoader(
-            _Readers(self._stream, self._format, self._epoch, places, first),
+            _Readers(self.stream, self.format, self._epoch, places, first),
             batch_size=None,
             num_workers=self._workers,
             prefetch_factor=options.prefetch_factor,
@@ -416,7 +409,7 @@ class _Readers(IterableDataset[Any]):
         start = self._places[number]
         if start is not None and start.ended:
             return
-        reader = _Reader(self._stream, self._format, number, self._epoch, start)
+        reader = StreamReader(self._stream, self._format, number, self._epoch, start)
         while (window := reader.read()) is not None:
             window.place = reader.place()
             yield window
@@ -447,9 +440,9 @@ def open_stream(
     stream, loader = getattr(data, split), config.loader
     if split == "train" and loader.resume == "exact" and not has_state(stream):
         raise ConfigError(
-            f"exact, and train is {_name(stream)} without state_dict() and load_state_dict(): a "
-            "resumed run would read it again from the epoch's start; define both, or write "
-            "train.loader.resume: skip",
+            f"exact, and train is {stream_name(stream)} without state_dict() and "
+            "load_state_dict(): a resumed run would read it again from the epoch's start; define "
+            "both, or write train.loader.resume: skip",
             key="train.loader.resume",
         )
     batched = gives_batches(stream, data)
@@ -475,63 +468,6 @@ def open_stream(
     windows = whole + (rest > 0 and not format.drop_last)
     plan = StreamPlan(0 if batched else length, 1 if batched else items, batched, windows)
     return StreamSource(stream, plan, format, device=device, loader=loader)
-
-
-def check_stream(source: StreamSource) -> None:
-    """Refuse a stream with which a resumed run would train on other samples.
-
-    Reads a few items, and then again, from a state saved on the way or from the epoch's start.
-    Read nothing else from the stream afterwards.
-
-    Raises:
-        TaskError: The samples differ, or the state cannot be saved.
-    """
-    stream = source._stream
-    format = replace(source._format, items=_CHECKED, batched=True, drop_last=False)
-    if format.skips or not has_state(stream):
-        first = _read_some(_Reader(stream, format, 0, 0, None))
-        _read_some(_Reader(stream, format, 0, 1, None))
-        if not _agree(first, _read_some(_Reader(stream, format, 0, 0, None))):
-            raise TaskError(
-                f"train: {_name(stream)} gives other samples when an epoch is read again under "
-                "the same seed, as a resumed run does that drops the trained ones; draw from the "
-                "global generators of Python, NumPy or torch, or from a generator in an "
-                "attribute (webdataset: .shuffle(1000, rng=random.Random(0))), and count epochs "
-                "in set_epoch(epoch)"
-            )
-        return
-    reader = _Reader(stream, format, 0, 0, None)
-    reader.read()
-    place = reader.place()
-    check_state(place.state, "the state of the stream")
-    expected = _read_some(reader)
-    if place.ended:
-        return
-    if not _agree(expected, _read_some(_Reader(stream, format, 0, 0, place))):
-        raise TaskError(
-            f"train: {_name(stream)} continues with other samples after load_state_dict() of the "
-            f"state that state_dict() returned after {_CHECKED} items: a resumed run would train "
-            "on others than an uninterrupted one; save the position (set before each yield), the "
-            "shuffle buffer and the generators, and continue from them in __iter__(); or write "
-            "train.loader.resume: skip, to read again from the epoch's start"
-        )
-
-
-def _agree(first: list[Any], again: list[Any]) -> bool:
-    """Whether two readings agree as far as both went."""
-    return bool(first) == bool(again) and all(map(operator.eq, first, again))
-
-
-def _read_some(reader: _Reader) -> list[Any]:
-    """Return summaries of the next items, as many as can be read in a short time."""
-    from trainable.built import summary_of
-
-    found, started = [], time.monotonic()
-    while len(found) < _COMPARED and (window := reader.read()) is not None:
-        found.append(summary_of(list(window)))
-        if time.monotonic() - started > _SECONDS:
-            break
-    return found
 
 
 def first_items(stream: Any, most: int) -> list[Any]:
@@ -573,5 +509,6 @@ def _has_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _name(stream: object) -> str:
+def stream_name(stream: object) -> str:
+    """Return what messages call a stream."""
     return f"a stream of type {type(stream).__name__}"

@@ -106,7 +106,7 @@ def sampled(kind: str, train: Any, val: Any) -> Data:
         case "bucketed" | "ragged":
             return Data(train, val, batch_sampler=Bucketed(count, ragged=kind == "ragged"))
         case "stream" | "stream-processes":
-            read = TensorDataset(*val) if isinstance(val, tuple) else val
+            read: Any = TensorDataset(*val) if isinstance(val, tuple) else val
             return Data(ShuffledStream(train), Stream(read))
         case "skipped":
             return Data(Stream(train), val)
