@@ -241,7 +241,7 @@ def test_data_that_cannot_resume_exactly_are_refused(
 def test_searched_batch_size_without_effect_is_refused(tmp_path, monkeypatch, configure, source):
     config = _config(tmp_path, monkeypatch, configure, DATA.format(source))
     other = config.model_copy(update={"train": configure(batch_size=24).train})
-    with pytest.raises(ConfigError, match="is searched, and .* all trials would train alike"):
+    with pytest.raises(ConfigError, match=r"is searched, and .* all trials would train alike"):
         inspect_config(config, other)
     assert inspect_config(config, config)["steps_per_epoch"] == 8
 
