@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
-from trainable.data import Source, WindowPlan, open_source, sample_count
+from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
@@ -28,10 +28,13 @@ from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.report_plan import ReportPlan
 from trainable.rules import rules_of, under_rules
+from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
+from trainable.splits import has_state, is_stream
 from trainable.step import Step, translate_torch_errors
 from trainable.storage.locate import files_of
+from trainable.streams import StreamPlan, open_stream
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
@@ -107,6 +110,8 @@ def open_trainer(
         )
     with translate_torch_errors(target):
         parts = build_parts(config, device=target, task=task, compare=restore is None)
+    if "train.batch_size" in searched:
+        check_batch_size_applies(parts.train.plan)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
     train, schedule = config.train, parts.schedule
@@ -120,6 +125,7 @@ def open_trainer(
         data=parts.data,
         average=step.average,
         trained_only=config.checkpoint.parameters == "trained",
+        position=parts.train.position,
     )
     files = files_of(directory, checkpoints)
     store = CheckpointStore(
@@ -248,12 +254,24 @@ def build_parts(
     check_groups(train.optimizer, groups)
     windows = train_source.plan.windows
     reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)
-    averaging = averaging_plan(train, total_steps=reports.total_steps, steps_per_epoch=windows)
+    windows = train_source.plan.windows
+    if train.schedule.name in ("step", "exponential") and not windows:
+        raise ConfigError(
+            f"{train.schedule.name}, which counts epochs, and train is a stream that does not "
+            "tell its length; choose another schedule, such as cosine, or let the stream tell it "
+            "by __len__()",
+            key="train.schedule.name",
+        )
+    averaging = averaging_plan(
+        train,
+        total_steps=reports.total_steps,
+        steps_per_epoch=windows or reports.total_steps,
+    )
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
         total_steps=reports.total_steps,
-        steps_per_epoch=windows,
+        steps_per_epoch=windows or reports.total_steps,
         mode=config.modes[0],
         train=train,
     )
@@ -289,18 +307,42 @@ def val_seed(config: TrialConfig) -> int | None:
     return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
 
 
-def check_steps(config: TrialConfig, samples: int, tokens_per_sample: int | None = None) -> None:
+def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None = None) -> None:
     """Refuse a configuration with no steps for this many samples, or too few for its schedule.
 
     Or for the start of its averaging.
 
+    Args:
+        config: Another trial of the sweep.
+        plan: The windows of a trial of the sweep.
+
     Raises:
         ConfigError: There are too few steps, in all or from one report to the next.
     """
-    plan = _train_plan(config.train, samples, config.seed)
+    if isinstance(plan, WindowPlan):
+        plan = _window_plan(config.train, plan.samples, config.seed)
     total = ReportPlan(config.budget, plan, tokens_per_sample).total_steps
     check_length(config.train.schedule, total)
-    averaging_plan(config.train, total_steps=total, steps_per_epoch=plan.windows)
+    averaging_plan(config.train, total_steps=total, steps_per_epoch=plan.windows or total)
+
+
+def check_batch_size_applies(plan: Plan) -> None:
+    """Refuse a search of `train.batch_size` where the task decides the size of a step.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if isinstance(plan, SampledPlan) and plan.in_batches:
+        reason = "Data(batch_sampler=...) chooses the samples of each step"
+    elif isinstance(plan, StreamPlan) and plan.batched:
+        reason = "train gives batches, of which each is one forward pass"
+    else:
+        return
+    raise ConfigError(
+        f"is searched, and {reason}: all trials would train alike; search an argument of the "
+        "task that sets the size of its batches, and remove train.batch_size",
+        key="train.batch_size",
+    )
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
@@ -382,6 +424,14 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
                 "are indexed directly; to have samples collated, give "
                 "torch.utils.data.TensorDataset(*tensors)"
             )
+    if is_stream(data.train) and not (has_state(data.train) and config.loader.resume != "skip"):
+        yield (
+            "a resumed run reads the stream train again from the epoch's start and drops the "
+            "samples that were trained: after an interruption late in an epoch this takes about "
+            "as long as reading the whole epoch; to continue at once, give the stream "
+            "state_dict() and load_state_dict(); to refuse such a stream, write "
+            "train.loader.resume: exact"
+        )
     batch_norms = [
         name
         for name, module in model.named_modules()
@@ -417,7 +467,22 @@ def _evaluated(config: TrialConfig, samples: int) -> int:
     return samples if batches is None else min(samples, batches * config.train.batch_size)
 
 
-def _train_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
+def _train_plan(data: Data, config: TrainConfig, seed: int) -> IndexPlan:
+    samples = sample_count(data.train)
+    if data.sampler is None and data.batch_sampler is None:
+        return _window_plan(config, samples, seed)
+    return SampledPlan(
+        data.batch_sampler if data.sampler is None else data.sampler,
+        in_batches=data.sampler is None,
+        num_indices=samples,
+        batch_size=config.batch_size,
+        accumulation=config.accumulation,
+        seed=seed,
+        drop_last=config.loader.drop_last,
+    )
+
+
+def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
     return WindowPlan(
         samples=samples,
         batch_size=config.batch_size,
@@ -432,30 +497,35 @@ def _open_sources(
 ) -> tuple[Source, Source]:
     config = trial.train
     micro = config.micro_batch_size
-    train_plan = _train_plan(config, sample_count(data.train), trial.seed)
+
+    def open_split(
+        split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
+    ) -> Source:
+        samples = data.train if split == "train" else data.val
+        if is_stream(samples):
+            most = trial.budget.val_batches if split == "val" else None
+            return open_stream(data, split, config, seed=seed, device=device, batches=most)
+        return open_source(
+            samples,
+            plan(),
+            split=split,
+            device=device,
+            loader=config.loader,
+            collate=data.collate_of(split),
+        )
+
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
-    val_plan = WindowPlan(
-        samples=_evaluated(trial, sample_count(data.val)),
-        batch_size=micro,
-        micro_batch_size=micro,
-        seed=val_seed,
-        shuffle=False,
-    )
     return (
-        open_source(
-            data.train,
-            train_plan,
-            split="train",
-            device=device,
-            loader=config.loader,
-            collate=data.collate_of("train"),
-        ),
-        open_source(
-            data.val,
-            val_plan,
-            split="val",
-            device=device,
-            loader=config.loader,
-            collate=data.collate_of("val"),
+        open_split("train", trial.seed, lambda: _train_plan(data, config, trial.seed)),
+        open_split(
+            "val",
+            val_seed,
+            lambda: WindowPlan(
+                samples=_evaluated(trial, sample_count(data.val)),
+                batch_size=micro,
+                micro_batch_size=micro,
+                seed=val_seed,
+                shuffle=False,
+            ),
         ),
     )

@@ -30,6 +30,7 @@ from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
 from trainable.rules import BUILT
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
+from trainable.splits import is_stream
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular, replace_regular
 from trainable.task import Data, Samples, Task
 
@@ -169,6 +170,8 @@ def _split(split: str, data: Data, describe: Callable[[object], Any]) -> Summary
     samples: Samples = data.train if split == "train" else data.val
     if isinstance(samples, tuple):
         return {f"{split}: tensor {index}": describe(one) for index, one in enumerate(samples)}
+    if is_stream(samples):  # reading it would move it, and may take long
+        return {f"{split}: its type": type(samples).__qualname__}
     size = len(samples)  # type: ignore[arg-type]
     found: Summary = {f"{split}: its length": size}
     # A copy, so that the run opens its own reader if the data set opens one for its first item.
@@ -179,7 +182,7 @@ def _split(split: str, data: Data, describe: Callable[[object], Any]) -> Summary
     for index in sorted({part * (size - 1) // max(1, count - 1) for part in range(count)}):
         seed_host(derive_seed("built", split, index))
         try:
-            fetched.append(samples[index])
+            fetched.append(samples[index])  # type: ignore[index]
             item = describe(fetched[-1])
         # The training step that needs the item raises its error.
         except Exception as error:
@@ -196,6 +199,11 @@ def _split(split: str, data: Data, describe: Callable[[object], Any]) -> Summary
             batch = f"raises {type(error).__name__}"
     found[f"{split}: {COLLATED}"] = batch
     return found
+
+
+def summary_of(value: object) -> Any:
+    """Return plain data that identifies a value, such as a sample."""
+    return _as_read_back({"value": _summary(value)})["value"]
 
 
 def _bounded(value: object) -> Any:

@@ -342,6 +342,10 @@ class LoaderConfig(Section):
     """Batches each loader process prepares ahead."""
     drop_last: bool = False
     """Leave out a last batch that is smaller than `batch_size`."""
+    resume: Literal["auto", "exact", "skip"] = "auto"
+    """How a stream continues in mid-epoch. `auto`: from its saved state, or by reading it again
+    from the epoch's start where it has none. `exact` refuses a stream without a state. `skip`
+    always reads again."""
 
 
 class TrainConfig(Section):

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from trainable.batches import pin
 from trainable.config import LoaderConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.seeding import HostRngState, derive_seed, seed_host
+from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
 from trainable.task_code import task_code
 
@@ -76,6 +77,16 @@ class WindowPlan:
         whole, rest = divmod(self.samples, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
+    def num_windows(self, epoch: int) -> int:
+        """Optimizer steps of an epoch; with a sampler, epochs may differ."""
+        del epoch
+        return self.windows
+
+    def micro_size(self, size: int) -> int:
+        """Samples of one forward pass, in a window of `size` samples."""
+        del size
+        return self.micro_batch_size
+
     def size(self, window: int) -> int:
         """Samples of a window."""
         return min(self.batch_size, self.samples - window * self.batch_size)
@@ -87,16 +98,82 @@ class WindowPlan:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         return torch.randperm(self.samples, generator=generator)
 
+    def indices(self, epoch: int, start: int, device: torch.device) -> Iterator[Tensor]:
+        """Yield the indices of the samples of each window from `start` on, on a device."""
+        order = self.order(epoch).to(device)
+        for window in range(start, self.windows):
+            first = window * self.batch_size
+            yield order[first : first + self.batch_size]
+
+
+class Plan(Protocol):
+    """What a run needs to know of its windows."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of the first epoch; 0 where a stream does not say."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a window; 1 where the task decides it."""
+
+    @property
+    def windows(self) -> int:
+        """Optimizer steps of the first epoch; 0 where a stream does not say."""
+
+    def num_windows(self, epoch: int) -> int:
+        """Optimizer steps of an epoch; 0 where a stream does not say."""
+
+    def size(self, window: int) -> int:
+        """Samples of a window of the current epoch."""
+
+
+class IndexPlan(Plan, Protocol):
+    """What a source of indexed samples needs of a plan: `WindowPlan`, or one with a sampler."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+
+    def micro_size(self, size: int) -> int:
+        """Samples of one forward pass, in a window of `size` samples."""
+
+    def indices(self, epoch: int, start: int, device: torch.device) -> Iterator[Tensor]:
+        """Yield the indices of the samples of each window from `start` on, on a device."""
+
+
+class Position(Protocol):
+    """The position in the data, where the number of windows does not say it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the window that was given last: tensors and plain data."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position."""
+
+
+def position_of(plan: object) -> Position | None:
+    """Return the plan if it has a position to save: a sampler's order."""
+    return plan if hasattr(plan, "load_state_dict") else None  # type: ignore[return-value]
+
 
 def sample_count(samples: Samples) -> int:
-    """Return the number of samples of a split."""
+    """Return the number of samples of a split; 0 where a stream does not say."""
+    if is_stream(samples):
+        return length_of(samples) or 0
     return len(samples[0] if isinstance(samples, tuple) else samples)  # type: ignore[arg-type]
 
 
 class Source(Protocol):
     """Batches on the device."""
 
-    plan: WindowPlan
+    @property
+    def plan(self) -> Plan:
+        """How the samples become windows."""
+
+    @property
+    def position(self) -> Position | None:
+        """What a checkpoint keeps besides the number of windows; None: nothing."""
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on, each an iterable to be used once."""
@@ -107,7 +184,7 @@ class Source(Protocol):
 
 def open_source(
     samples: Samples,
-    plan: WindowPlan,
+    plan: IndexPlan,
     *,
     split: str,
     device: torch.device,
@@ -128,35 +205,31 @@ def open_source(
         samples = samples.tensors
     if isinstance(samples, tuple):
         return TensorSource(samples, plan, device=device)
-    return LoaderSource(samples, plan, split=split, device=device, loader=loader, collate=collate)
+    dataset = cast("Dataset[Any]", samples)
+    return LoaderSource(dataset, plan, split=split, device=device, loader=loader, collate=collate)
 
 
 class TensorSource:
     """Samples that are tensors in memory: indexed on the device, or on the host if too large."""
 
     def __init__(
-        self, tensors: tuple[Tensor, ...], plan: WindowPlan, *, device: torch.device
+        self, tensors: tuple[Tensor, ...], plan: IndexPlan, *, device: torch.device
     ) -> None:
         self.plan = plan
+        self.position = position_of(plan)
         self._device = device
         resident = _fits(tensors, device)
         self._tensors = tuple(t.to(device) for t in tensors) if resident else tensors
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on."""
-        plan = self.plan
-        order = plan.order(epoch).to(self._tensors[0].device)
-        for window in range(start, plan.windows):
-            first = window * plan.batch_size
-            index = order[first : first + plan.batch_size]
+        for index in self.plan.indices(epoch, start, self._tensors[0].device):
             gathered = [self._gather(tensor, index) for tensor in self._tensors]
-            if plan.micro_batch_size == plan.batch_size:
+            micro = self.plan.micro_size(len(index))
+            if micro >= len(index):
                 yield (tuple(gathered),)
             else:
-                yield zip(
-                    *(torch.split(tensor, plan.micro_batch_size) for tensor in gathered),
-                    strict=True,
-                )
+                yield zip(*(torch.split(tensor, micro) for tensor in gathered), strict=True)
 
     def close(self) -> None:
         """Free the tensors."""
@@ -179,7 +252,7 @@ class LoaderSource:
     def __init__(
         self,
         dataset: Dataset[Any],
-        plan: WindowPlan,
+        plan: IndexPlan,
         *,
         split: str,
         device: torch.device,
@@ -187,6 +260,7 @@ class LoaderSource:
         collate: Callable[[list[Any]], Batch] | None = None,
     ) -> None:
         self.plan = plan
+        self.position = position_of(plan)
         self._device = device
         self._split = split
         self._requests = _Requests(plan)
@@ -216,9 +290,9 @@ class LoaderSource:
             count += 1
             # Not `map`: a StopIteration raised by a batch's own `to` would end it silently.
             yield (self._move(batch) for batch in window)
-        if count < self.plan.windows:
+        if count < (promised := self.plan.num_windows(epoch)):
             raise TaskError(
-                f"{self._split}: {count} of {self.plan.windows} windows of epoch {epoch + 1} came "
+                f"{self._split}: {count} of {promised} windows of epoch {epoch + 1} came "
                 "and the data ended; an epoch has as many windows as len(dataset) promises; "
                 "return a sample for every index below len(dataset)"
             )
@@ -238,18 +312,18 @@ class LoaderSource:
 
 
 class _Requests:
-    """Batch sampler: yields `[epoch, window, index, index, ...]`, one list for each window."""
+    """Batch sampler: yields `[epoch, window, micro_size, index, index, ...]` for each window."""
 
-    def __init__(self, plan: WindowPlan) -> None:
+    def __init__(self, plan: IndexPlan) -> None:
         self._plan = plan
         self.epoch = 0
         self.start = 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        plan, order = self._plan, self._plan.order(self.epoch).tolist()
-        for window in range(self.start, plan.windows):
-            first = window * plan.batch_size
-            yield [self.epoch, window, *order[first : first + plan.size(window)]]
+        plan, host = self._plan, torch.device("cpu")
+        windows = plan.indices(self.epoch, self.start, host)
+        for window, index in enumerate(windows, start=self.start):
+            yield [self.epoch, window, plan.micro_size(len(index)), *index.tolist()]
 
 
 def end_with_parent(_: int = 0) -> None:
@@ -262,17 +336,17 @@ def end_with_parent(_: int = 0) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class _Window(list[Batch]):
+class MicroBatches(list[Batch]):
     """The micro-batches of a window. The loader calls `pin_memory`, which keeps their types."""
 
-    def pin_memory(self) -> _Window:
+    def pin_memory(self) -> MicroBatches:
         """Return the window with its tensors in pinned memory."""
-        return _Window(map(pin, self))
+        return MicroBatches(map(pin, self))
 
 
-def _as_window(window: list[Batch]) -> _Window:
+def _as_window(window: list[Batch]) -> MicroBatches:
     """Return the window, which `_SeededWindows` has already collated."""
-    return _Window(window)
+    return MicroBatches(window)
 
 
 class _SeededWindows(Dataset[Any]):
@@ -286,56 +360,60 @@ class _SeededWindows(Dataset[Any]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        plan: WindowPlan,
+        plan: IndexPlan,
         split: str,
         collate: Callable[[list[Any]], Batch],
     ) -> None:
         self._dataset = dataset
-        self._seed, self._size, self._count = plan.seed, plan.micro_batch_size, plan.windows
+        self._seed, self._count = plan.seed, plan.windows
+        # A sampler may choose a sample several times: then each time is augmented differently.
+        self._by_place = position_of(plan) is not None
         self._split = split
         self._collate = collate
         self._draws = self._samples_draw = False
 
     def __getitems__(self, request: list[int]) -> list[Batch]:
         """Return the micro-batches of a window."""
-        epoch, window, *indices = request
+        epoch, window, micro_size, *indices = request
         what = f"{self._split}: {window} of {self._count} windows of epoch {epoch + 1} came"
         with task_code(what):
-            return self._fetch(epoch, window, indices)
+            return self._fetch(epoch, window, micro_size, indices)
 
-    def _fetch(self, epoch: int, window: int, indices: list[int]) -> list[Batch]:
+    def _fetch(self, epoch: int, window: int, micro_size: int, indices: list[int]) -> list[Batch]:
         if get_worker_info() is not None:  # a data set may seed its own generator from torch's
             self._seed_host(epoch, "window", window)
         before = HostRngState()
         if not self._draws:
-            batches = self._collated([self._dataset[index] for index in indices])
+            batches = self._collated([self._dataset[index] for index in indices], micro_size)
             if not before.has_changed():
                 return batches
             self._draws = True
             before.restore()
         try:
-            samples = self._samples(epoch, indices, before)
+            samples = self._samples(epoch, window, indices, before)
             self._seed_host(epoch, "collate", window)
-            return self._collated(samples)
+            return self._collated(samples, micro_size)
         finally:
             # In the main process, dropout draws from the same generators: restore them.
             before.restore()
 
-    def _samples(self, epoch: int, indices: list[int], before: HostRngState) -> list[Any]:
+    def _samples(
+        self, epoch: int, window: int, indices: list[int], before: HostRngState
+    ) -> list[Any]:
         if not self._samples_draw:  # perhaps only the collate function draws
             samples = [self._dataset[index] for index in indices]
             self._samples_draw = before.has_changed()
             if not self._samples_draw:
                 return samples
         samples = []
-        for index in indices:
-            self._seed_host(epoch, index)
+        for place, index in enumerate(indices):
+            self._seed_host(epoch, *(("place", window, place) if self._by_place else (index,)))
             samples.append(self._dataset[index])
         return samples
 
-    def _collated(self, samples: list[Any]) -> list[Batch]:
-        starts = range(0, len(samples), self._size)
-        return [self._collate(samples[first : first + self._size]) for first in starts]
+    def _collated(self, samples: list[Any], size: int) -> list[Batch]:
+        starts = range(0, len(samples), size)
+        return [self._collate(samples[first : first + size]) for first in starts]
 
     def _seed_host(self, *parts: int | str) -> None:
         seed_host(derive_seed(self._seed, self._split, *parts))

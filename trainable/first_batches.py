@@ -124,7 +124,7 @@ class FirstBatches:
         if not tried:
             return False
         metrics = as_metrics(found, parts.task, parts.precision.device)
-        if seconds:
+        if seconds and parts.val.plan.windows:  # a stream may not say how many there are
             self.costs["evaluation_seconds"] = min(seconds) * parts.val.plan.windows
         (logged,) = means([log.take()])
         reported = merge_logged(metrics, logged, "evaluate()")

@@ -27,7 +27,7 @@ from trainable.lazy_imports import without_collection
 from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:
-    from trainable.data import WindowPlan
+    from trainable.data import Plan
     from trainable.precision import Precision
     from trainable.report_plan import ReportPlan
 
@@ -54,7 +54,12 @@ def inspect_config(
     Raises:
         TrainingError: One of them cannot be built; the message says why.
     """
-    from trainable.build import build_parts, check_steps, find_device
+    from trainable.build import (
+        build_parts,
+        check_batch_size_applies,
+        check_steps,
+        find_device,
+    )
     from trainable.built import summarise_data
     from trainable.custom_loop import check_loop
     from trainable.fingerprint import code_digests
@@ -75,7 +80,9 @@ def inspect_config(
     with closing(parts.train), closing(parts.val):
         plans = parts.train.plan, parts.val.plan
         if max_warmup_config is not None:
-            check_steps(max_warmup_config, plans[0].samples, parts.task.tokens_per_sample)
+            check_steps(max_warmup_config, plans[0], parts.task.tokens_per_sample)
+            if max_warmup_config.train.batch_size != config.train.batch_size:
+                check_batch_size_applies(plans[0])
         sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
@@ -112,7 +119,7 @@ def inspect_config(
 def measure(
     config: TrialConfig,
     groups: list[dict[str, Any]],
-    plans: tuple[WindowPlan, WindowPlan],
+    plans: tuple[Plan, Plan],
     reports: ReportPlan,
     precision: Precision,
 ) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from trainable.base_run import (
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
-from trainable.data import Source, WindowPlan
+from trainable.data import Plan, Source
 from trainable.diagnostics import (
     DeviceTime,
     LayerNorms,
@@ -232,7 +232,7 @@ class Trainer(BaseRun):
         return {"device": device_name(self._step.device), "precision": self.precision.name}
 
     @property
-    def plans(self) -> tuple[WindowPlan, WindowPlan]:
+    def plans(self) -> tuple[Plan, Plan]:
         """How training and validation samples become windows and micro-batches."""
         return self._train.plan, self._val.plan
 
@@ -282,7 +282,7 @@ class Trainer(BaseRun):
 
         The windows of an epoch are opened once: an evaluation in between leaves them as they are.
         """
-        progress, promised = self.state.progress, self._train.plan.windows
+        progress = self.state.progress
         if self._windows is None:
             if progress.window == 0 and not progress.epoch_begun:  # else it resumes within
                 self._hooks.epoch_start(progress.epoch)
@@ -292,7 +292,7 @@ class Trainer(BaseRun):
         window = next(self._windows, None)
         if window is not None:
             self._take_step(window)
-        if window is not None and progress.window < promised:
+        if window is not None and not self._is_last_window():
             return False
         for _ in self._windows:  # it has ended; a loader's processes must hear of it
             break
@@ -307,9 +307,15 @@ class Trainer(BaseRun):
         rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
         return rows
 
+    def _is_last_window(self) -> bool:
+        """Whether the epoch's last window is trained; a stream does not say."""
+        progress = self.state.progress
+        return 0 < self._train.plan.num_windows(progress.epoch) <= progress.window
+
     def _check_whole_epoch(self) -> None:
         """Refuse an epoch that ended before its last window."""
-        progress, promised = self.state.progress, self._train.plan.windows
+        progress = self.state.progress
+        promised = self._train.plan.num_windows(progress.epoch)
         if progress.window < promised:
             raise TaskError(
                 f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "

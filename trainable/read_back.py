@@ -10,11 +10,17 @@ import contextlib
 
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
+from trainable.batches import move
 from trainable.build import Parts
 from trainable.config import LoaderConfig
 from trainable.data import WindowPlan, open_source, sample_count
+from trainable.samplers import SampledPlan, check_sampler
 from trainable.seeding import preserved_host_rng
+from trainable.splits import gives_batches, is_stream
+from trainable.stream_checks import check_stream
+from trainable.streams import StreamSource, first_items
 from trainable.task_state import TaskState, modules_state
 from trainable.train_state import check_read_back, check_state, model_state
 
@@ -35,6 +41,10 @@ def check_resumable(parts: Parts) -> None:
         TaskError: A resumed run would lack a part of the state, or could not read it.
         CheckpointError: The state has objects that cannot be read back without running code.
     """
+    if isinstance(parts.train, StreamSource):
+        check_stream(parts.train)
+    elif isinstance(parts.train.plan, SampledPlan):
+        check_sampler(parts.train.plan)
     model_state(parts.model)
     trained = [p for group in parts.groups for p in group["params"]]
     modules = modules_state(parts.model, [*parts.model.parameters(), *trained], parts.task)
@@ -88,6 +98,11 @@ def _batch(parts: Parts, split: str) -> object:
     """Return the first samples of a split, as a run's loader in the main process gives them."""
     data = parts.data
     samples = getattr(data, split)
+    if is_stream(samples):
+        items = first_items(samples, _SAMPLES)
+        collates = not gives_batches(samples, data)
+        batch = (data.collate_of(split) or default_collate)(items) if collates else items[0]
+        return move(batch, parts.precision.device)
     count = sample_count(samples)
     size = min(_SAMPLES, count)
     plan = WindowPlan(samples=count, batch_size=size, micro_batch_size=size, seed=0, shuffle=False)

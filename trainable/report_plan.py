@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 
 from trainable.config import BudgetConfig
-from trainable.data import WindowPlan
+from trainable.data import Plan, WindowPlan
 from trainable.errors import ConfigError
 from trainable.train_state import TrainProgress
 
@@ -24,7 +24,8 @@ class ReportPlan:
 
     Args:
         budget: The run's budget.
-        train: Windows of the training data.
+        train: Windows of the training data. With a sampler or a stream, later epochs may have
+            other numbers of them.
         tokens_per_sample: What the task declares; None if it declares nothing.
 
     Raises:
@@ -33,8 +34,9 @@ class ReportPlan:
     """
 
     def __init__(
-        self, budget: BudgetConfig, train: WindowPlan, tokens_per_sample: int | None = None
+        self, budget: BudgetConfig, train: Plan, tokens_per_sample: int | None = None
     ) -> None:
+        _check_length(budget, train)
         self.reports = budget.reports
         self._budget, self._train = budget, train
         self._scale = _scale(budget, train, tokens_per_sample)
@@ -47,8 +49,8 @@ class ReportPlan:
         end = self._target(self.reports)
         if self._budget.unit in ("epochs", "steps"):
             return end
-        epochs, rest = divmod(end, self._samples_per_epoch)
-        return epochs * self._train.windows + math.ceil(rest / self._train.batch_size)
+        epochs, rest = divmod(end, self._samples_per_epoch) if self._train.windows else (0, end)
+        return epochs * self._train.windows + math.ceil(rest / self._window_size)
 
     @property
     def windows_per_report(self) -> int:
@@ -56,7 +58,7 @@ class ReportPlan:
         first = self._target(1)
         if self._budget.unit in ("epochs", "steps"):
             return first
-        return math.ceil(first / self._train.batch_size)
+        return math.ceil(first / self._window_size)
 
     def is_due(self, progress: TrainProgress) -> bool:
         """Return whether a report follows the window just trained."""
@@ -73,13 +75,15 @@ class ReportPlan:
         """
         if self._budget.report_word == "epoch":
             return {"epoch": float(progress.epoch)}
-        part = progress.window / self._train.windows
+        part = min(progress.window / self._train.windows, 1.0) if self._train.windows else 0.0
         return {"epoch": progress.epoch + part, "report": float(progress.reports)}
 
     def _position(self, progress: TrainProgress) -> int:
         """Return how far a run is: in windows, or in samples."""
         if self._budget.unit == "epochs":
-            return progress.epoch * self._train.windows + progress.window
+            # an epoch that is longer than the first one is over only at its end
+            windows = self._train.windows
+            return progress.epoch * windows + min(progress.window, windows - 1)
         if self._budget.unit == "steps":
             return progress.step + progress.skipped
         return progress.samples
@@ -92,7 +96,19 @@ class ReportPlan:
     @property
     def _samples_per_epoch(self) -> int:
         train = self._train
-        return (train.windows - 1) * train.batch_size + train.size(train.windows - 1)
+        if isinstance(train, WindowPlan):
+            return (train.windows - 1) * train.batch_size + train.size(train.windows - 1)
+        return train.samples
+
+    @property
+    def _window_size(self) -> float:
+        """Samples of a window: of most of them, or on average where the task decides it."""
+        train = self._train
+        return (
+            train.batch_size
+            if train.batch_size > 1
+            else max(1, train.samples) / max(1, train.windows)
+        )
 
     def _check(self) -> None:
         """Refuse reports that are closer than one window."""
@@ -113,7 +129,22 @@ class ReportPlan:
             )
 
 
-def _scale(budget: BudgetConfig, train: WindowPlan, tokens_per_sample: int | None) -> Fraction:
+def _check_length(budget: BudgetConfig, train: Plan) -> None:
+    """Refuse a budget in epochs, or in samples, whose steps a stream does not tell."""
+    unit = budget.unit
+    tells_samples = train.samples > 0 or train.batch_size > 1
+    if train.windows > 0 if unit == "epochs" else unit == "steps" or tells_samples:
+        return
+    what = "length" if unit == "epochs" else "number of samples"
+    raise ConfigError(
+        f"{budget.total}, and train is a stream that does not tell its {what}; the schedule and "
+        "the early stopping need to know how many steps a run has; write "
+        "budget: {steps: 20000, report_every: 500}, or let the stream tell it by __len__()",
+        key=f"budget.{unit}",
+    )
+
+
+def _scale(budget: BudgetConfig, train: Plan, tokens_per_sample: int | None) -> Fraction:
     """Return the windows or samples of one unit of the budget."""
     if budget.unit == "epochs":
         return Fraction(train.windows)

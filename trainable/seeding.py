@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 _SEED_BITS = 63  # torch accepts 64 bits; 63 fit into a signed integer of any database
+_DEPTH = 6
+"""So deep are generators looked for in a sampler or a stream."""
+_MANY = 100
+"""A collection with more members has samples, not the parts of a sampler or a stream."""
 _NUMPY_SEEDS = 2**32  # NumPy's legacy generator accepts 32 bits
 
 
@@ -132,3 +136,59 @@ def set_determinism(deterministic: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic
+
+
+def seed_generators_of(value: object, seed: int) -> None:
+    """Seed every generator in an object's attributes, and in those of what it consists of.
+
+    The seed of each depends on the shortest way to it, not on what else the object holds now.
+    """
+    for path, generator in _generators_of(value):
+        _seed_generator(generator, derive_seed(seed, "own", path))
+
+
+def _generators_of(root: object) -> Iterator[tuple[str, Any]]:
+    """Yield generators with their paths; data sets and long collections are left out."""
+    import numpy
+    import torch
+    from torch.utils.data import Dataset, IterableDataset
+
+    kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+    seen: set[int] = set()
+    level: list[tuple[str, Any]] = [("", root)]
+    for _ in range(_DEPTH):
+        below: list[tuple[str, Any]] = []
+        for path, value in level:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, kinds):
+                yield path, value
+            elif not isinstance(value, Dataset) or isinstance(value, IterableDataset):
+                below += [(f"{path}.{name}", part) for name, part in _parts_of(value)]
+        level = below
+
+
+def _parts_of(value: object) -> list[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        parts = [(str(index), part) for index, part in enumerate(value[: _MANY + 1])]
+    elif isinstance(value, dict):
+        parts = [(repr(key), part) for key, part in value.items()]
+    elif isinstance(value, type):
+        return []
+    else:
+        parts = sorted(getattr(value, "__dict__", {}).items())
+    return parts if len(parts) <= _MANY else []
+
+
+def _seed_generator(generator: Any, seed: int) -> None:
+    import numpy
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, numpy.random.Generator):
+        bits = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    else:
+        generator.seed(seed % _NUMPY_SEEDS)

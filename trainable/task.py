@@ -27,12 +27,13 @@ from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
 from trainable.rules import current_rules
+from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
 from trainable.task_import import no_exit
 from trainable.task_registry import nearest, resolve_task_name
 
 Batch = Any
-Samples = Dataset[Any] | tuple[Tensor, ...]
+Samples = Dataset[Any] | tuple[Tensor, ...] | Iterable[Any]
 
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # BatchNorm*, InstanceNorm*, SyncBatchNorm
@@ -49,7 +50,8 @@ class Data:
 
     Each split is a map-style `Dataset`, or a tuple of tensors of equal length whose first
     dimension counts samples. Tensors are indexed directly, on the device if they fit there, and
-    need no DataLoader.
+    need no DataLoader. A split may also be a stream: an `IterableDataset`, or any iterable with
+    `state_dict()` and `load_state_dict()`, such as torchdata's `StatefulDataLoader`.
 
     Attributes:
         train: Training samples.
@@ -58,12 +60,21 @@ class Data:
             tensors. Its random draws from Python, NumPy and torch are the same in any process.
         collate_val: The same for validation; None: `collate`. Give one if `collate` augments,
             such as by mixing, masking or cropping at random.
+        sampler: Chooses the training samples of an epoch: an iterable of indices, such as
+            `WeightedRandomSampler`. It is asked once an epoch, under the run's seed.
+        batch_sampler: Chooses the samples of each step: an iterable of lists of indices. Then
+            `train.batch_size` does not apply to training; `train.accumulation` splits each list.
+        batched: Whether the items of a stream are batches, of which each is one forward pass.
+            None: samples for an `IterableDataset`, batches for any other iterable.
     """
 
     train: Samples
     val: Samples
     collate: Callable[[list[Any]], Batch] | None = None
     collate_val: Callable[[list[Any]], Batch] | None = None
+    sampler: Iterable[int] | None = None
+    batch_sampler: Iterable[Sequence[int]] | None = None
+    batched: bool | None = None
 
     def collate_of(self, split: str) -> Callable[[list[Any]], Batch] | None:
         """Return the collate function of `train` or `val`; None for torch's default."""
@@ -562,6 +573,8 @@ def check_data(data: object, task: Task) -> Data:
                 f"{where}: {name} is {_describe(collate)}; it must be a function that takes a "
                 "list of samples and returns a batch; give one, or None"
             )
+    for problem in sampler_problems(data):
+        raise TaskError(f"{where}: {problem}")
     return data
 
 
@@ -579,15 +592,13 @@ def _split_problems(samples: object) -> Iterator[str]:
             )
         elif lengths == {0}:
             yield "has no samples; give at least one"
-    elif isinstance(samples, torch.utils.data.IterableDataset):
-        yield (
-            "is an IterableDataset, which cannot resume in the middle of an epoch; give a "
-            "map-style Dataset with a length"
-        )
+    elif is_stream(samples):
+        yield from stream_problems(samples)
     elif not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
         yield (
-            f"is {_describe(samples)}; give a Dataset with __len__ and __getitem__, or a tuple "
-            "of tensors"
+            f"is {_describe(samples)}; give a Dataset with __len__ and __getitem__, a tuple "
+            "of tensors, or a stream: an IterableDataset, or an iterable with state_dict() and "
+            "load_state_dict()"
         )
     elif len(samples) == 0:
         yield "has no samples; give at least one"

@@ -38,7 +38,9 @@ from trainable.forms import (
 from trainable.hooks import check_hooks
 from trainable.optim import Scalar
 from trainable.seeding import HostRngState, preserved_host_rng
+from trainable.splits import gives_batches, is_stream
 from trainable.step import translate_torch_errors
+from trainable.streams import first_items
 from trainable.task import Batch, Data, Task
 from trainable.task_code import task_code
 
@@ -184,6 +186,8 @@ def draws_in_validation(data: Data) -> bool:
     """
     if data.collate is None or data.collate_val is not None or isinstance(data.val, tuple):
         return False
+    if is_stream(data.val) and gives_batches(data.val, data):
+        return False  # which are not collated
     return first_batch(data, "val", _SAMPLES)[2]
 
 
@@ -201,7 +205,13 @@ def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], 
             for first, last in ((0, count), (0, middle), (middle, count))
         )
         return whole, halves if middle else [], False
-    found = [samples[index] for index in range(count)]
+    if is_stream(samples):
+        found = first_items(samples, most)
+        if gives_batches(samples, data):
+            return found[0], [], False
+        middle = len(found) // 2
+    else:
+        found = [samples[index] for index in range(count)]  # type: ignore[index]
     collate: Callable[[list[Any]], Batch] = data.collate_of(split) or default_collate
     before = HostRngState()
     whole = collate(found)

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from trainable.object_state import ObjectState, members_of
 from trainable.object_values import value_kind
+from trainable.splits import is_stream
 
 _HELD = "held"
 _REMEDY = (
@@ -106,9 +107,9 @@ def move_modules(task: object, data: object, device: torch.device) -> None:
 
 
 def _of_data(data: object) -> list[object]:
-    """Return the parts of a `Data` that are not saved: tensors, and collections of samples."""
+    """Return the parts of a `Data` that are not saved: tensors, streams, lists of samples."""
     splits = [getattr(data, name, None) for name in ("train", "val")]
-    plain = [split for split in splits if isinstance(split, (tuple, list))]
+    plain = [split for split in splits if isinstance(split, (tuple, list)) or is_stream(split)]
     tensors = [one for split in plain if isinstance(split, tuple) for one in split]
     return [*plain, *tensors] if data is not None else []
 

@@ -32,6 +32,8 @@ from trainable.seeding import (
     seed_host,
     set_seed,
 )
+from trainable.splits import is_stream
+from trainable.streams import first_items
 from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import first_batch, is_mean, no_targets, uncalled_methods
 from trainable.task_state import modules_state
@@ -289,10 +291,13 @@ def _seeded(samples: Samples, seed: int) -> list[Any]:
     """Return the first samples, each fetched under its own seed, as the loop does."""
     if isinstance(samples, tuple):
         return [tensor[:_SAMPLES] for tensor in samples]
+    if is_stream(samples):
+        seed_host(seed)
+        return first_items(samples, _SAMPLES)
     found = []
     for index in range(min(_SAMPLES, len(samples))):  # type: ignore[arg-type]
         seed_host(derive_seed(seed, index))
-        found.append(samples[index])
+        found.append(samples[index])  # type: ignore[index]
     return found
 
 

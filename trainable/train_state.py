@@ -13,7 +13,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -33,6 +33,9 @@ from trainable.schedule import Schedule
 from trainable.sums import Sums
 from trainable.task import Task
 from trainable.task_state import TaskState, modules_state
+
+if TYPE_CHECKING:
+    from trainable.data import Position
 
 FORMAT = 2
 """Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
@@ -97,6 +100,7 @@ class TrainState:
         data: The task's samples, whose tensors are not saved.
         average: The average of the weights; None without one.
         trained_only: Save of the model only what is trained or has changed since it was built.
+        position: The position in the data, where the number of windows does not say it.
     """
 
     def __init__(
@@ -110,7 +114,9 @@ class TrainState:
         data: object = None,
         average: Average | None = None,
         trained_only: bool = False,
+        position: Position | None = None,
     ) -> None:
+        self._position = position
         self.progress = TrainProgress()
         self._model = model
         self._optimizer = optimizer
@@ -140,6 +146,7 @@ class TrainState:
         """
         more: dict[str, Any] = {"outside": self._outside.state_dict()} if self._outside else {}
         more |= {} if self._average is None else {"average": self._average.state_dict()}
+        more |= {} if self._position is None else {"position": self._position.state_dict()}
         held = {} if self._task is None else self._task.state_dict()
         modules = self._modules.state_dict()
         more |= self._weights()
@@ -219,13 +226,16 @@ class TrainState:
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
         self.progress = TrainProgress(**progress)
+        if self._position is not None:
+            self._position.load_state_dict(state["position"])
         _restore_random(state["random"])
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
         expected |= {"modules", "task", "average", "base"}
         expected |= {_TRAINED} if self._modal else set()
-        return expected | {"outside"} if self._outside else expected
+        expected |= {"outside"} if self._outside else set()
+        return expected | ({"position"} if self._position is not None else set())
 
 
 def with_reports(progress: Mapping[str, Any]) -> dict[str, Any]:

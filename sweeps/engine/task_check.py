@@ -107,10 +107,14 @@ class TaskFacts:
             f"{self.num_parameters:,} parameters, {2 * weight + optimizer:.3g} bytes per "
             f"parameter (weight {weight:.3g}, gradient {weight:.3g}, optimizer {optimizer:.3g}); "
             f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them",
-            f"{self.num_train:,} training and {self.num_val:,} validation samples",
+            f"{_number(self.num_train)} training and {_number(self.num_val)} validation samples",
             f"{self.steps_per_epoch:,} steps per epoch, {self.total_steps:,} in all",
             f"{self.precision} on {self.device}",
         ]
+
+
+def _number(samples: int) -> str:
+    return f"{samples:,}" if samples else "an unknown number of"
 
 
 class TaskInspector:

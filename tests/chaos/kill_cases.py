@@ -30,7 +30,10 @@ class Case(NamedTuple):
     precision: str
     accumulation: int
     data: str
-    """`memory`: tensors. `loader`: a data set. `processes`: a data set and two processes."""
+    """`memory`: tensors. `loader`: a data set. `processes`: a data set and two processes.
+    `weighted`, `bucketed`: the same by a sampler or a batch sampler. `stream`: through a shuffle
+    buffer, whose state is saved; `stream-processes` in two processes. `skipped`: without a state.
+    """
     clip: str
     schedule: str
     """`own`: a function of the user's."""
@@ -55,7 +58,16 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "kill": ("window", "epoch", "warmup", "evaluation", "edge", "saving", "saved"),
     "precision": ("fp32", "bf16", "fp16"),
     "accumulation": (1, 3),
-    "data": ("memory", "loader", "processes"),
+    "data": (
+        "memory",
+        "loader",
+        "processes",
+        "weighted",
+        "bucketed",
+        "stream",
+        "stream-processes",
+        "skipped",
+    ),
     "clip": ("norm", "value", "off"),
     "schedule": ("cosine", "onecycle", "plateau", "step", "linear", "wsd", "own"),
     "optimizer": ("adamw", "nesterov", "adafactor", "amsgrad", "nadam", "schedule-free", "two"),
@@ -70,25 +82,26 @@ AXES: dict[str, tuple[str | int, ...]] = {
 SLICE = (
     Case("window", "fp16", 3, "loader", "norm", "cosine", "two", "2 steps", budget="steps"),
     Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps", average="ema"),
-    Case("warmup", "fp32", 3, "memory", "norm", "own", "adamw", "2 steps", parameters="trained"),
+    Case("warmup", "fp32", 3, "weighted", "norm", "own", "adamw", "2 steps", parameters="trained"),
     Case(
         *("evaluation", "fp32", 1, "processes", "off", "wsd", "schedule-free", "2 steps"),
         hooks="hooks",
         budget="samples",
     ),
     Case(
-        *("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch"),
+        *("edge", "fp16", 1, "skipped", "value", "step", "adafactor", "3 steps"),
         average="ema",
         parameters="trained",
         budget="steps",
     ),
-    Case("saving", "bf16", 3, "loader", "norm", "plateau", "amsgrad", "1 epoch", hooks="hooks"),
+    Case("saving", "bf16", 3, "bucketed", "norm", "plateau", "amsgrad", "1 epoch", hooks="hooks"),
     Case(
-        *("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 report"),
+        *("saved", "fp32", 3, "stream-processes", "off", "cosine", "nesterov", "1 report"),
         hooks="hooks",
         average="swa",
         budget="halves",
     ),
+    Case("window", "fp32", 3, "stream", "off", "cosine", "nesterov", "3 steps", hooks="hooks"),
 )
 
 
@@ -110,8 +123,8 @@ def select(seed: int = SEED, count: int = COUNT) -> list[Case]:
         raise ValueError(f"{count} cases cannot hold all pairs; it takes {len(chosen)}")
     while len(chosen) < count:
         case = Case(*(draw.choice(values) for values in AXES.values()))  # type: ignore[arg-type]
-        with_processes = sum(c.data == "processes" for c in chosen)
-        if case.data != "processes" or with_processes < _MOST_WITH_PROCESSES:
+        with_processes = sum(c.data.endswith("processes") for c in chosen)
+        if not case.data.endswith("processes") or with_processes < _MOST_WITH_PROCESSES:
             chosen[case] = None
     return list(chosen)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.chaos.kill_cases import Case
+from tests.chaos.sampled_data import sampled
 from tests.optimizers import TwoOptimizers
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
@@ -70,7 +71,8 @@ class Fragile(Task):
     """Trains, remembers what it was given, and calls `kill` at one of its forward passes.
 
     Args:
-        augmented: A data set with augmentation; otherwise tensors, augmented in the loss.
+        data: `memory` for tensors, augmented in the loss; otherwise a data set with augmentation,
+            and how its samples come.
         frozen: The first layer is not trained.
         die_at: The training forward pass (from 1) in the middle of which `kill` is called.
         die_at_evaluation: The same for evaluations.
@@ -80,13 +82,13 @@ class Fragile(Task):
     def __init__(
         self,
         *,
-        augmented: bool,
+        data: str,
         frozen: bool = False,
         die_at: int = _NEVER,
         die_at_evaluation: int = _NEVER,
         kill: Callable[[], None],
     ) -> None:
-        self._augmented, self._frozen = augmented, frozen
+        self._augmented, self._data, self._frozen = data != "memory", data, frozen
         self._left, self._left_of_evaluations = die_at, die_at_evaluation
         self._kill = kill
         self.seen: list[bytes] = []
@@ -111,7 +113,7 @@ class Fragile(Task):
         targets = torch.randint(3, (SAMPLES,), generator=generator)
         targets[::7] = -100
         train = Augmented(inputs, targets) if self._augmented else (inputs, targets)
-        return Data(train=train, val=(inputs, targets))
+        return sampled(self._data, train, (inputs, targets))
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         inputs, targets = batch
@@ -227,7 +229,7 @@ def configure(case: Case) -> TrialConfig:
                 "optimizer": optimizer,
                 "schedule": schedule,
                 "clip": clip,
-                "loader": {"num_workers": 2 if case.data == "processes" else 0},
+                "loader": {"num_workers": 2 if case.data.endswith("processes") else 0},
                 "layer_norms_every": 3,
             },
         }
@@ -256,7 +258,9 @@ def open_case(
         }.get(case.kill, {})
         # The question "were you interrupted?" is put after each step but a report's last, and
         # once more when the report is closed: four times an epoch here, with fp16's skipped ones.
-        steps = {"warmup": 3, "epoch": 10, "edge": 8}.get(case.kill, 0)
+        # A stream does not say which step is its last: five times then.
+        more = {"stream": 1, "skipped": 1, "stream-processes": 1}.get(case.data, 0)
+        steps = {"warmup": 3, "epoch": 10 + 2 * more, "edge": 8 + 2 * more}.get(case.kill, 0)
     kind = {
         (False, False): Fragile,
         (True, False): Hooked,
@@ -264,7 +268,7 @@ def open_case(
         (True, True): HookedOfTwo,
     }[case.hooks == "hooks", case.optimizer == "two"]
     task = kind(
-        augmented=case.data != "memory",
+        data=case.data,
         frozen=case.parameters == "trained",
         kill=die if kill else _nothing,
         **where,

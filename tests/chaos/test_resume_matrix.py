@@ -52,4 +52,4 @@ def test_selection_covers_every_pair() -> None:
     axes = [len(values) for values in AXES.values()]
     assert len(met) == (sum(axes) ** 2 - sum(n * n for n in axes)) // 2
     assert len(CASES) == len(set(CASES)) >= 200
-    assert sum(case.data == "processes" for case in CASES) >= 15
+    assert sum(case.data.endswith("processes") for case in CASES) >= 15

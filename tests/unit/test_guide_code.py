@@ -24,6 +24,7 @@ _PAGES = (
     "docs/guides/own-loop.md",
     "docs/guides/hooks-and-logging.md",
     "docs/guides/optimizers-and-schedules.md",
+    "docs/guides/data.md",
 )
 _BLOCKS = [
     block

@@ -280,7 +280,10 @@ class Stream(torch.utils.data.IterableDataset):
         ),
         (Data(train=(torch.ones(0),), val=(torch.ones(1),)), "train has no samples"),
         (Data(train=(torch.ones(1), 3), val=(torch.ones(1),)), "does not hold tensors only"),
-        (Data(train=(torch.ones(1),), val=Stream()), "val is an IterableDataset"),
+        (
+            Data(train=(torch.ones(1),), val=iter(Stream())),
+            "or a stream: an IterableDataset, or an iterable with",
+        ),
         (Data(train=(torch.ones(1),), val=[]), "val has no samples"),
         (Data(train=7, val=[1]), "object of type int; give a Dataset"),
     ],

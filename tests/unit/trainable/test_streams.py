@@ -1,0 +1,305 @@
+"""Streams and samplers: what is trained, resumed and refused."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import sys
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.chaos.sampled_data import sampled
+from tests.unit.trainable.conftest import Noisy, Toy
+from tests.unit.trainable.test_resume import Crash, _crash_at, _curve, _equal, _run
+from trainable.config import TrialConfig
+from trainable.errors import CheckpointError, ConfigError, TrainingError
+from trainable.inspect_task import inspect_config
+from trainable.task import Data
+
+pytestmark = pytest.mark.filterwarnings("ignore:a resumed run reads the stream train again")
+
+
+class Sampled(Toy):
+    """The toy task with augmentation, whose data come in one of several ways."""
+
+    def __init__(self, kind, **options):
+        super().__init__(augmented=True, **options)
+        self.kind = kind
+
+    def build_data(self):
+        plain = super().build_data()
+        return sampled(self.kind, plain.train, TensorDataset(*plain.val))
+
+
+KINDS = [
+    *itertools.product(["weighted", "ragged", "stream", "skipped"], [0]),
+    ("weighted", 2),
+    ("ragged", 2),
+    ("stream", 3),
+    ("skipped", 2),
+]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize(("kind", "workers"), KINDS)
+def test_crashed_run_resumes_exactly(tmp_path, opened, configure, kind, workers):
+    """At each of several places; samplers also as without loader processes."""
+    config = configure(every="1 step", loader={"num_workers": workers})
+    alone = configure(every="1 step") if kind in ("weighted", "ragged") else config
+    whole = opened(alone, tmp_path / "whole", Sampled(kind))
+    _run(whole)
+    whole.close()
+    for crash_at in (3, 5) if workers else (1, 4, 5, 7):
+        directory = tmp_path / f"cut-{crash_at}"
+        crashed = opened(config, directory, Sampled(kind), should_stop=_crash_at(crash_at))
+        with pytest.raises(Crash):
+            _run(crashed)
+        crashed.close()
+        torch.manual_seed(99)
+        resumed = opened(config, directory, Sampled(kind))
+        assert resumed.resumed_at > 0 or crash_at == 1
+        _run(resumed)
+        resumed.close()
+        assert _equal(whole.state.state_dict(), resumed.state.state_dict()), crash_at
+        assert _curve(tmp_path / "whole") == _curve(directory), crash_at
+    assert not multiprocessing.active_children()
+
+
+def _untold(stream):
+    raise TypeError(f"{stream} has no length")
+
+
+class Endless(Sampled):
+    """Its training stream does not tell its length."""
+
+    def build_data(self):
+        data = super().build_data()
+        kind = type("Untold", (type(data.train),), {"__len__": _untold})
+        data.train.__class__ = kind
+        return data
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("stream", 0), ("skipped", 2)])
+def test_stream_of_unknown_length_resumes_exactly(tmp_path, opened, configure, kind, workers):
+    """Reports fall within passes over the stream, and passes end between reports."""
+    budget = {"budget": {"steps": 11, "report_every": 3}}
+    config = configure(every="1 step", loader={"num_workers": workers})
+    config = type(config).model_validate({**config.model_dump(), **budget})
+    whole = opened(config, tmp_path / "whole", Endless(kind))
+    assert [report.step for report in _run(whole)] == [3, 6, 9, 11]
+    whole.close()
+    for crash_at in (4, 6):
+        directory = tmp_path / f"cut-{crash_at}"
+        crashed = opened(config, directory, Endless(kind), should_stop=_crash_at(crash_at))
+        with pytest.raises(Crash):
+            _run(crashed)
+        crashed.close()
+        resumed = opened(config, directory, Endless(kind))
+        _run(resumed)
+        resumed.close()
+        assert _equal(whole.state.state_dict(), resumed.state.state_dict()), crash_at
+        assert _curve(tmp_path / "whole") == _curve(directory), crash_at
+
+
+def _config(tmp_path, monkeypatch, configure, source, *, sweep=None, **train):
+    (tmp_path / "streams_task.py").write_text(HEAD + source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "streams_task", raising=False)
+    changes = {"task": {"name": "streams_task:It"}, **(sweep or {})}
+    return TrialConfig.model_validate(configure(**train).model_dump() | changes)
+
+
+HEAD = """
+import random, torch
+from torch.utils.data import (BatchSampler, DataLoader, DistributedSampler, IterableDataset,
+                              RandomSampler, SequentialSampler, TensorDataset)
+from trainable import Data, Task
+
+plain = TensorDataset(torch.randn(40, 5), torch.zeros(40, dtype=torch.long))
+
+
+class Base(Task):
+    def build_model(self):
+        return torch.nn.Linear(5, 3)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (plain[index] for index in range(40))
+
+    def __len__(self):
+        return 40
+"""
+LATE = """
+class Late(Stream):
+    at = 0
+
+    def __iter__(self):
+        while self.at < 40:
+            yield plain[self.at]
+            self.at += 1  # after the yield: one sample too late
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class It(Base):
+    def build_data(self):
+        return Data(Late(), plain)
+"""
+OWN = """
+class Own(Stream):
+    def __iter__(self):
+        order = list(range(40))
+        random.Random(id(object())).shuffle(order)
+        self.calls = getattr(self, "calls", 0) + 1
+        return (plain[(index + self.calls) % 40] for index in order)
+
+
+class It(Base):
+    def build_data(self):
+        return Data(Own(), plain)
+"""
+COUNTING = """
+class Counting(RandomSampler):
+    calls = 0
+
+    def __iter__(self):
+        self.calls += 1
+        return iter(range(self.calls % 7, 40))
+
+
+class It(Base):
+    def build_data(self):
+        return Data(plain, plain, sampler=Counting(plain))
+"""
+DATA = """
+class It(Base):
+    def build_data(self):
+        return Data({})
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "train", "message"),
+    [
+        (LATE, {}, "Late continues with other samples after load_state_dict.*resume: skip"),
+        (OWN, {}, "Own gives other samples when an epoch is read again"),
+        (COUNTING, {}, "Counting chooses other samples when it is asked again"),
+        (
+            DATA.format("plain, plain, sampler=range(41)"),
+            {},
+            "indices from 0 to 40, and train has 40 samples",
+        ),
+        (
+            DATA.format("plain, plain, sampler=BatchSampler(SequentialSampler(plain), 4, False)"),
+            {},
+            "a sampler gives indices; correct it, or give it as batch_sampler=",
+        ),
+        (
+            DATA.format("plain, plain, sampler=[1], batch_sampler=[[1]]"),
+            {},
+            "sampler and batch_sampler are both given",
+        ),
+        (
+            DATA.format("Stream(), plain, sampler=[1]"),
+            {},
+            "sampler is given and train is a stream",
+        ),
+        (
+            DATA.format("plain, plain, sampler=DistributedSampler(plain, 2, 0)"),
+            {},
+            "DistributedSampler for 2 processes; a run trains in one process",
+        ),
+        (
+            DATA.format("Stream(), plain"),
+            {"loader": {"resume": "exact"}},
+            "a stream of type Stream without state_dict",
+        ),
+    ],
+)
+def test_data_that_cannot_resume_exactly_are_refused(
+    tmp_path, monkeypatch, configure, source, train, message
+):
+    config = _config(tmp_path, monkeypatch, configure, source, **train)
+    with pytest.raises(TrainingError, match=message):
+        inspect_config(config)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "plain, plain, batch_sampler=BatchSampler(RandomSampler(plain), 5, False)",
+        "DataLoader(plain, 5), plain",
+    ],
+)
+def test_searched_batch_size_without_effect_is_refused(tmp_path, monkeypatch, configure, source):
+    config = _config(tmp_path, monkeypatch, configure, DATA.format(source))
+    other = config.model_copy(update={"train": configure(batch_size=24).train})
+    with pytest.raises(ConfigError, match=r"is searched, and .* all trials would train alike"):
+        inspect_config(config, other)
+    assert inspect_config(config, config)["steps_per_epoch"] == 8
+
+
+@pytest.mark.parametrize("budget", [{"epochs": 2}, {"samples": 80, "report_every": 40}])
+def test_unknown_length_needs_a_budget_in_steps(tmp_path, monkeypatch, configure, budget):
+    source = "    __len__ = None\n" + DATA.format("DataLoader(Stream(), 5), plain")
+    config = _config(tmp_path, monkeypatch, configure, source, sweep={"budget": budget})
+    with pytest.raises(ConfigError, match=r"budget: \{steps: 20000, report_every: 500\}"):
+        inspect_config(config)
+    steps = {"budget": {"steps": 6, "report_every": 3}}
+    config = _config(tmp_path, monkeypatch, configure, source, sweep=steps)
+    assert inspect_config(config)["total_steps"] == 6
+
+
+def test_other_number_of_stream_readers_is_refused(tmp_path, opened, configure):
+    config = configure(every="1 step")
+    crashed = opened(config, tmp_path, Sampled("stream"), should_stop=_crash_at(2))
+    with pytest.raises(Crash):
+        _run(crashed)
+    with pytest.raises(CheckpointError, match="read by 0 loader processes and now there are 2"):
+        opened(configure(loader={"num_workers": 2}), tmp_path, Sampled("stream"))
+
+
+def test_batches_of_a_loader_are_micro_batches(tmp_path, opened, configure):
+    """Whatever its batch size: `accumulation` of them make a step."""
+    steps = []
+
+    class Loaded(Toy):
+        def build_data(self):
+            data = super().build_data()
+            train = DataLoader(TensorDataset(*data.train), 10, shuffle=True)
+            return Data(train, DataLoader(TensorDataset(*data.val), 10))
+
+        def loss(self, model, batch):
+            if model.training:
+                steps[-1].append(len(batch[0]))
+            return super().loss(model, batch)
+
+    trainer = opened(configure(epochs=1, accumulation=2), tmp_path, Loaded())
+    trainer._step.optimizer.register_step_post_hook(lambda *_: steps.append([]))
+    steps.append([])
+    _run(trainer)
+    assert steps == [[10, 10], [10, 10], [3], []]
+    assert trainer.state.progress.samples == 43
+
+
+def test_same_sample_is_augmented_anew_each_time(tmp_path, opened, configure):
+    seen = []
+
+    class Twice(Toy):
+        def build_data(self):
+            return Data(Noisy(5), TensorDataset(*super().build_data().val), sampler=[1] * 12)
+
+        def loss(self, model, batch):
+            if model.training:
+                seen.append(batch[0])
+            return super().loss(model, batch)
+
+    _run(opened(configure(epochs=1), tmp_path, Twice()))
+    assert len(seen[0].unique(dim=0)) == 12

@@ -1,0 +1,514 @@
+"""Windows read from a stream, which resume in the middle of an epoch.
+
+Each window is read and collated under its own seed, a function of the run's seed, the epoch, the
+loader process and the window's number. So what a stream draws from the generators of Python, NumPy
+and torch depends neither on training nor on interruptions.
+
+A checkpoint keeps the stream's own state, if it has one, as it was after the last trained window.
+Loader processes send it with each window, because they have read ahead. A stream without a state
+is read again from the epoch's start, and the trained samples are dropped. Loader processes start
+anew in each epoch, each with its own copy of the stream. What must not live here: samples with an
+index (`data.py`), or what counts as a stream (`splits.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from trainable.batches import move, pin
+from trainable.config import LoaderConfig, TrainConfig
+from trainable.data import MicroBatches, end_with_parent
+from trainable.errors import CheckpointError, ConfigError, TaskError
+from trainable.object_values import decode, encode
+from trainable.seeding import (
+    HostRngState,
+    derive_seed,
+    preserved_host_rng,
+    seed_generators_of,
+    seed_host,
+)
+from trainable.splits import begins_anew, gives_batches, has_state, length_of
+from trainable.task import Batch, Data
+from trainable.task_code import task_code
+from trainable.train_state import check_state
+
+
+@dataclass
+class StreamPlan:
+    """What is known of a stream before its end.
+
+    Attributes:
+        samples: Samples of an epoch; 0 if the stream does not say.
+        batch_size: Samples of a window; 1 if the stream gives batches.
+        batched: Whether the stream gives batches.
+        windows: About the optimizer steps of an epoch; 0 if the stream does not say.
+        last_size: Samples of the window that was given last.
+    """
+
+    samples: int
+    batch_size: int
+    batched: bool
+    windows: int
+    last_size: int = 0
+
+    def num_windows(self, epoch: int) -> int:
+        """Return 0: only the stream's end tells."""
+        del epoch
+        return 0
+
+    def size(self, window: int) -> int:
+        """Samples of the window that was given last."""
+        del window
+        return self.last_size
+
+
+@dataclass(frozen=True)
+class StreamFormat:
+    """How the items of a stream become windows.
+
+    Attributes:
+        seed: The run's seed.
+        split: `train` or `val`; the two draw different random numbers.
+        items: Items of a window.
+        micro_items: Items of a forward pass.
+        batched: Items are batches.
+        collate: Makes a batch of a list of samples.
+        drop_last: Leave out a last window that is short.
+        skips: Resume by reading again, even if the stream has a state.
+        most: Read only so many windows; None: all.
+    """
+
+    seed: int
+    split: str
+    items: int
+    micro_items: int
+    batched: bool
+    collate: Callable[[list[Any]], Batch]
+    drop_last: bool
+    skips: bool
+    most: int | None = None
+
+
+class _Place(NamedTuple):
+    """Where the reading of one process is: after `windows` windows of `items` items in all."""
+
+    windows: int = 0
+    items: int = 0
+    state: Any = None
+    """The stream's own state, encoded; None if it has none."""
+    ended: bool = False
+    """Whether the stream has ended; its state is then the one with which the next epoch begins."""
+
+
+class _Window(MicroBatches):
+    """A window, and where the stream is after it. Without micro-batches it carries only that."""
+
+    def __init__(
+        self, batches: Iterator[Batch] | list[Batch], size: int, reader: int, place: _Place | None
+    ) -> None:
+        super().__init__(batches)
+        self.size, self.reader, self.place = size, reader, place
+
+    def pin_memory(self) -> _Window:
+        """Return the window with its tensors in pinned memory."""
+        return _Window(list(map(pin, self)), self.size, self.reader, self.place)
+
+
+class StreamReader:
+    """Reads the windows of an epoch in one process.
+
+    Args:
+        stream: The task's stream, or a loader process' copy of it.
+        format: How its items become windows.
+        number: Of the loader process, from 0.
+        epoch: Counted from 0.
+        place: Where to continue; None: at the epoch's start.
+    """
+
+    def __init__(
+        self, stream: Any, format: StreamFormat, number: int, epoch: int, place: _Place | None
+    ) -> None:
+        self._stream, self._format = stream, format
+        self._number, self._epoch = number, epoch
+        self._has_state = has_state(stream) and not format.skips
+        self._windows = self._items = 0
+        self._ended = False
+        self._ahead: tuple[Any, HostRngState] | None = None
+        place = place or _Place()
+        with preserved_host_rng():
+            self._start(place)
+            self._skip_to(place.items)
+
+    def _start(self, place: _Place) -> None:
+        stream = self._stream
+        with task_code(f"{self._format.split}: the start of the stream"):
+            self._seed("start")
+            if callable(getattr(stream, "set_epoch", None)):
+                stream.set_epoch(self._epoch)
+            else:  # alike in all loader processes, which may share out what it shuffles
+                own = derive_seed(self._format.seed, self._format.split, self._epoch, "own")
+                seed_generators_of(stream, own)
+            if place.state is not None and self._has_state:
+                _load_state(stream, place.state)
+                self._windows, self._items = place.windows, place.items
+            self._iterator = iter(stream)
+
+    def _skip_to(self, wanted: int) -> None:
+        format = self._format
+        while self._items < wanted:
+            if not self._take(min(format.items, wanted - self._items)):
+                raise CheckpointError(
+                    f"{format.split}: the stream ended after {self._items} items of epoch "
+                    f"{self._epoch + 1}, and {wanted} had been trained before the interruption; "
+                    "a stream without a state is read again and must give the same items; give "
+                    "it state_dict() and load_state_dict(), or start a new run"
+                )
+
+    def place(self) -> _Place:
+        """Return where the reading is now.
+
+        Afterwards reads one item ahead: if there is none, the state must be that after the end.
+        """
+        state = _save_state(self._stream) if self._has_state else None
+        place = _Place(self._windows, self._items, state, self._ended)
+        if self._ended or self._ahead is not None:
+            return place
+        with preserved_host_rng():
+            items = self._read_items(1)
+            if items:
+                self._ahead = items[0], HostRngState()
+                return place
+        self._ended = True
+        return self.place()
+
+    def read(self) -> _Window | None:
+        """Return the next window, without its place; None at the end."""
+        format = self._format
+        with preserved_host_rng():
+            items = self._take(format.items)
+            if not items or (format.drop_last and len(items) < format.items):
+                return None
+            if format.batched:
+                return _Window(items, sum(map(_batch_length, items)), self._number, None)
+            with task_code(f"{format.split}: collate"):
+                self._seed("collate", self._windows - 1)
+                size = format.micro_items
+                parts = [items[first : first + size] for first in range(0, len(items), size)]
+                return _Window(
+                    [format.collate(part) for part in parts], len(items), self._number, None
+                )
+
+    def _take(self, most: int) -> list[Any]:
+        items: list[Any] = []
+        if self._ahead is not None:
+            item, generators = self._ahead
+            self._ahead = None
+            generators.restore()
+            items = [item, *self._continue_items(most - 1)]
+        elif not self._ended:
+            items = self._read_items(most)
+        self._windows += 1
+        self._items += len(items)
+        self._ended = len(items) < most
+        return items
+
+    def _read_items(self, most: int) -> list[Any]:
+        """Read the first items of the next window, under its seed."""
+        self._seed("window", self._windows)
+        return self._continue_items(most)
+
+    def _continue_items(self, most: int) -> list[Any]:
+        format = self._format
+        with task_code(f"{format.split}: window {self._windows + 1} of epoch {self._epoch + 1}"):
+            return list(islice(self._iterator, most))
+
+    def _seed(self, *parts: int | str) -> None:
+        format = self._format
+        seed_host(derive_seed(format.seed, format.split, self._epoch, self._number, *parts))
+
+
+class StreamSource:
+    """Windows of a stream, read in this process or in loader processes.
+
+    Args:
+        stream: The task's stream.
+        plan: What is known of its length.
+        format: How its items become windows.
+        device: The device of the batches.
+        loader: Options of the DataLoader, if there are loader processes.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        plan: StreamPlan,
+        format: StreamFormat,
+        *,
+        device: torch.device,
+        loader: LoaderConfig,
+    ) -> None:
+        self.plan, self.position = plan, self
+        self.stream, self.format = stream, format
+        self._device, self._options = device, loader
+        # A DataLoader has loader processes of its own, which a loader process could not start.
+        self._workers = 0 if isinstance(stream, DataLoader) else loader.num_workers
+        self._epoch, self._ended = -1, False
+        self._last_reader = 0
+        self._places: list[_Place | None] = [None] * max(1, self._workers)
+        self._restored = False
+        self._reader: StreamReader | None = None
+        self._loaded: Iterator[_Window] | None = None
+
+    def windows(self, epoch: int, start: int = 0) -> Iterator[MicroBatches]:
+        """Yield the windows of an epoch: after a restored position, or else from its start."""
+        places = self._places_at_start(epoch)
+        resumed = any(place is not None and place.items for place in places)
+        if start and not resumed:
+            raise CheckpointError(
+                f"{self.format.split}: the position in the stream after {start} windows of "
+                f"epoch {epoch + 1} is not known; resume from the checkpoint of an epoch's end"
+            )
+        self._reader = None
+        first = (self._last_reader + 1) % len(places) if resumed else 0
+        self._epoch, self._ended, self._last_reader = epoch, False, first - 1
+        self._places = places
+        read = self._read_apart(places, first) if self._workers else self._read_here(places[0])
+        came = False
+        for window in islice(read, self.format.most):
+            came = True
+            self.plan.last_size = window.size
+            yield MicroBatches(map(self._move, window))
+        if not came and not resumed:
+            raise TaskError(
+                f"{self.format.split}: the stream gave no samples in epoch {epoch + 1}; each "
+                "epoch calls iter() again and reads from the start; let __iter__() begin anew"
+            )
+        self._ended = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the window that was given last.
+
+        Raises:
+            TaskError: The stream's state has objects other than tensors and plain data.
+        """
+        if self._reader is not None:
+            self._places[0] = self._reader.place()
+        places = [None if place is None else list(place) for place in self._places]
+        return {
+            "seed": self.format.seed,
+            "workers": self._workers,
+            "epoch": self._epoch,
+            "ended": self._ended,
+            "last_reader": self._last_reader,
+            "places": places,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position.
+
+        Raises:
+            CheckpointError: Another number of loader processes read the stream.
+        """
+        if state["workers"] != self._workers:
+            raise CheckpointError(
+                f"the stream was read by {state['workers']} loader processes and now there are "
+                f"{self._workers}; their number decides which samples come when; continue with "
+                f"train.loader.num_workers: {state['workers']}"
+            )
+        self._reader = None
+        self._epoch, self._ended = state["epoch"], state["ended"]
+        self._last_reader, self._restored = state["last_reader"], True
+        self._places = [None if place is None else _Place(*place) for place in state["places"]]
+
+    def close(self) -> None:
+        """End the loader processes."""
+        shut_down = getattr(self._loaded, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+        self._loaded = self._reader = None
+
+    def _places_at_start(self, epoch: int) -> list[_Place | None]:
+        """Return where each process begins: in mid-epoch, or with its state at the last end."""
+        restored, self._restored = self._restored, False
+        nothing: list[_Place | None] = [None] * len(self._places)
+        if restored and self._epoch == epoch and not self._ended:
+            return self._places
+        follows = self._ended and self._epoch == epoch - 1
+        if not follows or begins_anew(self.stream):
+            return nothing
+        if not restored and not self._workers:
+            return nothing  # the object itself goes on
+        return [None if p is None else _Place(state=p.state) for p in self._places]
+
+    def _read_here(self, place: _Place | None) -> Iterator[_Window]:
+        if place is not None and place.ended:
+            if place.state is not None and not begins_anew(self.stream):
+                _load_state(self.stream, place.state)
+            return
+        self._reader = StreamReader(self.stream, self.format, 0, self._epoch, place)
+        while (window := self._reader.read()) is not None:
+            yield window
+
+    def _read_apart(self, places: list[_Place | None], first: int) -> Iterator[_Window]:
+        """Read in loader processes, which take turns from process `first` on."""
+        self.close()
+        options = self._options
+        pinned = self._device.type == "cuda" if options.pin_memory is None else options.pin_memory
+        loader: DataLoader[Any] = DataLoader(
+            _Readers(self.stream, self.format, self._epoch, places, first),
+            batch_size=None,
+            num_workers=self._workers,
+            prefetch_factor=options.prefetch_factor,
+            pin_memory=pinned and self._device.type == "cuda",
+            generator=torch.Generator().manual_seed(0),  # keeps the global one unchanged
+            worker_init_fn=end_with_parent,
+        )
+        self._loaded = iter(loader)
+        for window in self._loaded:
+            if window.place is not None:
+                self._places[window.reader] = window.place
+            if window:
+                self._last_reader = window.reader
+                yield window
+
+    def _move(self, batch: Batch) -> Batch:
+        return batch if self._device.type == "cpu" else move(batch, self._device)
+
+
+class _Readers(IterableDataset[Any]):
+    """The stream in a loader process; yields windows with their places.
+
+    DataLoader asks the processes in turn, from the first on. Those before the process whose turn
+    it is yield an empty window first.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        format: StreamFormat,
+        epoch: int,
+        places: list[_Place | None],
+        first: int,
+    ) -> None:
+        self._stream, self._format, self._epoch = stream, format, epoch
+        self._places, self._first = places, first
+
+    def __iter__(self) -> Iterator[_Window]:
+        info = get_worker_info()
+        assert info is not None
+        number = info.id
+        if number < self._first:
+            yield _Window([], 0, number, None)
+        start = self._places[number]
+        if start is not None and start.ended:
+            return
+        reader = StreamReader(self._stream, self._format, number, self._epoch, start)
+        while (window := reader.read()) is not None:
+            window.place = reader.place()
+            yield window
+
+
+def open_stream(
+    data: Data,
+    split: Literal["train", "val"],
+    config: TrainConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    batches: int | None = None,
+) -> StreamSource:
+    """Open a split that is a stream.
+
+    Args:
+        data: The task's data.
+        split: `train` or `val`.
+        config: The training loop.
+        seed: The seed of this split.
+        device: The device of the batches.
+        batches: Read only so many batches, of `train.batch_size` samples; None: all.
+
+    Raises:
+        ConfigError: It has no state and `train.loader.resume` is `exact`.
+    """
+    stream, loader = getattr(data, split), config.loader
+    if split == "train" and loader.resume == "exact" and not has_state(stream):
+        raise ConfigError(
+            f"exact, and train is {stream_name(stream)} without state_dict() and "
+            "load_state_dict(): a resumed run would read it again from the epoch's start; define "
+            "both, or write train.loader.resume: skip",
+            key="train.loader.resume",
+        )
+    batched = gives_batches(stream, data)
+    is_train = split == "train"
+    # Evaluation uses micro-batches, which are known to fit into memory.
+    items = config.batch_size if is_train else config.micro_batch_size
+    micro_items = config.micro_batch_size
+    if batched:
+        items, micro_items = (config.accumulation if is_train else 1), 1
+    format = StreamFormat(
+        seed=seed,
+        split=split,
+        items=items,
+        micro_items=micro_items,
+        batched=batched,
+        collate=data.collate_of(split) or default_collate,
+        drop_last=is_train and loader.drop_last,
+        skips=loader.resume == "skip",
+        most=batches if batches is None or batched else batches * config.batch_size // items,
+    )
+    length = length_of(stream) or 0
+    whole, rest = divmod(length, items)
+    windows = whole + (rest > 0 and not format.drop_last)
+    plan = StreamPlan(0 if batched else length, 1 if batched else items, batched, windows)
+    return StreamSource(stream, plan, format, device=device, loader=loader)
+
+
+def first_items(stream: Any, most: int) -> list[Any]:
+    """Return the first items of a stream."""
+    with task_code("the first samples of the stream"):
+        return list(islice(iter(stream), most))
+
+
+def _save_state(stream: Any) -> Any:
+    with task_code("state_dict() of the stream"):
+        state = encode(stream.state_dict())
+    try:
+        check_state(state, "state_dict() of the stream")
+    except CheckpointError as problem:
+        raise TaskError(str(problem)) from None
+    return state
+
+
+def _load_state(stream: Any, state: Any) -> None:
+    with task_code("load_state_dict() of the stream"):
+        stream.load_state_dict(decode(state, None, torch.device("cpu")))
+
+
+def _batch_length(batch: Any) -> int:
+    """Return the samples of a batch: the length of its first tensor; 1 without a tensor."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    parts = batch.values() if isinstance(batch, dict) else batch
+    if isinstance(batch, dict | list | tuple):
+        return next((_batch_length(part) for part in parts if _has_tensor(part)), 1)
+    return 1
+
+
+def _has_tensor(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_tensor, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_tensor, value))
+    return isinstance(value, Tensor)
+
+
+def stream_name(stream: object) -> str:
+    """Return what messages call a stream."""
+    return f"a stream of type {type(stream).__name__}"
