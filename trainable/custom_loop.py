@@ -42,6 +42,7 @@ from trainable.precision import device_name
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import translate_torch_errors
 from trainable.storage.locate import files_of
+from trainable.sums import Reduce
 from trainable.task_code import task_code
 from trainable.task_registry import nearest
 from trainable.train_state import check_state
@@ -84,17 +85,26 @@ class Context:
     data_seed: int = 0
     _log: Log = field(default_factory=Log, repr=False, compare=False)
 
-    def log(self, name: str, value: float | torch.Tensor) -> None:
-        """Log a number with the next report; several values before it become their mean.
+    def log(
+        self,
+        name: str,
+        value: float | torch.Tensor,
+        *,
+        reduce: Reduce = "mean",
+        weight: float | torch.Tensor | None = None,
+    ) -> None:
+        """Log a number with the next report; several values before it become their mean or sum.
 
         Args:
             name: Such as `train/aux_loss`; not a name that the run itself reports.
             value: One number; a tensor stays on its device until the report.
+            reduce: `mean` or `sum`.
+            weight: The value's weight in the mean, such as the number of targets in the batch.
 
         Raises:
-            TaskError: The name or the value cannot be recorded.
+            TaskError: The name, the value or an option cannot be recorded.
         """
-        self._log.add(name, value)
+        self._log.add(name, value, reduce=reduce, weight=weight)
 
     def log_file(self, path: str | Path, name: str | None = None) -> None:
         """Keep a copy of a file with the run; the tracking server receives it when the run ends.

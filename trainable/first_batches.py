@@ -24,6 +24,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.diagnostics import LayerNorms, memory_in_use
 from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError, TrainingError
 from trainable.evaluation import as_metrics, run_evaluation
+from trainable.hooks import Hooks
 from trainable.logged import Log, collecting, means, merge_logged
 from trainable.optim import Clipper
 from trainable.seeding import preserved_host_rng
@@ -83,18 +84,22 @@ class FirstBatches:
         """Take one step, and some more for their time; return whether the first succeeded."""
         parts, config = self._parts, self._config.train
         step = _step_without_update(parts, config)
+        hooks = Hooks(parts.task, log, parts.model, step.parameters)
         windows = chain(parts.train.windows(0), parts.train.windows(1))
         with self._attempt("the first training batch", certain=True) as tried, task_code():
             seconds: list[float] = []
+            hooks.epoch_start(0)
             for number, window in enumerate(islice(windows, _REPEATS), start=1):
                 seconds.append(self._timed(step, window, number))
+                hooks.step_end(number)
                 tried.append(True)
                 if sum(seconds) > _ENOUGH_SECONDS:
                     break
             self.costs["step_seconds"] = min(seconds)
+            hooks.epoch_end(0)
         if not tried:
             return False
-        (logged,) = means([log.take()])
+        logged = log.take() | log.take_epoch()
         layers = LayerNorms(step.model, step.parameters).present()
         self._reported |= logged.keys() | reported_names(parts, config, layers)
         self.costs["process_bytes"] = _process_bytes()

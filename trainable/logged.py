@@ -13,10 +13,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from trainable.errors import TaskError
 from trainable.metrics_file import ARTIFACTS, Row, read_logged
 from trainable.storage.durable import replace_file
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
+from trainable.sums import Number, Over, Reduce, Sums, add_value
+from trainable.sums import means as means
 
 NOTED = "noted.json"
 """The file in a run's directory with the parameters and tags that its code logged."""
@@ -40,19 +42,17 @@ _RESERVED = re.compile(
     r"epoch|num_skipped_steps|train/(loss|grad_norm|lr|clip_fraction|samples_per_second|seconds"
     r"|device_seconds)|(best|grad_norm|memory|param|num_infinite)/.*"
 )
-Sums = dict[str, tuple[float | Tensor, int]]
-"""For each name, the sum and the number of its values."""
-
 _LOGS: dict[int, Log] = {}
 """The log of each task in training, by the task's id. The attributes of a task belong to the user,
 so the log is not one of them."""
 
 
 class Log:
-    """Collects what a run's code logs until the next report. Values of one name are averaged.
+    """Collects what a run's code logs: for the row of a step, or for the report of an epoch.
 
     Attributes:
-        prefix: Put before each name: `val/` during evaluation.
+        prefix: Put before each name: `val/` during evaluation, which is summed as a whole.
+        in_epoch_hook: Whether all values count for the epoch.
         directory: The run's directory; None without one.
         step: The run's current step.
         own_steps: Names for which the user's code gave a step.
@@ -61,32 +61,55 @@ class Log:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._sums: Sums = {}
+        self._epoch: Sums = {}  # of the steps that were taken
+        self._epoch_now: Sums = {}  # and of the present one
         self._rows: list[Row] = []
-        self._names: set[tuple[str, str]] = set()
+        self._names: dict[tuple[str, str], tuple[Over, Reduce]] = {}
         self.prefix = ""
+        self.in_epoch_hook = False
         self.directory: Path | None = None
         self.step = 0
         self.own_steps: set[str] = set()
         self._values: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
         self._unreported: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
 
-    def add(self, name: str, value: object) -> None:
+    def add(
+        self,
+        name: str,
+        value: object,
+        *,
+        over: Over = "step",
+        reduce: Reduce = "mean",
+        weight: object = None,
+    ) -> None:
         """Add a value of a metric. A tensor on a device stays there.
 
         Raises:
-            TaskError: The name cannot be used, or the value is not one number.
+            TaskError: The name or an option cannot be used, or the value is not one number.
         """
         self._check_process(name)
-        if (self.prefix, name) not in self._names:
-            self._check(name)
+        if self.in_epoch_hook:
+            over = "epoch"
+        if self.prefix:
+            over = "step"
+        how = self._names.get((self.prefix, name))
+        if how is None:
+            self._check(name, over, reduce)
+        elif how != (over, reduce):
+            raise TaskError(
+                f"log({name!r}) was called with over={over!r}, reduce={reduce!r}, and before with "
+                f"over={how[0]!r}, reduce={how[1]!r}; a name has one meaning; choose another name "
+                "for one of them"
+            )
+        if weight is not None and reduce == "sum":
+            raise TaskError(
+                f"log({name!r}) was given a weight and reduce='sum'; only a mean has weights; "
+                "leave out one of them"
+            )
         key = name if name.startswith(self.prefix) else self.prefix + name
-        number: float | Tensor
-        if isinstance(value, Tensor) and value.device.type != "cpu" and _is_real_number(value):
-            number = value.detach().reshape(()).to(torch.float64, copy=True)
-        else:
-            number = one_number(value, f"log({name!r}) was given")
-        total, count = self._sums.get(key, (0.0, 0))
-        self._sums[key] = (total + number, count + 1)
+        number = _as_number(value, f"log({name!r}) was given")
+        share = None if weight is None else _as_number(weight, f"log({name!r}) was given weight=")
+        add_value(self._epoch_now if over == "epoch" else self._sums, key, number, share, reduce)
 
     def add_row(self, name: str, value: float, step: int, timestamp_ms: int) -> None:
         """Add a value at a step that the user's code gave.
@@ -204,9 +227,28 @@ class Log:
         return {kind: some for kind, some in taken.items() if some}
 
     def take(self) -> Sums:
-        """Return the metrics logged since the last call, and forget them."""
+        """Return the metrics logged since the last call, except those of an epoch; forget them."""
         taken, self._sums = self._sums, {}
         return taken
+
+    def end_step(self, *, taken: bool) -> Sums:
+        """Count or forget what a step logged for its epoch; return the epoch's sums so far."""
+        if taken:
+            self._epoch = dict(self._epoch_now)
+        else:
+            self._epoch_now = dict(self._epoch)
+        return self._epoch
+
+    def take_epoch(self) -> Sums:
+        """Return the sums of the epoch, and forget them."""
+        taken, self._epoch, self._epoch_now = self._epoch_now, {}, {}
+        return taken
+
+    def resume_epoch(self, sums: Sums) -> None:
+        """Continue with the sums that `end_step` returned before an interruption."""
+        self._epoch, self._epoch_now = dict(sums), dict(sums)
+        for name, (_, weights) in sums.items():
+            self._names["", name] = ("epoch", "sum" if weights is None else "mean")
 
     def _check_process(self, name: object) -> None:
         if os.getpid() != self._process:
@@ -215,7 +257,7 @@ class Log:
                 "nothing is recorded from there; log in loss(), evaluate() or the loop itself"
             )
 
-    def _check(self, name: object) -> None:
+    def _check(self, name: object, over: Over, reduce: Reduce) -> None:
         if not isinstance(name, str) or not name.strip() or len(name) > _MAX_LENGTH:
             raise TaskError(
                 f"log() was given the name {name!r}; it must be a text of 1 to {_MAX_LENGTH} "
@@ -236,25 +278,13 @@ class Log:
                 f"log({name!r}) would be the name number {MAX_NAMES + 1}; a run logs at most "
                 f"{MAX_NAMES} names; put what varies (a step, a sample) into the value"
             )
-        self._names.add((self.prefix, name))
-
-
-def means(taken: Iterable[Sums]) -> list[dict[str, float]]:
-    """Return the mean of each name. Device synchronisation: once for each device with values."""
-    taken = list(taken)
-    on_device: dict[torch.device, list[Tensor]] = {}
-    for sums in taken:
-        for total, _ in sums.values():
-            if isinstance(total, Tensor):
-                on_device.setdefault(total.device, []).append(total)
-    fetched = {device: iter(torch.stack(some).tolist()) for device, some in on_device.items()}
-    return [
-        {
-            name: (next(fetched[total.device]) if isinstance(total, Tensor) else total) / count
-            for name, (total, count) in sums.items()
-        }
-        for sums in taken
-    ]
+        for option, given, known in (("over", over, Over), ("reduce", reduce, Reduce)):
+            if given not in get_args(known):
+                raise TaskError(
+                    f"log({name!r}) was given {option}={given!r}; it must be "
+                    f"{' or '.join(map(repr, get_args(known)))}"
+                )
+        self._names[self.prefix, name] = (over, reduce)
 
 
 def merge_logged(
@@ -341,7 +371,10 @@ def _shorten(value: str) -> str:
     return value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
 
 
-def _is_real_number(value: Tensor) -> bool:
-    if value.numel() != 1 or value.is_complex() or value.is_meta:
-        raise TaskError(f"log() was given {describe(value)}; a metric is one number")
-    return True
+def _as_number(value: object, given: str) -> Number:
+    """Return a number of the user's code; one on a device stays there."""
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        if value.numel() != 1 or value.is_complex() or value.is_meta:
+            raise TaskError(f"log() was given {describe(value)}; a metric is one number")
+        return value.detach().reshape(()).to(torch.float64, copy=True)
+    return one_number(value, given)

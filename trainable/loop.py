@@ -40,18 +40,13 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.evaluation import as_metrics, run_evaluation
-from trainable.logged import (
-    Sums,
-    close_log,
-    close_run,
-    means,
-    merge_logged,
-    open_log,
-)
+from trainable.hooks import Hooks
+from trainable.logged import close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
+from trainable.sums import Sums, means
 from trainable.task import Batch
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
@@ -144,6 +139,9 @@ class Trainer(BaseRun):
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
         self._sample_memory_every = max(1, train.plan.windows // _MEMORY_SAMPLES_PER_EPOCH)
         self._log = open_log(step.task, history.directory)
+        self._log.resume_epoch(state.progress.sums)
+        self._hooks = Hooks(step.task, self._log, step.model, step.parameters)
+        self._hooks.forbid_steps(step.optimizer)
         self._logged: list[Row] = []
         self._pending: list[_Pending] = []
         self._unwritten: list[Row] = []
@@ -179,8 +177,7 @@ class Trainer(BaseRun):
             yield self._make_report([])
         while progress.epoch < self._epochs and not stopping:
             with translate_torch_errors(self._step.device), self._rows_written_on_error():
-                self._throughput.start()
-                heartbeat.beat("step")
+                self._begin_epoch()
                 for window in self._train.windows(progress.epoch, progress.window):
                     self._take_step(window)
                     if progress.window < self._train.plan.windows:  # else saved after evaluation
@@ -196,6 +193,7 @@ class Trainer(BaseRun):
                         if stopping:
                             return
                 self._check_whole_epoch()
+                self._hooks.epoch_end(progress.epoch)
                 end_of_epoch = self._end_of_epoch_metrics()
                 end_of_epoch |= self._evaluate() | memory_since_report(self._step.device)
                 value = self._value_of_metric(end_of_epoch)
@@ -263,6 +261,15 @@ class Trainer(BaseRun):
         rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
         return rows
 
+    def _begin_epoch(self) -> None:
+        """Call `on_epoch_start`, unless the run resumes within the epoch: it was called then."""
+        progress = self.state.progress
+        heartbeat.beat("step")
+        if progress.window == 0 and not progress.epoch_begun:
+            self._hooks.epoch_start(progress.epoch)
+        progress.epoch_begun = True
+        self._throughput.start()
+
     def _check_whole_epoch(self) -> None:
         """Refuse an epoch that ended before its last window."""
         progress, promised = self.state.progress, self._train.plan.windows
@@ -292,7 +299,10 @@ class Trainer(BaseRun):
         self._throughput.count(size)
         if progress.window % self._sample_memory_every == 0:
             self._health.sample(memory_in_use(self._step.device))
+        if outcome.taken:
+            self._hooks.step_end(number)
         logged = self._log.take()
+        progress.sums = self._log.end_step(taken=outcome.taken)
         if not outcome.taken:
             self._count_skipped(outcome, number)
             return
@@ -371,7 +381,8 @@ class Trainer(BaseRun):
         self._fetch()
         progress = self.state.progress
         taken = progress.step - progress.reported_step
-        metrics = {
+        (logged,) = means([self._log.take_epoch()])  # where it has tensors, one more transfer
+        metrics = logged | {
             "train/clip_fraction": progress.clipped / taken if taken else 0.0,
             "train/samples_per_second": self._throughput.read(),
         }
@@ -437,6 +448,7 @@ class Trainer(BaseRun):
         progress.epoch, progress.window = progress.epoch + 1, 0
         end_of_epoch["epoch"] = float(progress.epoch)
         progress.clipped, progress.reported_step = 0, progress.step
+        progress.epoch_begun, progress.sums = False, {}
         progress.metrics = self._last_metrics = self._last_metrics | end_of_epoch
         if self._unwritten:
             last = self._unwritten.pop()

@@ -24,8 +24,9 @@ _SAMPLES = 2
 def check_resumable(parts: Parts) -> None:
     """Compute one loss in training and one in evaluation, and load the state into a new model.
 
-    The losses come first because `forward` may register or resize buffers, and a task may create
-    attributes at its first batch. Costs two passes of two samples and a second model on the CPU.
+    The losses and the hooks come first because `forward` may register or resize buffers, and a
+    task may create attributes at its first batch. Costs two passes of two samples and a second
+    model on the CPU.
 
     Args:
         parts: The parts of a run that will not be trained.
@@ -42,11 +43,15 @@ def check_resumable(parts: Parts) -> None:
         _try_losses(parts)
         check_state(parts.task.state_dict(), "the state of the task")
         del held
+        attributes = dict(vars(parts.task))
         try:
             fresh: object = parts.task.build_model()
         # A user's code may raise anything, and need not support a second call.
         except Exception:
             fresh = None
+        finally:  # a task may keep its model, which is still the first one
+            vars(parts.task).clear()
+            vars(parts.task).update(attributes)
         if not isinstance(fresh, nn.Module):
             modules.state_dict()
             return
@@ -54,7 +59,7 @@ def check_resumable(parts: Parts) -> None:
 
 
 def _try_losses(parts: Parts) -> None:
-    """Compute the losses of a few samples. Ignore errors: the trials report them."""
+    """Compute the losses of a few samples and call the hooks; ignore errors."""
     model = parts.model
     modes = [(module, module.training) for module in model.modules()]
     threads = torch.get_num_threads()
@@ -63,8 +68,13 @@ def _try_losses(parts: Parts) -> None:
         for split, is_training in (("train", True), ("val", False)):
             if not is_training:
                 model.eval()
+            else:
+                parts.task.on_epoch_start(0)
             with torch.set_grad_enabled(is_training), parts.precision.autocast():
                 parts.task.loss(model, _batch(parts, split))
+            if is_training:
+                parts.task.on_step_end(1)
+                parts.task.on_epoch_end(0)
     # A user's code may raise anything for two samples.
     except Exception:
         return

@@ -25,6 +25,7 @@ from trainable import task_state
 from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
 from trainable.rules import current_rules
+from trainable.sums import Over, Reduce
 from trainable.task_import import no_exit
 from trainable.task_registry import nearest, resolve_task_name
 
@@ -178,24 +179,54 @@ class Task:
             metrics["accuracy"] = correct / counted
         return metrics
 
-    def log(self, name: str, value: float | Tensor) -> None:
-        """Log a number in the row of the current step or evaluation.
+    def on_epoch_start(self, epoch: int) -> None:
+        """Called before the first step of an epoch, counted from 0; does nothing by default.
 
-        The values of one step (one for each micro-batch) or of one evaluation are averaged; those
-        of an evaluation are named `val/<name>`. A value on a device is fetched with the step's
-        other values, so no step waits for it. Outside of a run, nothing is recorded.
+        A hook may change the model and the task: unfreeze layers, change dropout or momenta of
+        norms. All that is saved, so a run that resumes within an epoch does not call it again. To
+        reach the model, keep it on the task in `build_model`.
+        """
+
+    def on_step_end(self, step: int) -> None:
+        """Called after each optimizer step, counted from 1; does nothing by default.
+
+        Not called for a step that fp16 skips. What it logs belongs to the row of this step.
+        """
+
+    def on_epoch_end(self, epoch: int) -> None:
+        """Called after the last step of an epoch and before its evaluation; does nothing."""
+
+    def log(
+        self,
+        name: str,
+        value: float | Tensor,
+        *,
+        over: Over = "step",
+        reduce: Reduce = "mean",
+        weight: float | Tensor | None = None,
+    ) -> None:
+        """Log a number in the row of the current step, of the epoch, or of the evaluation.
+
+        The values of one step (one for each micro-batch), of an epoch or of an evaluation become
+        their mean or sum; those of an evaluation are named `val/<name>`. A value on a device is
+        fetched with the step's other values, so no step waits for it. The sums of an epoch are in
+        each checkpoint. Outside of a run, nothing is recorded.
 
         Args:
             name: Such as `train/aux_loss`; not a name that the run itself reports.
             value: One number.
+            over: Log a row for each `step`, or one value with the report of each `epoch`. The
+                hooks of an epoch always log for the epoch.
+            reduce: `mean` or `sum`.
+            weight: The value's weight in the mean, such as the number of targets in the batch.
 
         Raises:
-            TaskError: The name or the value cannot be recorded.
+            TaskError: The name, the value or an option cannot be recorded.
         """
         from trainable.logged import log_of
 
         if (log := log_of(self)) is not None:
-            log.add(name, value)
+            log.add(name, value, over=over, reduce=reduce, weight=weight)
 
     def log_file(self, path: str | Path, name: str | None = None) -> None:
         """Keep a copy of a file with the run; the tracking server receives it when the run ends.

@@ -24,6 +24,7 @@ from trainable.batches import move
 from trainable.data import sample_count
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
+from trainable.hooks import check_hooks
 from trainable.optim import Scalar
 from trainable.seeding import HostRngState, preserved_host_rng
 from trainable.step import translate_torch_errors
@@ -48,6 +49,11 @@ _OTHER_NAMES = {
     "compute_metrics": "evaluate(self, model, batches)",
     "configure_optimizers": "param_groups(self, model), with train.optimizer in the spec",
     "configure_model": "build_model(self)",
+    "on_epoch_begin": "on_epoch_start(self, epoch)",
+    "on_train_epoch_start": "on_epoch_start(self, epoch)",
+    "on_train_epoch_end": "on_epoch_end(self, epoch)",
+    "training_epoch_end": "on_epoch_end(self, epoch)",
+    "on_train_batch_end": "on_step_end(self, step)",
     "train_dataloader": "build_data(self)",
     "val_dataloader": "build_data(self)",
     "prepare_data": "build_data(self)",
@@ -71,6 +77,7 @@ def quick_check(parts: Parts) -> list[str]:
         TaskError: The first step of any run would fail; the message says why and what to do.
     """
     task, data, device = parts.task, parts.data, parts.precision.device
+    check_hooks(task)
     cautions = uncalled_methods(task)
     try:
         with translate_torch_errors(device), task_code(), preserved_host_rng():

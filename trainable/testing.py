@@ -19,6 +19,7 @@ from trainable.base_run import check_reported, one_number
 from trainable.data import sample_count
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.first_batches import EPOCH_METRICS, STEP_METRICS
+from trainable.hooks import Hooks, check_hooks
 from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState
@@ -70,6 +71,7 @@ def check_task(task: Task, *, seed: int = 0, metrics: str | Sequence[str] = ()) 
 def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
     yield from uncalled_methods(task)
     try:
+        check_hooks(task)
         data = check_data(task.build_data(), task)
     except TaskError as problem:
         yield str(problem)
@@ -113,8 +115,8 @@ def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
     modules = modules_state(trained, trained.parameters(), task)
     if not broken:  # a broken loss breaks the evaluation, too: report it once
         with collecting(task) as log:
-            yield from _training_problems(task, trained, batch)
-            reported = {*STEP_METRICS, *EPOCH_METRICS, *log.take()}
+            yield from _training_problems(task, trained, batch, log)
+            reported = {*STEP_METRICS, *EPOCH_METRICS, *log.take(), *log.take_epoch()}
             log.prefix = "val/"
             val_batch = first_batch(data, "val", _SAMPLES)[0]
             yield from _evaluation_problems(task, model, val_batch, log, reported, wanted)
@@ -320,8 +322,12 @@ def _same(first: object, second: object) -> bool:
     return True
 
 
-def _training_problems(task: Task, model: nn.Module, batch: Batch) -> Iterator[str]:
+def _training_problems(task: Task, model: nn.Module, batch: Batch, log: Log) -> Iterator[str]:
+    hooks = Hooks(task, log, model, list(model.parameters()))
+    hooks.epoch_start(0)
     task.loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
+    hooks.step_end(1)
+    hooks.epoch_end(0)
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if len(without) == sum(p.requires_grad for p in model.parameters()):
         yield "no parameter received a gradient; do not detach the model's output in loss()"

@@ -26,6 +26,7 @@ from trainable.object_state import ObjectState
 from trainable.object_values import has_overlap
 from trainable.precision import Precision
 from trainable.schedule import Schedule
+from trainable.sums import Sums
 from trainable.task import Task
 from trainable.task_state import TaskState, modules_state
 
@@ -35,6 +36,8 @@ FORMAT = 2
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _OWN_OPTIONS = ("initial_lr", "lr_multiplier")
 """Options that this project adds to an optimizer's parameter groups."""
+_LATER_PROGRESS = {"batch_size": 0, "evaluated": [], "epoch_begun": False, "sums": {}}
+"""Entries of the progress that states of earlier versions lack."""
 
 
 @dataclass
@@ -65,6 +68,10 @@ class TrainProgress:
     """Metrics of the last report."""
     evaluated: list[str] = field(default_factory=list)
     """Names of the metrics that `evaluate()` returned; empty in states of earlier versions."""
+    epoch_begun: bool = False
+    """Whether the task's `on_epoch_start` was called for the current epoch."""
+    sums: Sums = field(default_factory=dict)
+    """Sums over the current epoch of what the task logs; tensors where they lie on a device."""
 
 
 class TrainState:
@@ -152,7 +159,7 @@ class TrainState:
         optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
         state = {**optional, **state}
         _check_keys("the state", state, self._expected_keys())
-        progress = {"batch_size": 0, "evaluated": [], **state["progress"]}
+        progress = {**_LATER_PROGRESS, **state["progress"]}
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
         self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
         try:

@@ -1,0 +1,300 @@
+"""Hooks of a task and sums over an epoch, also of a run that was killed in the middle of one."""
+
+# ruff: noqa: ARG001, ARG002, ARG005  what stands in for something keeps its signature
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainable.build import build_parts
+from trainable.diagnostics import MEASURED
+from trainable.errors import TaskError
+from trainable.first_batches import FirstBatches
+from trainable.hooks import HOOKS
+from trainable.logged import Log
+from trainable.metrics_file import read_rows
+from trainable.read_back import check_resumable
+from trainable.sums import means
+from trainable.task import Data, Task
+from trainable.task_checks import quick_check
+from trainable.testing import check_task
+
+
+class Curriculum(Task):
+    """Unfreezes its first layer, lowers its dropout, and counts what it sees."""
+
+    calls: list[tuple[str, int]]
+
+    def __init__(self):
+        self.calls = []
+        self.seen = 0
+
+    def build_model(self):
+        norm = nn.BatchNorm1d(8)
+        self.net = nn.Sequential(nn.Linear(5, 8), norm, nn.Dropout(0.5), nn.Linear(8, 3))
+        self.net[0].requires_grad_(False)
+        return self.net
+
+    def build_data(self):
+        x = torch.randn(44, 5, generator=torch.Generator().manual_seed(1))
+        y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+        return Data(train=(x, y), val=(x[:10], y[:10]))
+
+    def on_epoch_start(self, epoch):
+        self.calls.append(("start", epoch))
+        self.net[0].requires_grad_(epoch >= 1)
+        self.net[1].momentum = 0.1 / (epoch + 1)
+        self.log("dropout", self.net[2].p)
+
+    def on_step_end(self, step):
+        self.calls.append(("step", step))
+        self.net[2].p *= 0.95
+        with torch.no_grad():
+            self.net[3].weight.clamp_(-0.5, 0.5)
+        self.log("noise", torch.rand(()))
+
+    def on_epoch_end(self, epoch):
+        self.calls.append(("end", epoch))
+        self.log("seen", self.seen, reduce="sum")
+        self.seen = 0
+
+    def loss(self, model, batch):
+        total, weight = super().loss(model, batch)
+        if model.training:
+            self.seen += len(batch[0])
+            self.log("train/mean", total.detach() / weight, over="epoch", weight=weight)
+            self.log("train/samples", len(batch[0]), over="epoch", reduce="sum")
+        return total, weight
+
+
+class Crash(BaseException):
+    """Stands for a kill."""
+
+
+def _run(opened, config, directory, *, crash_at=None, task=None):
+    """Train to the end or to the crash; return the trainer and its task."""
+    task = task or Curriculum()
+    counter = itertools.count(1)
+
+    def should_stop():
+        if next(counter) == crash_at:
+            raise Crash
+        return False
+
+    trainer = opened(config, directory, task, should_stop=should_stop)
+    try:
+        list(trainer.events())
+    except Crash:
+        assert crash_at is not None
+    trainer.store.wait()
+    return trainer, task
+
+
+def _curve(directory):
+    return [
+        (row.step, {key: value for key, value in row.metrics.items() if key not in MEASURED})
+        for row in read_rows(directory)
+    ]
+
+
+EPOCH = [("start", 0), ("step", 1), ("step", 2), ("step", 3), ("step", 4), ("end", 0)]
+CALLS = [(name, at + by * (4 if name == "step" else 1)) for by in range(3) for name, at in EPOCH]
+
+
+@pytest.mark.seeds("S15")
+@pytest.mark.parametrize("every", ["1 epoch", "1 step", "2 steps"])
+@pytest.mark.parametrize("crash_at", [1, 3, 4, 6, 7, 9])
+def test_hooks_and_epoch_sums_survive_a_kill(tmp_path, opened, configure, every, crash_at):
+    config = configure(every=every)
+    whole, task = _run(opened, config, tmp_path / "whole")
+    assert task.calls == CALLS
+    _run(opened, config, tmp_path / "cut", crash_at=crash_at)
+    torch.manual_seed(99)
+    resumed, again = _run(opened, config, tmp_path / "cut")
+    assert again.calls == CALLS  # saved with the task: nothing twice, nothing left out
+    one, other = whole.state.state_dict(), resumed.state.state_dict()
+    assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
+    assert torch.equal(one["random"]["torch"], other["random"]["torch"])
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+
+
+@pytest.mark.filterwarnings("ignore:accumulation is 2 and the model has BatchNorm")
+def test_epoch_sums_are_those_of_all_samples(tmp_path, opened, configure):
+    _run(opened, configure(accumulation=2), tmp_path)
+    rows = dict(_curve(tmp_path))
+    ends = [rows[4], rows[8], rows[12]]
+    assert [row["train/samples"] for row in ends] == [44, 44, 44]
+    assert [row["seen"] for row in ends] == [44, 44, 44]
+    assert ends[0]["dropout"] == 0.5
+    assert "train/samples" not in rows[3]
+    assert "noise" in rows[3]
+    losses = sum(rows[step]["train/loss"] * (8 if step == 4 else 12) for step in range(1, 5))
+    assert ends[0]["train/mean"] == pytest.approx(losses / 44)
+
+
+def test_smaller_batches_do_not_begin_the_epoch_again(tmp_path, opened, configure):
+    config = configure(every="1 step", batch_size=6)
+    _run(opened, config, tmp_path, crash_at=2)
+    trainer, task = _run(opened, configure(batch_size=40), tmp_path)
+    assert trainer.resumed_at == 1
+    assert [call for call in task.calls if call[0] == "start"] == [("start", n) for n in range(3)]
+
+
+def test_epoch_value_is_a_metric_of_the_sweep(tmp_path, opened, configure):
+    config = configure(metric="train/mean")
+    parts = build_parts(config, device=torch.device("cpu"), task=Curriculum())
+    check_resumable(parts)
+    assert quick_check(parts) == []
+    first = FirstBatches(parts, config)
+    first.compute()
+    assert first.cautions == []
+    trainer, _ = _run(opened, config, tmp_path)
+    means = [metrics["train/mean"] for _, metrics in _curve(tmp_path) if "epoch" in metrics]
+    assert trainer.state.progress.best == min(means)
+    check_task(Curriculum(), metrics=["train/mean", "seen"])
+
+
+def test_skipped_fp16_steps_count_for_no_epoch(tmp_path, opened, configure):
+    class Overflowing(Curriculum):
+        def loss(self, model, batch):
+            part, weight = super().loss(model, batch)
+            if model.training and self.seen == 24:
+                part.register_hook(lambda gradient: gradient * torch.inf)
+            return part, weight
+
+    trainer, task = _run(
+        opened, configure(epochs=1, precision="fp16"), tmp_path, task=Overflowing()
+    )
+    assert trainer.state.progress.step == 3
+    assert [number for name, number in task.calls if name == "step"] == [1, 2, 3]
+    assert dict(_curve(tmp_path))[3]["train/samples"] == 32
+
+
+def _grow(self, epoch):
+    self.net.add_module("late", nn.Linear(3, 3))
+
+
+def _unfreeze(self, epoch):
+    self.net[0].requires_grad_(True)
+
+
+def _step(self, step):
+    self.optimizer.step()
+
+
+def _leave_out(self, model):
+    return [{"params": [p for p in model.parameters() if p.requires_grad]}]
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ({"on_epoch_start": _grow}, "'late.weight' requires a gradient .*make all modules in bui"),
+        ({"on_epoch_end": _unfreeze, "on_epoch_start": Task.on_epoch_start,
+          "param_groups": _leave_out}, "'0.weight' requires .*list frozen parameters"),
+        ({"on_epoch_start": lambda self: None}, "def on_epoch_start.self, epoch.:`; .*self.net"),
+        ({"on_step_end": lambda self, model, step: None}, "def on_step_end.self, step.:"),
+        ({"on_step_end": lambda self, step: next(iter(()))}, "StopIteration was raised at"),
+    ],
+)  # fmt: skip
+def test_harmful_hooks_are_refused_before_a_run(configure, methods, said):
+    task = type("Custom", (Curriculum,), methods)()
+    parts = build_parts(configure(), device=torch.device("cpu"), task=task)
+    with pytest.raises(TaskError, match=said):
+        _check(parts, configure())
+
+
+def _check(parts, config):
+    quick_check(parts)
+    first = FirstBatches(parts, config)
+    first.compute()
+    if first.cautions:
+        raise TaskError("; ".join(first.cautions))
+
+
+def test_hook_cannot_step_the_runs_optimizer(tmp_path, opened, configure):
+    task = type("Custom", (Curriculum,), {"on_step_end": _step})()
+    trainer = opened(configure(), tmp_path, task)
+    task.optimizer = trainer._step.optimizer
+    with pytest.raises(TaskError, match=r"on_step_end\(\) calls step\(\) of the run's optimizer"):
+        next(trainer.events())
+
+
+def test_hook_without_a_savable_change_is_refused_early(configure):
+    class Holding(Curriculum):
+        def on_step_end(self, step):
+            self.lines = iter([1, 2])
+            next(self.lines)
+
+    parts = build_parts(configure(), device=torch.device("cpu"), task=Holding())
+    with pytest.raises(TaskError, match="lines"):
+        check_resumable(parts)
+
+
+def test_checks_leave_a_task_its_model(configure):
+    parts = build_parts(configure(), device=torch.device("cpu"), task=Curriculum())
+    check_resumable(parts)
+    assert parts.task.net is parts.model
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ({}, {"over": "epoch"}, "a name has one meaning"),
+        ({"over": "epoch"}, {"over": "epoch", "reduce": "sum"}, "a name has one meaning"),
+        ({"reduce": "sum"}, {"reduce": "sum", "weight": 2}, "only a mean has weights"),
+        ({"weight": 2}, {"weight": "heavy"}, "weight= as 'heavy'; a metric is one number"),
+    ],
+)
+def test_contradicting_options_of_log_are_refused(first, then, said):
+    log = Log()
+    log.add("x", 1.0, **first)
+    with pytest.raises(TaskError, match=said):
+        log.add("x", 1.0, **then)
+
+
+@pytest.mark.parametrize("option", ["over", "reduce"])
+def test_unknown_options_of_log_are_refused(option):
+    with pytest.raises(TaskError, match=f"given {option}='run'; it must be"):
+        Log().add("x", 1.0, **{option: "run"})
+
+
+def test_means_are_weighted_and_sums_are_not_divided():
+    log = Log()
+    for value, weight in ((1.0, 3), (5.0, 1)):
+        log.add("mean", value, weight=weight)
+        log.add("sum", value, reduce="sum")
+        log.add("nothing", value, weight=0)
+    (found,) = means([log.take()])
+    assert (found["mean"], found["sum"]) == (2.0, 6.0)
+    assert math.isnan(found["nothing"])
+
+
+def test_evaluation_has_one_value_of_each_name():
+    log = Log()
+    log.add("hits", 3, over="epoch", reduce="sum")
+    log.prefix = "val/"
+    for _ in range(2):
+        log.add("hits", 2, over="epoch", reduce="sum")
+    assert means([log.take(), log.take_epoch()]) == [{"val/hits": 4.0}, {"hits": 3.0}]
+
+
+def test_epoch_of_an_earlier_version_resumes(tmp_path, opened, configure):
+    """Its states know neither hooks nor sums; the epoch has begun, and is not begun again."""
+    trainer, _ = _run(opened, configure(every="2 steps"), tmp_path, crash_at=3)
+    state = trainer.store.load(trainer.store.newest())
+    for name in ("epoch_begun", "sums"):
+        del state["progress"][name]
+    other = opened(configure(), tmp_path / "other", Curriculum())
+    other.state.load_state_dict(state)
+    other._begin_epoch()
+    assert [name for name, _ in other._step.task.calls].count("start") == 1
+
+
+def test_each_hook_is_a_method_of_task():
+    assert all(hasattr(Task, name) for name in HOOKS)

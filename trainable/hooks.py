@@ -1,0 +1,144 @@
+"""Call the hooks of a task around its epochs and steps, and check what they did.
+
+    on_epoch_start(epoch)    before the first step of an epoch
+    on_step_end(step)        after each optimizer step
+    on_epoch_end(epoch)      after the last step of an epoch, before its evaluation
+
+Epochs count from 0 and steps from 1. A hook that is not overridden costs nothing. What must not
+live here: when a run calls them (`loop.py`), and what is saved of their changes (`task_state.py`,
+`object_state.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from trainable.errors import TaskError
+from trainable.logged import Log
+from trainable.task import Task
+from trainable.task_code import task_code
+
+HOOKS = {"on_epoch_start": "epoch", "on_step_end": "step", "on_epoch_end": "epoch"}
+"""Each hook and the name of its argument."""
+
+
+class Hooks:
+    """Calls the hooks that a task overrides.
+
+    Args:
+        task: The task.
+        log: Receives what the hooks log; what the hooks of an epoch log counts for the epoch.
+        model: The model in training.
+        trained: All parameters of the optimizer.
+    """
+
+    def __init__(
+        self, task: Task, log: Log, model: nn.Module, trained: Collection[Tensor]
+    ) -> None:
+        self._task, self._log, self._model = task, log, model
+        self._defined = {name for name in HOOKS if is_overridden(task, name)}
+        self._known = {id(parameter) for parameter in trained} if self._defined else set()
+        # left out by param_groups() on purpose
+        self._known |= {id(parameter) for _, parameter in self._untrained()}
+        self._running: list[str] = []
+
+    def epoch_start(self, epoch: int) -> None:
+        """Call `on_epoch_start`.
+
+        Raises:
+            TaskError: A parameter requires a gradient now that no optimizer updates.
+        """
+        self._call_for_epoch("on_epoch_start", epoch)
+
+    def step_end(self, step: int) -> None:
+        """Call `on_step_end`."""
+        if "on_step_end" in self._defined:
+            self._call("on_step_end", step)
+
+    def epoch_end(self, epoch: int) -> None:
+        """Call `on_epoch_end`.
+
+        Raises:
+            TaskError: A parameter requires a gradient now that no optimizer updates.
+        """
+        self._call_for_epoch("on_epoch_end", epoch)
+
+    def forbid_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let a hook that calls `step()` of a run's optimizer fail."""
+        if not self._defined:
+            return
+        running = self._running  # not `self`: the cycle would keep the model in memory
+
+        def refuse(*_: object) -> None:
+            if running:
+                raise TaskError(
+                    f"{running[-1]}() calls step() of the run's optimizer; the run takes each "
+                    "step itself, and counts, clips and schedules it; remove the call, or write "
+                    "your own loop (docs/guides/own-loop.md)"
+                )
+
+        optimizer.register_step_pre_hook(refuse)
+
+    def _call_for_epoch(self, name: str, epoch: int) -> None:
+        self._log.in_epoch_hook = True
+        try:
+            if name in self._defined:
+                self._call(name, epoch)
+        finally:
+            self._log.in_epoch_hook = False
+        if self._defined:
+            self._check_parameters()
+
+    def _call(self, name: str, number: int) -> None:
+        self._running.append(name)
+        try:
+            with task_code():
+                getattr(self._task, name)(number)
+        finally:
+            self._running.pop()
+
+    def _check_parameters(self) -> None:
+        for name, parameter in self._untrained():
+            if id(parameter) not in self._known:
+                raise TaskError(
+                    f"{name!r} requires a gradient since a hook was called, and no optimizer "
+                    "updates it: it is in no group of param_groups(); make all modules in "
+                    "build_model(), and list frozen parameters in param_groups() too, as the "
+                    "default does"
+                )
+
+    def _untrained(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters that require a gradient and that no optimizer updates."""
+        if not self._defined:
+            return []
+        return [
+            (name, parameter)
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and id(parameter) not in self._known
+        ]
+
+
+def is_overridden(task: Task, name: str) -> bool:
+    """Whether a task has a method of its own in place of one of `Task`."""
+    return name in vars(task) or getattr(type(task), name) is not getattr(Task, name)
+
+
+def check_hooks(task: Task) -> None:
+    """Check that each hook takes its argument.
+
+    Raises:
+        TaskError: One does not.
+    """
+    for name, argument in HOOKS.items():
+        try:
+            inspect.signature(getattr(task, name)).bind(0)
+        except (TypeError, ValueError) as problem:
+            raise TaskError(
+                f"{type(task).__name__}.{name}() cannot be called with the number of the "
+                f"{argument} ({problem}); define it as `def {name}(self, {argument}):`; for the "
+                "model, keep it on the task in build_model(), such as `self.net = net`"
+            ) from None

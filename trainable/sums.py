@@ -1,0 +1,71 @@
+"""Sums of logged values: weighted means and sums, added without waiting for a device.
+
+What must not live here: which names may be logged, and what a sum covers (`logged.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Over = Literal["step", "epoch"]
+Reduce = Literal["mean", "sum"]
+Number = float | Tensor
+Sums = dict[str, tuple[Number, Number | None]]
+"""For each name the sum of its values and the sum of their weights; no weights where the sum
+itself is wanted. Plain data and tensors, as a checkpoint holds them."""
+
+
+def add_value(sums: Sums, name: str, value: Number, weight: Number | None, reduce: Reduce) -> None:
+    """Add a value to the sum of its name. Tensors that the sums hold already do not change.
+
+    Args:
+        sums: The sums.
+        name: The name.
+        value: A float, or a float64 tensor without dimensions.
+        weight: The same: the value's weight in the mean; None: 1.
+        reduce: Whether the mean or the sum is wanted.
+    """
+    total, weights = sums.get(name, (0.0, None))
+    if reduce == "sum":
+        sums[name] = total + value, None
+        return
+    share: Number = 1 if weight is None else weight
+    weighted = value if weight is None else value * weight
+    sums[name] = total + weighted, share if weights is None else weights + share
+
+
+def means(taken: Iterable[Sums]) -> list[dict[str, float]]:
+    """Return the mean or the sum of each name; NaN for a mean whose weights are all 0.
+
+    Device synchronisation: once for each device with values.
+    """
+    taken = list(taken)
+    fetched = _fetched(number for sums in taken for pair in sums.values() for number in pair)
+    return [
+        {name: _mean(next(fetched), next(fetched)) for name in sums}  # in the order of `pair`
+        for sums in taken
+    ]
+
+
+def _mean(total: float | None, weights: float | None) -> float:
+    assert total is not None
+    if weights is None:
+        return total
+    return total / weights if weights else math.nan
+
+
+def _fetched(numbers: Iterable[Number | None]) -> Iterator[float | None]:
+    """Yield the numbers as floats, with one transfer for each device."""
+    numbers = list(numbers)
+    on_device: dict[torch.device, list[Tensor]] = {}
+    for number in numbers:
+        if isinstance(number, Tensor):
+            on_device.setdefault(number.device, []).append(number)
+    there = {device: iter(torch.stack(some).tolist()) for device, some in on_device.items()}
+    for number in numbers:
+        yield next(there[number.device]) if isinstance(number, Tensor) else number
