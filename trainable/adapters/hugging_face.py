@@ -238,8 +238,8 @@ def _check_arguments(args: Any, context: Context) -> None:
     own = context.directory.resolve()
     problems = {
         "output_dir": not Path(args.output_dir).resolve().is_relative_to(own)
-        and "its checkpoints are removed once they are read, so it must be in the run's directory; "
-        "leave it out of training_arguments",
+        and "its checkpoints are removed once they are read, so it must be below the run's own "
+        "directory; leave it out of training_arguments",
         "eval_strategy": evaluates == "no" and "the run would have no report; write 'epoch'",
         "save_strategy": saves not in ("no", evaluates)
         and f"a state is saved at an evaluation; write {evaluates!r}, or 'no' to keep no state",
