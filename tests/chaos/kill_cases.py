@@ -35,6 +35,8 @@ class Case(NamedTuple):
     schedule: str
     optimizer: str
     every: str
+    hooks: str
+    """`hooks`: the task has hooks and logs sums over an epoch. `none`: it has not."""
 
     def __str__(self) -> str:
         return "-".join(map(str, self)).replace(" ", "")
@@ -49,17 +51,18 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "schedule": ("cosine", "onecycle", "plateau", "step", "linear"),
     "optimizer": ("adamw", "nesterov", "adafactor"),
     "every": ("1 epoch", "2 steps", "3 steps"),
+    "hooks": ("none", "hooks"),
 }
 
 # One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
 SLICE = (
-    Case("window", "fp16", 3, "loader", "norm", "cosine", "adamw", "2 steps"),
-    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps"),
-    Case("warmup", "fp32", 3, "memory", "norm", "linear", "adamw", "2 steps"),
-    Case("evaluation", "fp32", 1, "processes", "off", "plateau", "adamw", "2 steps"),
-    Case("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch"),
-    Case("saving", "bf16", 3, "loader", "norm", "plateau", "adamw", "1 epoch"),
-    Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch"),
+    Case("window", "fp16", 3, "loader", "norm", "cosine", "adamw", "2 steps", "hooks"),
+    Case("epoch", "bf16", 1, "memory", "value", "onecycle", "nesterov", "3 steps", "none"),
+    Case("warmup", "fp32", 3, "memory", "norm", "linear", "adamw", "2 steps", "hooks"),
+    Case("evaluation", "fp32", 1, "processes", "off", "plateau", "adamw", "2 steps", "hooks"),
+    Case("edge", "fp16", 1, "loader", "value", "step", "adafactor", "1 epoch", "none"),
+    Case("saving", "bf16", 3, "loader", "norm", "plateau", "adamw", "1 epoch", "hooks"),
+    Case("saved", "fp32", 3, "memory", "off", "cosine", "nesterov", "1 epoch", "none"),
 )
 
 

@@ -127,6 +127,34 @@ class Fragile(Task):
         return metrics
 
 
+class Hooked(Fragile):
+    """Changes its model in hooks, and logs a mean and a sum over each epoch."""
+
+    def build_model(self) -> nn.Module:
+        self.net = super().build_model()
+        return self.net
+
+    def on_epoch_start(self, epoch: int) -> None:
+        dropout, first = self.net.get_submodule("4"), self.net.get_submodule("1")
+        assert isinstance(dropout, nn.Dropout)
+        dropout.p *= 0.7
+        first.requires_grad_(epoch != 1)
+        self.log("dropout", dropout.p)
+
+    def on_step_end(self, step: int) -> None:
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter.clamp_(-1 - torch.rand(()).item(), 2)
+        self.log("last", step)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        total, weight = super().loss(model, batch)
+        if model.training:
+            self.log("mean", total / max(int(weight), 1), over="epoch", weight=weight)
+            self.log("total", total, over="epoch", reduce="sum")
+        return total, weight
+
+
 class FatalFiles(LocalFiles):
     """Calls `kill` in place of the rename number `die_at` that would commit a checkpoint: in the
     thread that writes, while training goes on. Nothing is committed after that.
@@ -200,7 +228,8 @@ def open_case(
         # The question "were you interrupted?" is put after each step but an epoch's last, and
         # once more when the epoch is closed: four times an epoch here, fp16's skipped windows too.
         steps = {"warmup": 3, "epoch": 10, "edge": 8}.get(case.kill, 0)
-    task = Fragile(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
+    kind = Hooked if case.hooks == "hooks" else Fragile
+    task = kind(augmented=case.data != "memory", kill=die if kill else _nothing, **where)
     asked = iter(range(1, _NEVER))
 
     def should_stop() -> bool:

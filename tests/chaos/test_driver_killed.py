@@ -115,7 +115,7 @@ def _as_it_was(outcome: Outcome) -> Outcome:
     for number, state in outcome.states.items():
         assert not state.get("modules")
         assert not state.get("task")
-        later = ("batch_size", "evaluated")
+        later = ("batch_size", "evaluated", "epoch_begun", "sums")
         progress = {k: v for k, v in state["progress"].items() if k not in later}
         kept = {k: v for k, v in state.items() if k not in ("format", "modules", "task")}
         states[number] = {**kept, "progress": progress}

@@ -20,6 +20,7 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import NonFiniteLoss, OutOfMemory
 from trainable.loop import Trainer
+from trainable.metrics_file import read_rows
 from trainable.precision import resolve_precision
 from trainable.step import Step
 from trainable.task import Data, Task
@@ -59,6 +60,8 @@ class Blobs(Task):
     def loss(self, model, batch):
         total, weight = super().loss(model, batch)
         self.calls += model.training
+        if model.training:
+            self.log("train/mean", total.detach() / weight, over="epoch", weight=weight)
         return (total * math.nan if self.calls == self.poison_step else total), weight
 
 
@@ -162,6 +165,12 @@ def test_resume_is_exact_on_the_same_device(tmp_path):
     _, second = _train(config, tmp_path / "cut")
     for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
+    means = [
+        [row.metrics["train/mean"] for row in read_rows(tmp_path / name) if "epoch" in row.metrics]
+        for name in ("whole", "cut")
+    ]
+    assert means[0] == means[1]
+    assert len(means[0]) == 3
 
 
 @pytest.mark.seeds("S18")

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainable.evaluation import _fetched
+from trainable.sums import add_value, means
 
 # What cannot be known on the host before the device has computed it.
 _FETCHING = ("_local_scalar_dense", "equal", "nonzero", "masked_select")
@@ -98,6 +99,15 @@ def test_fp16_step_syncs_only_for_the_scaler(tmp_path, opened, configure, toy):
     steps = _steps(opened, configure, toy, tmp_path, on_device=False, precision="fp16")
     # 43 samples in windows of 12: the last one has two micro-batches.
     assert [len(waits) for waits in steps] == [2 * count + 1 + 2 for count in (3, 3, 2)]
+
+
+@pytest.mark.parametrize("weight", [None, 12, torch.tensor(12.0)])
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_logging_over_an_epoch_needs_no_device_sync(weight, reduce):
+    sums, value = {}, torch.ones((), dtype=torch.float64)
+    for _ in range(2):
+        assert _waits_of(lambda: add_value(sums, "x", value, weight, reduce)) == []
+    assert _waits_of(lambda: means([sums, sums])) == ["tolist"]
 
 
 def test_host_metrics_are_not_sent_to_the_device():
