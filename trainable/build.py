@@ -22,10 +22,11 @@ from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import prepare_model
 from trainable.opened_files import opened_files
-from trainable.optim import Clipper, build_optimizer, check_groups, normalize_groups
+from trainable.optim import Clipper, check_groups, normalize_groups
+from trainable.optimizers import optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.rules import rules_of, under_rules
-from trainable.schedule import Schedule, warmup_steps
+from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import Step, translate_torch_errors
 from trainable.storage.locate import files_of
@@ -241,6 +242,7 @@ def build_parts(
         total_steps=config.budget.epochs * windows,
         steps_per_epoch=windows,
         mode=config.modes[0],
+        train=train,
     )
     return Parts(
         task,
@@ -273,18 +275,18 @@ def val_seed(config: TrialConfig) -> int | None:
 
 
 def check_steps(config: TrialConfig, samples: int) -> None:
-    """Refuse a configuration with no steps for this many samples, or fewer than its warmup.
+    """Refuse a configuration with no steps for this many samples, or too few for its schedule.
 
     Raises:
         ConfigError: There are too few steps.
     """
     windows = _train_plan(config.train, samples, config.seed).windows
-    warmup_steps(config.train.schedule.warmup, config.budget.epochs * windows)
+    check_length(config.train.schedule, config.budget.epochs * windows)
 
 
 def build_step(parts: Parts, config: TrainConfig) -> Step:
     """Build the optimizer and its `Step`; the learning rate is that of the first step."""
-    optimizer = build_optimizer(config.optimizer, parts.groups)
+    optimizer = optimizer_of(parts.task, parts.model, config, parts.groups)
     parts.schedule.set_lr(optimizer, 0)
     return Step(
         task=parts.task,

@@ -336,12 +336,14 @@ def _steps_per_epoch(rows: Sequence[Row]) -> int:
 def _scheduled(config: TrialConfig, steps_per_epoch: int) -> list[float]:
     """Return the learning rate of each step from the configuration alone.
 
-    The list is empty for `plateau`, which depends on the metric.
+    The list is empty for `plateau`, which depends on the metric, and for a user's own function,
+    whose code does not run here.
     """
+    from trainable.config import is_own
     from trainable.schedule import Schedule
 
     train = config.train
-    if train.schedule.name == "plateau":
+    if train.schedule.name == "plateau" or is_own(train.schedule.name):
         return []
     total = steps_per_epoch * config.budget.epochs
     schedule = Schedule(

@@ -32,7 +32,7 @@ a key is compared only if both summaries have it: the file may be a cache, which
 the first or only at later starts."""
 
 
-def code_digests(task: str) -> dict[str, str]:
+def code_digests(task: str, *others: str) -> dict[str, str]:
     """Return the sha256 of each source file of a task, by path relative to the task's directory.
 
     These are the file of its module and, for a user's task, all loaded modules in the directory of
@@ -41,7 +41,15 @@ def code_digests(task: str) -> dict[str, str]:
 
     Args:
         task: Its name in a spec. Its module must be imported already.
+        others: Likewise the names of a user's optimizers and schedules, whose files belong to it.
     """
+    found = _digests(task)
+    for name in others:
+        found = {**_digests(name), **found}
+    return found
+
+
+def _digests(task: str) -> dict[str, str]:
     file = _source(sys.modules[BUILT_IN.get(task, task).partition(":")[0]])
     if file is None:
         return {}  # a module without a source file, such as a compiled one

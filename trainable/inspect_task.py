@@ -1,11 +1,12 @@
 """Build a run in a child process, compute its first batches, and print what it needs, as JSON.
 
-    python -m trainable.inspect_task [--thorough] < configs.json
+    python -m trainable.inspect_task [--thorough] [--variants=2] < configs.json
 
 The input has trial configurations of one task, one per line. The first is built, its first
 batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
-or if the second has too few steps for its schedule, the only line is
-`{"refused": "why", "key": "train.precision"}`. For the third, if there is one, a second line says
+or if the second has too few steps for its schedule, or if the optimizer or schedule of one of the
+variants that follow cannot be used, the only line is
+`{"refused": "why", "key": "train.precision"}`. For one more, if there is one, a second line says
 how much GPU memory a step takes (`memory_probe.py`).
 What must not live here: training.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +30,22 @@ if TYPE_CHECKING:
     from trainable.data import WindowPlan
     from trainable.precision import Precision
 
+_THOROUGH, _VARIANTS = "--thorough", "--variants="
+
 
 def inspect_config(
-    config: TrialConfig, max_warmup_config: TrialConfig | None = None, *, thorough: bool = False
+    config: TrialConfig,
+    max_warmup_config: TrialConfig | None = None,
+    *,
+    variants: Sequence[TrialConfig] = (),
+    thorough: bool = False,
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests.
 
     Args:
         config: Its configuration.
         max_warmup_config: Another one of the same task; its steps are checked without building it.
+        variants: Others whose optimizers and schedules are tried.
         thorough: Check the whole contract of the task, which builds it several times.
 
     Raises:
@@ -46,6 +55,7 @@ def inspect_config(
     from trainable.built import summarise_data
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
+    from trainable.optimizer_check import check_optimizers
     from trainable.read_back import check_resumable
     from trainable.task import load_loop, load_task
     from trainable.task_checks import quick_check
@@ -77,6 +87,12 @@ def inspect_config(
         first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
         answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
+        size = check_optimizers(parts, [config, *variants], answer["total_steps"])
+        if size is not None:
+            answer["checkpoint_bytes"] += size - answer["optimizer_bytes"]
+            answer["optimizer_bytes"] = size
+        others = {name: None for one in (config, *variants) for name in one.own_names}
+        answer["code"] = code_digests(config.task.name, *others) | answer["code"]
     if thorough:
         from trainable.testing import check_task
 
@@ -117,6 +133,7 @@ def measure(
 
 
 def _main() -> None:
+    options = sys.argv[1:]  # before `prepare_process` hides them from the task
     # Output of the user's module or of a library must not mix with the answers.
     with os.fdopen(os.dup(1), "w") as answers:
         # A forked child must not keep the pipe open: by the pipe's end, the parent knows that
@@ -126,8 +143,10 @@ def _main() -> None:
         with without_collection():
             import trainable.build  # noqa: F401  it imports torch
         prepare_process()
-        first, second, *others = sys.stdin
-        answer = _answer(first, second)
+        first, second, *rest = sys.stdin
+        count = next((int(a.partition("=")[2]) for a in options if a.startswith(_VARIANTS)), 0)
+        variants, others = rest[:count], rest[count:]
+        answer = _answer(first, second, variants, thorough=_THOROUGH in options)
         # flushed before the memory probe, which may end the process
         print(json.dumps(answer), file=answers, flush=True)
         if not answer.keys() & {"refused", "own_loop"}:
@@ -135,10 +154,12 @@ def _main() -> None:
                 print(json.dumps(_probe_memory(other)), file=answers, flush=True)
 
 
-def _answer(first: str, second: str) -> dict[str, Any]:
-    wanted, max_warmup_config = map(TrialConfig.model_validate_json, (first, second))
+def _answer(first: str, second: str, further: Sequence[str], *, thorough: bool) -> dict[str, Any]:
+    wanted, max_warmup_config, *variants = map(
+        TrialConfig.model_validate_json, (first, second, *further)
+    )
     try:
-        return inspect_config(wanted, max_warmup_config, thorough="--thorough" in sys.argv)
+        return inspect_config(wanted, max_warmup_config, variants=variants, thorough=thorough)
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}
     except TrainingError as error:

@@ -44,6 +44,7 @@ from trainable.hooks import Hooks
 from trainable.logged import close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
+from trainable.optimizers import evaluated_weights
 from trainable.precision import Precision, device_name
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.sums import Sums, means
@@ -400,9 +401,10 @@ class Trainer(BaseRun):
         task, precision = self._step.task, self._step.precision
         self._log.prefix = "val/"
         try:
-            found = run_evaluation(
-                task, self._step.model, batches, precision=precision, seed=self._val_seed
-            )
+            with evaluated_weights(self._step.optimizer):
+                found = run_evaluation(
+                    task, self._step.model, batches, precision=precision, seed=self._val_seed
+                )
         finally:
             self._log.prefix = ""
         metrics = as_metrics(found, task, self._step.device)

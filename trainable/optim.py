@@ -10,14 +10,14 @@
 | lion      | 1                                  | 3e-4 | betas (0.9, 0.99)                  |
 
 `config.OPTIMIZER_DEFAULTS` fills in learning rate, momentum and weight decay (0 where the table
-names none). With `null`, the optimizer's own betas and eps apply. What must not live here: the
-order of a step (see `step.py`), or which parameters decay (see `task.py`).
+names none). With `null`, the optimizer's own betas and eps apply. The other optimizers of torch,
+and a user's own class, have the defaults of their signatures. What must not live here: the order
+of a step (see `step.py`), which parameters decay (see `task.py`), and several optimizers
+(`optimizers.py`).
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,14 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainable.config import ClipConfig, OptimizerConfig
+from trainable.config import ClipConfig, OptimizerConfig, is_own
 from trainable.errors import ConfigError, TaskError
+from trainable.optimizer_class import checked_options, class_of, torch_options
 
 Scalar = float | Tensor
 
 _EPS = 1e-6  # added to the norm against division by zero, as in torch's clip_grad_norm_
-_PACKAGE = "pytorch_optimizer"
-_FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
+_FUSED = ("sgd", "adam", "adamw", "adafactor", "lamb", "lion")
+"""Optimizers built below with options of ours, and with fused kernels where they exist."""
+_KERNELS = {"fused", "foreach", "differentiable"}
+"""Arguments that choose the implementation."""
 
 
 def normalize_groups(groups: object) -> list[dict[str, Any]]:
@@ -90,7 +93,7 @@ def _state_values(config: OptimizerConfig, parameter: Tensor) -> int:
             return count if config.momentum else 0
         case "adafactor" if len(matrix) == 2:
             return count // matrix[0] + count // matrix[1]
-        case "adafactor" | "lion":
+        case "adafactor" | "lion" | "adagrad" | "muon" | "rmsprop":
             return count
         case _:
             return 2 * count
@@ -100,7 +103,7 @@ def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
     """Check that an optimizer can be built over these parameter groups, without building it.
 
     Raises:
-        ConfigError: The optimizer needs a package that is not installed.
+        ConfigError: There is no such optimizer here, or it refuses an option.
         TaskError: There is nothing to train, or a parameter appears twice.
     """
     parameters = [p for group in groups for p in group["params"]]
@@ -110,12 +113,7 @@ def check_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
         )
     if len({id(p) for p in parameters}) < len(parameters):
         raise TaskError("param_groups() lists a parameter twice; list shared weights once")
-    if config.name in _FROM_PACKAGE and importlib.util.find_spec(_PACKAGE) is None:
-        raise ConfigError(
-            f"{config.name!r} is not part of torch; it needs an extra; pip install "
-            "'gradsweep[optimizers]'",
-            key="train.optimizer.name",
-        )
+    class_of(config)
 
 
 def build_optimizer(
@@ -129,21 +127,31 @@ def build_optimizer(
             step. A group's own `lr` becomes part of its `lr_multiplier` in the optimizer.
 
     Raises:
-        ConfigError: The optimizer needs a package that is not installed.
+        ConfigError: There is no such optimizer here, or it refuses an option.
         TaskError: There is nothing to train, or a parameter appears twice.
     """
     check_groups(config, groups)
     optimizer = _construct(config, groups, [p for group in groups for p in group["params"]])
-    for group in optimizer.param_groups:
-        multiplier, own = group.get("lr_multiplier", 1.0), group["lr"] / config.lr
+    set_base_rates(optimizer.param_groups, config.lr)
+    return optimizer
+
+
+def set_base_rates(groups: Iterable[dict[str, Any]], peak: float) -> None:
+    """Make each group's own learning rate, times its `lr_multiplier`, what the schedule scales."""
+    for group in groups:
+        multiplier, own = group.get("lr_multiplier", 1.0), group["lr"] / peak
         group["lr"] = group["initial_lr"] = group["lr"] * multiplier
         group["lr_multiplier"] = multiplier * own
-    return optimizer
 
 
 def _construct(
     config: OptimizerConfig, groups: list[dict[str, Any]], parameters: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
+    kind = class_of(config)
+    if is_own(config.name):
+        return _of_class(kind, config, groups, config.model_dump(exclude={"name", "arguments"}))
+    if config.name not in _FUSED:
+        return _of_class(kind, config, groups, torch_options(config, kind))
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.eps is not None:
         options["eps"] = (None, config.eps) if config.name == "adafactor" else config.eps
@@ -154,6 +162,9 @@ def _construct(
     # uses foreach kernels where the device has them.
     on_known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     fused = (on_known and not any(map(_has_gaps, parameters))) or None
+    arguments = checked_options(config, kind, config.arguments)
+    if arguments.keys() & _KERNELS:
+        fused = None
     match config.name:
         case "sgd":
             for unused in ("eps", "betas"):
@@ -162,9 +173,10 @@ def _construct(
             # When fp16 overflows on the first step, torch's fused kernel uses uninitialised memory
             # as momentum. Start from zero instead: the first real step then sets it to the
             # gradient, as torch does. With dampening it would not; lazy parameters have no shape.
-            if any(map(is_lazy, parameters)) or any(g.get("dampening") for g in groups):
+            damped = any(g.get("dampening") for g in (arguments, *groups))
+            if any(map(is_lazy, parameters)) or damped:
                 fused = None
-            sgd = torch.optim.SGD(groups, **options, fused=fused)
+            sgd = torch.optim.SGD(groups, **{**options, "fused": fused, **arguments})
             if fused:
                 _make_momentum(sgd, parameters)
                 if not all(p.requires_grad for p in parameters):  # they may be unfrozen later
@@ -175,12 +187,12 @@ def _construct(
                     )
             return sgd
         case "adam":
-            return torch.optim.Adam(groups, **options, fused=fused)
+            return torch.optim.Adam(groups, **{**options, "fused": fused, **arguments})
         case "adamw":
-            return torch.optim.AdamW(groups, **options, fused=fused)
+            return torch.optim.AdamW(groups, **{**options, "fused": fused, **arguments})
         case "adafactor":
             options.pop("betas", None)
-            return torch.optim.Adafactor(groups, **options)
+            return torch.optim.Adafactor(groups, **{**options, **arguments})
         case _:
             if config.name == "lion":
                 options.pop("eps", None)
@@ -188,7 +200,35 @@ def _construct(
                 # Without it the package divides the step, not the moment, by 1 - beta1 ** t. The
                 # trust ratio has already normalised the update: the first step would be 10 lr.
                 options["adam_debias"] = True
-            return _from_package(config.name, groups, options)
+            return kind(groups, **{**options, **arguments})
+
+
+def _of_class(
+    kind: Any, config: OptimizerConfig, groups: list[dict[str, Any]], options: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """Build an optimizer of any class, with the options that its signature has.
+
+    Raises:
+        ConfigError: The class refuses an option or the parameters.
+    """
+    given = checked_options(config, kind, {**options, **config.arguments})
+    try:
+        optimizer: torch.optim.Optimizer = kind(groups, **given)
+    # A user's class may raise anything.
+    except Exception as problem:
+        matrices = "only supports 2D" in str(problem)
+        remedy = (
+            "give it the matrices, and another optimizer the rest, in Task.build_optimizer(), as "
+            "docs/guides/optimizers-and-schedules.md shows"
+            if matrices
+            else "correct the options in train.optimizer and its arguments"
+        )
+        raise ConfigError(
+            f"{config.name!r} could not be built with {given} ({type(problem).__name__}: "
+            f"{problem}); an optimizer is built over Task.param_groups(); {remedy}",
+            key="train.optimizer.name",
+        ) from problem
+    return optimizer
 
 
 def _make_momentum(sgd: torch.optim.SGD, parameters: Iterable[nn.Parameter]) -> None:
@@ -207,14 +247,6 @@ def _has_gaps(parameter: Tensor) -> bool:
     if is_lazy(parameter):  # created later, without gaps
         return False
     return torch.empty_like(parameter, device="meta").stride() != parameter.stride()
-
-
-def _from_package(
-    name: str, groups: list[dict[str, Any]], options: dict[str, Any]
-) -> torch.optim.Optimizer:
-    package = importlib.import_module(_PACKAGE)
-    optimizer: torch.optim.Optimizer = getattr(package, _FROM_PACKAGE[name])(groups, **options)
-    return optimizer
 
 
 def applied_lr(optimizer: torch.optim.Optimizer) -> float:

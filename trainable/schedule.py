@@ -12,9 +12,20 @@ already taken, so s = 0 is the first step. The peak learning rate is multiplied 
               improvement
     onecycle  cosine from 1/25 up to 1, then cosine down to `final` (1/250,000 when final is 0):
               shape and defaults of torch's OneCycleLR, with the warmup as its pct_start
+    wsd       1 until s = T - D, then down to `final` over the last D steps: with
+              q = (s - T + D) / D, final + (1 - final) times 1 - q, (1 + cos(pi q)) / 2 or
+              1 - sqrt(q) (Hu et al., MiniCPM, 2024; Haegele et al., Scaling Laws and
+              Compute-Optimal Training Beyond Fixed Training Durations, 2024)
+    cosine_restarts  the cosine from 1 to `final`, `cycles` times; each cycle is `cycle_growth`
+              times as long as the one before (Loshchilov & Hutter, SGDR, 2017)
+    inverse_sqrt  sqrt((W + 1) / (s + 1)) (Vaswani et al., Attention Is All You Need, 2017)
+    polynomial  final + (1 - final) (1 - p) ** power
+    exponential  gamma ** ((s - W) / (steps_per_epoch step_epochs))
+    package.module:function  function(s, T, config), with the section `train` as `config`
 
 Cosine, linear and constant are torch's own, chained after a `LinearLR(start_factor=1 / (W + 1),
-total_iters=W)`. Step and plateau do not follow the warmup but are multiplied by it. Step counts
+total_iters=W)`, as are polynomial and exponential (`PolynomialLR`, `ExponentialLR`). Step and
+plateau do not follow the warmup but are multiplied by it. Step counts
 its epochs from the first step of the run; plateau observes its metric only after the warmup.
 Onecycle has its own warmup.
 
@@ -24,11 +35,15 @@ plotted without it.
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from trainable.config import ScheduleConfig
+from trainable.config import ScheduleConfig, TrainConfig, is_own
 from trainable.errors import ConfigError
+from trainable.own_names import import_own
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +69,36 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     return steps
 
 
+def decay_steps(config: ScheduleConfig, total_steps: int) -> int:
+    """Return the number of steps in which `wsd` decays.
+
+    Raises:
+        ConfigError: Warmup and decay together are longer than the run.
+    """
+    steps = config.decay
+    if isinstance(steps, float):
+        steps = max(1, round(steps * total_steps))
+    warmup = warmup_steps(config.warmup, total_steps)
+    if warmup + steps > total_steps:
+        raise ConfigError(
+            f"{steps} steps after a warmup of {warmup}, of {total_steps} steps in all; together "
+            "they must fit into the run; lower train.schedule.decay or train.schedule.warmup",
+            key="train.schedule.decay",
+        )
+    return steps
+
+
+def check_length(config: ScheduleConfig, total_steps: int) -> None:
+    """Refuse a run that is too short for its warmup or decay.
+
+    Raises:
+        ConfigError: It is too short.
+    """
+    warmup_steps(config.warmup, total_steps)
+    if config.name == "wsd":
+        decay_steps(config, total_steps)
+
+
 class Schedule:
     """Write the learning rate of each step into the optimizer.
 
@@ -63,6 +108,10 @@ class Schedule:
         total_steps: Optimizer steps of the whole run.
         steps_per_epoch: Optimizer steps of one epoch.
         mode: Whether a lower (`min`) or a higher (`max`) metric is an improvement for `plateau`.
+        train: The section `train`, which a user's own function receives.
+
+    Raises:
+        ConfigError: The run is too short for it, or the user's function cannot be used.
     """
 
     def __init__(
@@ -73,12 +122,15 @@ class Schedule:
         total_steps: int,
         steps_per_epoch: int,
         mode: str = "min",
+        train: TrainConfig | None = None,
     ) -> None:
         self._config = config
         self._peak = peak
         self._total = total_steps
         self._steps_per_epoch = steps_per_epoch
         self._warmup = warmup_steps(config.warmup, total_steps)
+        self._decay = decay_steps(config, total_steps) if config.name == "wsd" else 0
+        self._own = _own_function(config, train) if is_own(config.name) else None
         self._sign = 1.0 if mode == "min" else -1.0
         self._plateau_best = math.inf
         self._plateau_bad = 0
@@ -89,6 +141,8 @@ class Schedule:
     def factor(self, step: int) -> float:
         """Return the factor on the peak for the next step, after `step` steps."""
         config = self._config
+        if self._own is not None:
+            return self._own(step, self._total)
         if config.name == "onecycle":
             return self._onecycle(step)
         ramp = min(1.0, (step + 1) / (self._warmup + 1))
@@ -98,10 +152,33 @@ class Schedule:
             return ramp * self._plateau_factor
         if step < self._warmup or config.name == "constant":
             return ramp
+        if config.name == "inverse_sqrt":
+            return math.sqrt((self._warmup + 1) / (step + 1))
+        if config.name == "exponential":
+            epochs = (step - self._warmup) / self._steps_per_epoch
+            return config.gamma ** (epochs / config.step_epochs)
         progress = min(1.0, (step - self._warmup) / (self._total - self._warmup))
         if config.name == "linear":
             return 1 - (1 - config.final) * progress
-        return config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
+        if config.name == "cosine":
+            return config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
+        return config.final + (1 - config.final) * self._falling(step, progress)
+
+    def _falling(self, step: int, progress: float) -> float:
+        """Return the part of the way from the final rate to the peak, after the warmup."""
+        config = self._config
+        if config.name == "polynomial":
+            return float((1 - progress) ** config.power)
+        if config.name == "cosine_restarts":
+            return _cosine(1.0, 0.0, _in_cycle(progress, config.cycles, config.cycle_growth))
+        decayed = min(1.0, max(0.0, (step - self._total + self._decay) / self._decay))
+        match config.decay_shape:
+            case "linear":
+                return 1 - decayed
+            case "sqrt":
+                return 1 - math.sqrt(decayed)
+            case _:
+                return _cosine(1.0, 0.0, decayed)
 
     def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Write the learning rate of the next step, after `step` steps, into the optimizer."""
@@ -153,3 +230,59 @@ class Schedule:
 
 def _cosine(start: float, end: float, progress: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _in_cycle(progress: float, cycles: int, growth: float) -> float:
+    """Return the position in the current cycle; the last one includes its end."""
+    lengths = [growth**index for index in range(cycles)]
+    left = progress * sum(lengths)
+    for length in lengths[:-1]:
+        # Rounding must not put a cycle's first step at the end of the one before.
+        if left < length * (1 - 1e-12):
+            return left / length
+        left = max(0.0, left - length)
+    return min(1.0, left / lengths[-1])
+
+
+def _own_function(
+    config: ScheduleConfig, train: TrainConfig | None
+) -> Callable[[int, int], float]:
+    """Return a user's schedule as a function of step and total.
+
+    Raises:
+        ConfigError: It cannot be imported, or takes other arguments.
+    """
+    name = config.name
+    function = import_own(name, "train.schedule.name")
+    try:
+        if isinstance(function, type):
+            raise TypeError("it is a class")
+        inspect.signature(function).bind(0, 1, train)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"{name!r} cannot be called with three arguments ({problem}); a schedule is a "
+            "function (step, total, config) that returns the factor on the learning rate; name "
+            "one",
+            key="train.schedule.name",
+        ) from problem
+
+    def factor(step: int, total: int) -> float:
+        try:
+            found = function(step, total, train)
+        # A user's code may raise anything.
+        except Exception as problem:
+            raise ConfigError(
+                f"{name!r} raised {type(problem).__name__}: {problem} for step {step} of {total}; "
+                "a schedule returns a factor for every step; correct it",
+                key="train.schedule.name",
+            ) from problem
+        number = isinstance(found, Real) and not isinstance(found, bool)
+        if not number or not math.isfinite(found) or found < 0:
+            raise ConfigError(
+                f"{name!r} returned {found!r} for step {step} of {total}; the factor on the "
+                "learning rate is a finite number, 0 or more; return one for every step",
+                key="train.schedule.name",
+            )
+        return float(found)
+
+    return factor

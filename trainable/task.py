@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from trainable import task_state
+from trainable.config import TrainConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.losses import Weight, cross_entropy
 from trainable.rules import current_rules
@@ -296,6 +297,23 @@ class Task:
         than two dimensions (biases, norms, layer scales) into a group without weight decay.
         """
         return decay_groups(model)
+
+    def build_optimizer(
+        self, model: nn.Module, config: TrainConfig
+    ) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None:
+        """Return the optimizer of the model's parameters, or a list of optimizers.
+
+        The default returns None: the optimizer is that of the spec, over `param_groups`. The
+        schedule scales the learning rate of each group relative to its own. Build them from
+        `config.optimizer.lr`, so that a search of `train.optimizer.lr` reaches them. Each trained
+        parameter is in exactly one group.
+
+        Args:
+            model: The model, on its device.
+            config: The section `train` of the trial.
+        """
+        del model, config
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the task's own state that a resumed run needs: tensors and plain data.

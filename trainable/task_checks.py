@@ -47,7 +47,7 @@ _OTHER_NAMES = {
     "on_validation_epoch_end": "evaluate(self, model, batches)",
     "validation_epoch_end": "evaluate(self, model, batches)",
     "compute_metrics": "evaluate(self, model, batches)",
-    "configure_optimizers": "param_groups(self, model), with train.optimizer in the spec",
+    "configure_optimizers": "build_optimizer(self, model, config)",
     "configure_model": "build_model(self)",
     "on_epoch_begin": "on_epoch_start(self, epoch)",
     "on_train_epoch_start": "on_epoch_start(self, epoch)",
@@ -128,8 +128,8 @@ def uncalled_methods(task: Task) -> list[str]:
             if meant is not None and not _is_mentioned(name, {kind, type(task)}):
                 found.append(
                     f"{kind.__name__}.{name}() is called by nothing: a task is trained through "
-                    f"build_model, build_data, loss, evaluate and param_groups; name it {meant}, "
-                    "or remove it"
+                    "build_model, build_data, loss, evaluate, param_groups and build_optimizer; "
+                    f"name it {meant}, or remove it"
                 )
     return found
 

@@ -24,6 +24,8 @@ from trainable.base_run import describe
 from trainable.errors import CheckpointError, TaskError
 from trainable.object_state import ObjectState
 from trainable.object_values import has_overlap
+from trainable.optimizer_state import OptimizerState
+from trainable.optimizers import evaluated_weights, modal_parameters
 from trainable.precision import Precision
 from trainable.schedule import Schedule
 from trainable.sums import Sums
@@ -34,10 +36,10 @@ FORMAT = 2
 """Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
-_OWN_OPTIONS = ("initial_lr", "lr_multiplier")
-"""Options that this project adds to an optimizer's parameter groups."""
 _LATER_PROGRESS = {"batch_size": 0, "evaluated": [], "epoch_begun": False, "sums": {}}
 """Entries of the progress that states of earlier versions lack."""
+_TRAINED = "trained_weights"
+"""The entry with the weights in training, if the optimizer evaluates others: `model` has those."""
 
 
 @dataclass
@@ -100,6 +102,8 @@ class TrainState:
         self.progress = TrainProgress()
         self._model = model
         self._optimizer = optimizer
+        self._optimizer_state = OptimizerState(optimizer)
+        self._modal = modal_parameters(optimizer)
         inside = {id(p) for p in model.parameters()}
         self._outside = nn.ParameterList(
             p for group in optimizer.param_groups for p in group["params"] if id(p) not in inside
@@ -127,17 +131,32 @@ class TrainState:
             check_loading(self._model)
         check_state(held, "the state of the task")
         check_state(modules, "the state of the model's modules")
-        return outside | {
-            "format": FORMAT,
-            "model": model_state(self._model),
-            "modules": modules,
-            "task": held,
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "scaler": self._precision.state_dict(),
-            "progress": asdict(self.progress),
-            "random": _capture_random(),
-        }
+        return (
+            outside
+            | self._weights()
+            | {
+                "format": FORMAT,
+                "modules": modules,
+                "task": held,
+                "optimizer": self._optimizer_state.state_dict(),
+                "schedule": self._schedule.state_dict(),
+                "scaler": self._precision.state_dict(),
+                "progress": asdict(self.progress),
+                "random": _capture_random(),
+            }
+        )
+
+    def _weights(self) -> dict[str, Any]:
+        """Return the model's state, and the weights in training if it has others."""
+        if not self._modal:
+            return {"model": model_state(self._model)}
+        with evaluated_weights(self._optimizer):
+            evaluated = {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in model_state(self._model).items()
+            }
+        trained = {str(index): p.detach() for index, p in enumerate(self._modal)}
+        return {"model": evaluated, _TRAINED: trained}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, from any device onto the one in use.
@@ -165,7 +184,10 @@ class TrainState:
         try:
             load_model_state(self._model, state["model"])
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
-            _load_optimizer(self._optimizer, state["optimizer"])
+            self._optimizer_state.load_state_dict(state["optimizer"])
+            with torch.no_grad():
+                for index, parameter in enumerate(self._modal):
+                    parameter.copy_(state[_TRAINED][str(index)])
         except (RuntimeError, ValueError, KeyError) as problem:
             raise CheckpointError(
                 f"the checkpoint does not fit the model or the optimizer ({problem}); continue "
@@ -181,7 +203,7 @@ class TrainState:
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
-        expected |= {"modules", "task"}
+        expected |= {"modules", "task"} | ({_TRAINED} if self._modal else set())
         return expected | {"outside"} if self._outside else expected
 
 
@@ -295,45 +317,6 @@ def _remedy(value: object) -> str:
     if type(value).__module__ == "numpy":
         return "torch.as_tensor() or .item() of it"
     return "plain data from which it can be made again"
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    options = [
-        {key: group[key] for key in (*optimizer.defaults, *_OWN_OPTIONS) if key in group}
-        for group in optimizer.param_groups
-    ]
-    # torch restores moments by the order of parameters, which other groups would change.
-    saved, ours = (
-        [len(group["params"]) for group in groups]
-        for groups in (state["param_groups"], optimizer.param_groups)
-    )
-    if saved != ours:
-        raise ValueError(f"its parameter groups hold {saved} parameters, those of the task {ours}")
-    # `fused` decides on which device torch puts the step count: keep the value of this run.
-    groups = [
-        {**group, "fused": own["fused"]} if "fused" in own else group
-        for group, own in zip(state["param_groups"], options, strict=True)
-    ]
-    made = {parameter: dict(moments) for parameter, moments in optimizer.state.items()}
-    optimizer.load_state_dict({**state, "param_groups": groups})
-    for group, own in zip(optimizer.param_groups, options, strict=True):
-        group.update(own)
-    for parameter, moments in made.items():  # loading drops moments that the state lacks
-        for key, value in moments.items():
-            optimizer.state[parameter].setdefault(key, value)
-    # Fused kernels ignore shapes and strides, and a resumed run may change `channels_last`.
-    fused = optimizer.defaults.get("fused")
-    for parameter, moments in optimizer.state.items():
-        for key, value in moments.items():
-            if key == "step" or not isinstance(value, Tensor):
-                continue
-            if fused and value.shape != parameter.shape:
-                raise ValueError(
-                    f"its {key} belongs to a parameter of shape {list(value.shape)}, but the "
-                    f"task's parameter has shape {list(parameter.shape)}"
-                )
-            if value.shape == parameter.shape and value.stride() != parameter.stride():
-                moments[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _check_keys(what: str, found: dict[str, Any], expected: set[str]) -> None:

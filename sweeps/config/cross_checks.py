@@ -18,11 +18,13 @@ from pydantic import BaseModel, ValidationError
 
 from redaction.secrets import is_secret
 from sweeps.config.error_messages import (
+    ARGUMENTS,
     FOLLOWS,
     RANGE_ERRORS,
     describe,
     expectation,
     field_at,
+    is_argument,
     leaves,
     nearest,
     section_of,
@@ -76,8 +78,12 @@ def cross_field_checks(
     yield from _rate_faults(data.get("train"), show)
     task, search = data.get("task"), data.get("search")
     if isinstance(task, dict):
-        yield from _argument_faults(task)
+        yield from _argument_faults(task, ("task",))
     yield from _secret_faults(task, ("task",))
+    for place in ARGUMENTS:
+        if isinstance(given := _at(data, place), dict):
+            yield from _argument_faults(given, place)
+            yield from _secret_faults(given, place)
     yield from _secret_faults(data.get("space"), ("space",))
     if isinstance(search, dict):
         yield from _secret_faults(search.get("arguments"), ("search", "arguments"))
@@ -283,26 +289,34 @@ def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
             )
 
 
-def _argument_faults(task: Mapping[str, Any]) -> Iterator[Issue]:
-    """Check a task's arguments, which have no model: the ledger and tracking must accept them."""
-    for key, argument in task.items():
-        if len(key) + len("task.") > LONGEST_KEY:
+def _at(data: object, path: Sequence[str]) -> object:
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def _argument_faults(given: Mapping[str, Any], section: tuple[str, ...]) -> Iterator[Issue]:
+    """Check arguments, which have no model: the ledger and tracking must accept them."""
+    before = len(".".join(section)) + 1
+    for key, argument in given.items():
+        path: KeyPath = (*section, key)
+        if len(key) + before > LONGEST_KEY:
             yield Issue(
-                ("task", key),
+                path,
                 f"the key has {len(key)} characters; tracking accepts at most "
-                f"{LONGEST_KEY - 5}; choose a shorter one",
+                f"{LONGEST_KEY - before}; choose a shorter one",
                 True,
             )
         if len(text := write_flow(argument)) > LONGEST_VALUE:
             yield Issue(
-                ("task", key),
+                path,
                 f"the value has {len(text)} characters; tracking accepts at most "
                 f"{LONGEST_VALUE}; keep data in a file and name the file",
             )
-        for path, value in _scalars(argument, ("task", key)):
+        for place, value in _scalars(argument, path):
             if isinstance(value, float) and not math.isfinite(value):
                 yield Issue(
-                    path,
+                    place,
                     f"{write_flow(value)} is not finite; numbers in a spec are "
                     "finite; write a number, or null",
                 )
@@ -360,7 +374,17 @@ def _space_faults(
                 True,
             )
         return
+    if is_argument(tuple(key.split("."))):
+        yield from _reserved_faults(path, key)
+        return
     fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
+    if key.endswith(".arguments"):
+        yield Issue(
+            path,
+            f"'{key}' holds several arguments; a space varies one of them; write {key}.NAME",
+            at_key=True,
+        )
+        return
     if key not in fields:
         yield Issue(path, _no_such_parameter(root, key, list(fields)), at_key=True)
         return
@@ -405,6 +429,18 @@ def _space_faults(
             if loc not in before and not any(_may_exist(one, point, space) for one in others):
                 yield Issue(at, message)
                 break
+
+
+def _reserved_faults(path: KeyPath, key: str) -> Iterator[Issue]:
+    """Refuse to search an argument that has a key of its own, or none."""
+    section, _, name = key.rpartition(".arguments.")
+    if section == "train.optimizer" and name in ("lr", "params"):
+        yield Issue(
+            path,
+            f"'{key}' is no argument; the learning rate is train.optimizer.lr, and the parameters "
+            "come from the task; write train.optimizer.lr, or remove it",
+            at_key=True,
+        )
 
 
 def _conditions(

@@ -62,6 +62,15 @@ def key_path(key: str) -> tuple[str, ...]:
     return (head, rest) if rest and head in ("space", "task") else tuple(key.split("."))
 
 
+ARGUMENTS = (("train", "optimizer", "arguments"), ("train", "schedule", "arguments"))
+"""Sections of a trial whose keys the user's class or function defines."""
+
+
+def is_argument(path: Sequence[str | int]) -> bool:
+    """Whether a path is that of one argument of an optimizer or a schedule."""
+    return len(path) == 4 and tuple(path[:3]) in ARGUMENTS and bool(path[3])
+
+
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the most similar name, or None if none is similar."""
     names = list(names)

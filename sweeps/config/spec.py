@@ -32,7 +32,14 @@ from redaction.secrets import HIDDEN, redact_clipped
 from sweeps.config import yaml_reader
 from sweeps.config.cross_checks import cross_field_checks, set_path, written
 from sweeps.config.document import Document
-from sweeps.config.error_messages import field_at, key_path, section_of, translate, unknown_key
+from sweeps.config.error_messages import (
+    field_at,
+    is_argument,
+    key_path,
+    section_of,
+    translate,
+    unknown_key,
+)
 from sweeps.config.foreign_specs import refuse_foreign
 from sweeps.config.search_checks import search_space
 from sweeps.config.search_space import SearchSpace
@@ -50,7 +57,7 @@ from sweeps.config.sections import (
     StorageConfig,
     TrackingConfig,
 )
-from sweeps.config.space import Distribution
+from sweeps.config.space import Choice, Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_scalars import write_flow, write_key
 from sweeps.early_stopping.registry import WITHOUT_SECTION
@@ -64,6 +71,7 @@ from trainable.config import (
     TaskConfig,
     TrainConfig,
     TrialConfig,
+    is_own,
 )
 from trainable.rules import NEWEST, rules_of
 from trainable.seeding import derive_seed
@@ -181,7 +189,21 @@ class SweepSpec(Section):
     @property
     def trial_modules(self) -> list[str]:
         """The modules that trials import; only the driver imports a sampler."""
-        return _module_of(self.task.name)
+        names = [self.task.name, *(name for _, name in self.own_names)]
+        return sorted({module for name in names for module in _module_of(name)})
+
+    @property
+    def own_names(self) -> list[tuple[str, str]]:
+        """The user's own optimizers and schedules that trials may have, each with its key."""
+        return [
+            (key, str(name))
+            for key, fixed in (
+                ("train.optimizer.name", self.train.optimizer.name),
+                ("train.schedule.name", self.train.schedule.name),
+            )
+            for name in _options(self.space.get(key), fixed)
+            if is_own(str(name))
+        ]
 
     @property
     def objective_description(self) -> str:
@@ -349,6 +371,10 @@ def _module_of(name: str) -> list[str]:
     return [name.partition(":")[0]] if ":" in name else []
 
 
+def _options(distribution: Distribution | None, fixed: str) -> Sequence[object]:
+    return distribution.options if isinstance(distribution, Choice) else [fixed]
+
+
 def _version_fault(version: object) -> str | None:
     if isinstance(version, bool) or not isinstance(version, int) or version == VERSION:
         return None
@@ -485,6 +511,8 @@ def _spec_path(key: str) -> tuple[tuple[str, ...], str | None]:
     """Return the path of a dotted key in a spec, and a message if it is not a field."""
     path = key_path(key)
     if path[0] in ("space", "task") and len(path) == 2 and path[1]:
+        return path, None
+    if is_argument(path):
         return path, None
     for size in range(1, len(path) + 1):
         if field_at(SweepSpec, path[:size]) is not None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import trainable
 from redaction.secrets import redact
-from sweeps.config.error_messages import key_path
+from sweeps.config.error_messages import is_argument, key_path
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.resources import ResourcePlan, StepMemory
@@ -142,6 +142,7 @@ class TaskInspector:
             environment["OMP_NUM_THREADS"] = os.environ.get(
                 "OMP_NUM_THREADS", str(max(1, int(plan.cpu)))
             )
+        variants = [] if plan is None else optimizer_variants(spec)
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             [
@@ -150,6 +151,7 @@ class TaskInspector:
                 "-m",
                 "trainable.inspect_task",
                 *(["--thorough"] if thorough else []),
+                f"--variants={len(variants)}",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -162,7 +164,9 @@ class TaskInspector:
             configs = [spec.trial_config(0, {})] * 2
         else:
             configs = [spec.trial_config(0, spec.example_params()), longest_warmup(spec)]
-        if plan is not None and spec.resources.gpu == "auto" and 0 < plan.gpu < 1:
+        configs += variants
+        self._measures = plan is not None and spec.resources.gpu == "auto" and 0 < plan.gpu < 1
+        if self._measures:
             configs.append(largest_config(spec))
         self._configs = "".join(f"{config.model_dump_json()}\n" for config in configs)
 
@@ -196,7 +200,7 @@ class TaskInspector:
             raised = answer.get("raised", False)
             raise TaskRefused(self._spec, answer["key"], answer["refused"], raised=raised)
         facts = TaskFacts(**answer)
-        if facts.own_loop or self._configs.count("\n") == 2:
+        if facts.own_loop or not self._measures:
             return facts
         memory = measured[0] if measured else {"failed": "ended its process"}
         return replace(facts, step_memory=StepMemory(**memory))
@@ -218,13 +222,35 @@ class TaskInspector:
             self.terminate()
 
 
+def optimizer_variants(spec: SweepSpec) -> list[TrialConfig]:
+    """Return trials with every optimizer, schedule and argument of these that the space names.
+
+    Of a range there are both ends. The other values are those of `example_params`; a trial whose
+    values are not valid together is left out.
+    """
+    found = []
+    for key, distribution in spec.space.items():
+        named = key in ("train.optimizer.name", "train.schedule.name")
+        if not named and not is_argument(key.split(".")):
+            continue
+        for _, value in distribution.boundary_values():
+            forced = {other: allowed[0] for other, allowed in distribution.when} | {key: value}
+            point = spec.search_space().point(
+                lambda name, one, forced=forced: forced.get(name, one.boundary_values()[0][1])
+            )
+            with contextlib.suppress(SpecError):
+                found.append(spec.trial_config(0, point))
+    return found
+
+
 def longest_warmup(spec: SweepSpec) -> TrialConfig:
-    """Return the trial of `example_params` with the longest searched warmup, if that is valid."""
+    """Return the trial of `example_params` with the longest warmup and decay, if that is valid."""
     space = spec.search_space()
 
     def value(key: str, distribution: Distribution) -> Any:
         boundary_values = [probe for _, probe in distribution.boundary_values()]
-        return max(boundary_values) if key == "train.schedule.warmup" else boundary_values[0]
+        lengthens = key in ("train.schedule.warmup", "train.schedule.decay")
+        return max(boundary_values) if lengthens else boundary_values[0]
 
     point = space.point(value)
     try:
@@ -261,7 +287,8 @@ def _weight(key: str, value: object) -> float:
     if key == "train.precision":
         return ("fp16", "bf16", "auto", "fp32").index(str(value))
     if key == "train.optimizer.name":
-        return value in ("adam", "adamw", "lamb")  # two moments of each parameter
+        # two moments of each parameter
+        return value in ("adam", "adamw", "lamb", "nadam", "radam", "adamax", "adadelta")
     if not isinstance(value, int | float):
         return 0
     return -value if key in ("train.accumulation", "train.activation_checkpointing") else value
@@ -274,7 +301,13 @@ def check_names(spec: SweepSpec) -> None:
         TaskRefused: The module is missing, or Python would import another module instead of it or
             of a module that it imports.
     """
-    name, here = spec.task.name, os.getcwd()
+    _check_name(spec, "task.name", spec.task.name)
+    for key, name in spec.own_names:
+        _check_name(spec, key, name)
+
+
+def _check_name(spec: SweepSpec, key: str, name: str) -> None:
+    here = os.getcwd()
     try:
         module = resolve_task_name(name)[0]
     except ConfigError as error:
@@ -284,18 +317,18 @@ def check_names(spec: SweepSpec) -> None:
     if ours := hidden_by(trainable.__name__, here):
         raise TaskRefused(
             spec,
-            "task.name",
+            key,
             f"'{ours[0]}' hides the package '{trainable.__name__}', which trains every trial; no "
             "file in the directory where a sweep starts may have that name; rename the file, or "
             "start from another directory",
         )
     if hidden := hidden_by(package, here):
-        raise TaskRefused(spec, "task.name", f"'{name}': {_taken(package, *hidden)}")
+        raise TaskRefused(spec, key, f"'{name}': {_taken(package, *hidden)}")
     # `_is_installed` uses all finders: an editable package is on no path.
     if not package or not (PathFinder.find_spec(package, [here]) or _is_installed(package)):
         raise TaskRefused(
             spec,
-            "task.name",
+            key,
             f"'{name}': there is no module '{package}' in {here} or among the installed "
             "packages; the part before the colon must be importable from where you start; change "
             "the directory, install the package, or correct the name",
@@ -303,7 +336,7 @@ def check_names(spec: SweepSpec) -> None:
     for file, imported, *taken in hidden_imports(module, here):
         raise TaskRefused(
             spec,
-            "task.name",
+            key,
             f"'{name}': {file} imports '{imported}': {_taken(imported, *taken)}",
         )
 

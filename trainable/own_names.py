@@ -1,0 +1,47 @@
+"""Import a user's class or function by its name, `package.module:Name`.
+
+The name of a task is found by `task.py`, which also knows tasks that are built in. What must not
+live here: what the object must be, and torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from trainable.errors import ConfigError
+from trainable.task_import import no_exit
+from trainable.task_registry import nearest
+
+
+def import_own(name: str, key: str) -> Any:
+    """Return what `package.module:Name` names.
+
+    Args:
+        name: The name; the module must be importable, as that of a task.
+        key: The setting that has it, for messages.
+
+    Raises:
+        ConfigError: The module cannot be imported, or has nothing of that name.
+    """
+    module_name, _, inside = name.partition(":")
+    try:
+        with no_exit(f"{name!r}: the module {module_name!r}, while it was imported,", key):
+            module = importlib.import_module(module_name)
+    except ConfigError:
+        raise
+    except Exception as problem:  # a user's module may fail in any way while it is imported
+        raise ConfigError(
+            f"{name!r}: the module {module_name!r} could not be imported "
+            f"({type(problem).__name__}: {problem}); the part before the colon must be importable "
+            "from where you start; correct the module or its name",
+            key=key,
+        ) from problem
+    if not hasattr(module, inside):
+        known = [one for one in vars(module) if not one.startswith("_")]
+        raise ConfigError(
+            f"{name!r}: the module {module_name!r} was imported, but it has no {inside!r}"
+            f"{nearest(inside, known)}; name a class or a function that is there",
+            key=key,
+        )
+    return getattr(module, inside)
