@@ -18,11 +18,13 @@ cannot be mapped is refused by its name. What must not live here: what a module 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -39,11 +41,20 @@ from trainable.adapters.lightning_module import (
     overrides,
     takes,
 )
-from trainable.errors import TaskError
+from trainable.adapters.lightning_optimizer import (
+    configured,
+    copy_rates,
+    reset_rates,
+    schedulers_apart,
+)
+from trainable.config import TrainConfig
+from trainable.errors import ConfigError, TaskError
 from trainable.logged import is_reported_name
 from trainable.sums import Sums, add_value
 from trainable.task import Batch, Data, Task
 
+_OPTIMIZERS: WeakKeyDictionary[LightningTask, torch.optim.Optimizer] = WeakKeyDictionary()
+"""The run's optimizer of each task; an attribute of the task would be saved a second time."""
 _REDUCTIONS: dict[object, str] = {
     "mean": "mean",
     "sum": "sum",
@@ -70,6 +81,9 @@ class LightningTask(Task):
     _validating: bool = False
     _at_epoch_end: bool = False
     _metrics: Mapping[str, str] = {}  # of torchmetrics: the logged name and the module's
+    _rates: torch.optim.Optimizer | None = None  # the schedulers' own
+    _schedulers: Sequence[LRScheduler] = ()
+    _intervals: Sequence[tuple[str, int]] = ()
 
     def lightning_module(self) -> Any:
         """Return a new `LightningModule`."""
@@ -118,9 +132,53 @@ class LightningTask(Task):
         self.epoch = self.step = self._batch = 0
         return module
 
+    def build_optimizer(
+        self, model: nn.Module, config: TrainConfig
+    ) -> torch.optim.Optimizer | None:
+        """Return the optimizer of `configure_optimizers`; without that method the spec's is used.
+
+        Its schedulers step as in Lightning; the schedule of the spec must then be constant.
+        """
+        if not overrides(model, "configure_optimizers"):
+            return None
+        optimizer, entries = configured(model)
+        reset_rates(optimizer)
+        self._rates, self._schedulers, self._intervals = None, [], []
+        if entries:
+            schedule = config.schedule
+            if schedule.name != "constant" or schedule.warmup:
+                raise ConfigError(
+                    f"{schedule.name!r}, and configure_optimizers() returns a scheduler, too; "
+                    "both would scale the learning rate; write train.schedule: {name: constant} "
+                    "without a warmup, or remove the scheduler",
+                    key="train.schedule",
+                )
+            # once more: a scheduler writes into the optimizer for which it was made
+            made = schedulers_apart(*configured(model))
+            self._rates, self._schedulers, self._intervals = made
+        _OPTIMIZERS[self] = optimizer
+        return optimizer
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state, and write the learning rates of the schedulers."""
+        super().load_state_dict(state)
+        self._copy_rates()
+
+    def _copy_rates(self) -> None:
+        if self._rates is not None:
+            copy_rates(self._rates, _OPTIMIZERS[self])
+
+    def _step_schedulers(self, interval: str, count: int) -> None:
+        for scheduler, (when, frequency) in zip(self._schedulers, self._intervals, strict=True):
+            if when == interval and count % frequency == 0:
+                scheduler.step()
+        self._copy_rates()
+
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Return the loss of `training_step` times the number of samples, and that number."""
         module: Any = model
+        if (optimizer := _OPTIMIZERS.get(self)) is not None:
+            self.log(f"lr-{type(optimizer).__name__}", optimizer.param_groups[0]["lr"])
         index, self._batch = self._batch, self._batch + 1
         batch = module.on_after_batch_transfer(batch, 0)
         size = self._size = self.batch_size(batch)
@@ -169,14 +227,16 @@ class LightningTask(Task):
     def on_epoch_start(self, epoch: int) -> None:
         """Call the module's hooks at the start of training and of an epoch."""
         self.epoch, self._batch = epoch, 0
+        self._copy_rates()
         if epoch == 0:
             self._module.on_fit_start()
             self._module.on_train_start()
         self._module.on_train_epoch_start()
 
     def on_step_end(self, step: int) -> None:
-        """Count the step."""
+        """Count the step, and let the schedulers of steps step."""
         self.step = step
+        self._step_schedulers("step", step)
 
     def on_epoch_end(self, _epoch: int) -> None:
         """Log metrics of torchmetrics for the epoch, reset them, and call the module's hook."""
@@ -186,6 +246,7 @@ class LightningTask(Task):
             self.log(name, value, over="epoch")
         self._metrics = {}
         self._at_epoch_end = False
+        self._step_schedulers("epoch", self.epoch + 1)
 
     def log_value(
         self, module: nn.Module, name: str, value: Any, options: Mapping[str, Any]
