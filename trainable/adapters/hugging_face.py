@@ -58,7 +58,7 @@ def training_arguments(context: Context, **options: Any) -> TrainingArguments:
     """
     chosen: dict[str, Any] = {
         "output_dir": str(context.directory / "hugging_face"),
-        "seed": context.seed,
+        "seed": context.seed % 2**32,  # NumPy takes no larger one
         "num_train_epochs": context.epochs,
         "eval_strategy": "epoch",
         "report_to": "none",

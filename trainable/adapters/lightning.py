@@ -39,7 +39,7 @@ from trainable.adapters.lightning_module import (
     check_module,
     merged_names,
     overrides,
-    takes,
+    step_arguments,
 )
 from trainable.adapters.lightning_optimizer import (
     configured,
@@ -187,7 +187,7 @@ class LightningTask(Task):
                 "on_train_batch_start() returned -1, which would end the epoch; an epoch of a "
                 "run has all its batches; return None"
             )
-        output = module.training_step(*_arguments(module.training_step, batch, index))
+        output = module.training_step(*step_arguments(module.training_step, batch, index))
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:  # no step for this batch
             return next(model.parameters()).new_zeros(()), 0
@@ -210,7 +210,9 @@ class LightningTask(Task):
                 moved = module.on_after_batch_transfer(batch, 0)
                 self._size = self.batch_size(moved)
                 module.on_validation_batch_start(moved, index)
-                output = module.validation_step(*_arguments(module.validation_step, moved, index))
+                output = module.validation_step(
+                    *step_arguments(module.validation_step, moved, index)
+                )
                 module.on_validation_batch_end(output, moved, index)
             module.on_validation_epoch_end()
             found = self._computed(module) | _averages(self._sums)
@@ -353,12 +355,6 @@ class LightningTask(Task):
                 f"{', '.join(values)}; give the value to the module's constructor"
             )
         return values[name]
-
-
-def _arguments(step: Callable[..., Any], batch: Batch, index: int) -> list[Any]:
-    if takes(step, "dataloader_iter", 99):
-        raise TaskError("training_step() takes dataloader_iter; take (batch, batch_idx)")
-    return [batch, index] if takes(step, "batch_idx", 1) else [batch]
 
 
 def _averages(sums: Sums) -> dict[str, Any]:

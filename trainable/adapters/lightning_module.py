@@ -189,10 +189,9 @@ def base_of(thing: object, name: str) -> Any:
 
 def overrides(thing: object, name: str) -> bool:
     """Whether an object defines a method in place of one of Lightning."""
-    for kind in type(thing).__mro__:
-        if name in vars(kind):
-            return not kind.__module__.startswith(_PACKAGES)
-    return False
+    found = getattr(type(thing), name, None)
+    origin = getattr(found, "__module__", None) or ""
+    return found is not None and not origin.startswith(_PACKAGES)
 
 
 def _check_overridden(thing: object, names: Mapping[str, str]) -> None:
@@ -203,14 +202,20 @@ def _check_overridden(thing: object, names: Mapping[str, str]) -> None:
             )
 
 
-def takes(method: Any, name: str, position: int) -> bool:
-    """Whether a method takes an argument, by its name or because it takes so many."""
-    parameters = inspect.signature(method).parameters
-    return (
-        name in parameters
-        or len(parameters) > position
-        or any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
-    )
+def step_arguments(step: Any, batch: Any, index: int) -> list[Any]:
+    """Return the arguments of `training_step` or `validation_step`: the batch, and its index.
+
+    Raises:
+        TaskError: It fetches its batches itself.
+    """
+    parameters = inspect.signature(step).parameters
+    if "dataloader_iter" in parameters:
+        raise TaskError(
+            f"{step.__name__}() takes dataloader_iter; a run fetches the batches; take (batch, "
+            "batch_idx)"
+        )
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    return [batch, index] if len(parameters) > 1 or takes_any else [batch]
 
 
 def merged_names(names: Iterable[str]) -> dict[str, str]:
