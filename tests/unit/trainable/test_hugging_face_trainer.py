@@ -208,7 +208,9 @@ def test_refuses_by_name_what_would_not_resume(tmp_path, name, monkeypatch):
 )
 def test_refuses_the_state_of_another_loop(tmp_path, state):
     context = Context(directory=tmp_path / "run", seed=0, epochs=4, device=CPU, restored=state)
-    trainer = Trainer(Net(), training_arguments(context), train_dataset=_samples(8))
+    data = _samples(8)
+    arguments = training_arguments(context)
+    trainer = Trainer(Net(), arguments, train_dataset=data, eval_dataset=data)
     with pytest.raises(CheckpointError):
         list(reports(trainer, context))
     assert not (tmp_path / "run" / "outside").exists()

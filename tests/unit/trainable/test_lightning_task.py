@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.optional_packages import skip_without
-from trainable import TrialConfig, open_trainer, read_rows
+from trainable import TrialConfig, load_task, open_trainer, read_rows
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, TaskError
 
@@ -298,3 +298,8 @@ def test_batch_without_samples_names_the_method():
     with pytest.raises(TaskError, match="batch_size"):
         NetTask().batch_size({"text": "a"})
     assert NetTask().batch_size({"length": [3], "x": [torch.zeros(5, 2)]}) == 5
+
+
+def test_module_named_as_a_task_leads_to_the_adapter():
+    with pytest.raises(ConfigError, match="LightningTask"):
+        load_task(f"{LightningModule.__module__}:LightningModule", {})
