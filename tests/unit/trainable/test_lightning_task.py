@@ -190,6 +190,8 @@ def test_resumes_to_the_same_bits(tmp_path, interval):
             _trained(make(), tmp_path / "cut", config, should_stop=_crash_at(step))
     again, resumed = _trained(make(), tmp_path / "cut", config)
     assert again == rows
+    # two micro-batches for each step: 0 and 1, 2 and 3, ...
+    assert [row["index"] for row in rows] == [0.5, 2.5, 4.5, 6.5] * 3
     assert len({row["lr-SGD"] for row in rows}) == (12 if interval == "step" else 3)
     assert resumed.called == model.called
     for name, value in model.state_dict().items():
@@ -303,3 +305,20 @@ def test_batch_without_samples_names_the_method():
 def test_module_named_as_a_task_leads_to_the_adapter():
     with pytest.raises(ConfigError, match="LightningTask"):
         load_task(f"{LightningModule.__module__}:LightningModule", {})
+
+
+def test_loss_counts_by_its_samples():
+    task = NetTask()
+    model = task.build_model()
+    batch = torch.randn(5, 4), torch.randint(2, (5,))
+    mean = nn.functional.cross_entropy(model.layers(batch[0]), batch[1])
+    total, weight = task.loss(model, batch)
+    assert weight == 5
+    assert total.item() == pytest.approx(5 * mean.item())
+    assert task.loss(_without_loss(task), batch) == (0, 0)
+
+
+def _without_loss(task):
+    model = task.build_model()
+    model.training_step = lambda batch: None  # noqa: ARG005
+    return model
