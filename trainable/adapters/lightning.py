@@ -42,9 +42,11 @@ from trainable.adapters.lightning_module import (
     step_arguments,
 )
 from trainable.adapters.lightning_optimizer import (
+    base_rates,
     configured,
     copy_rates,
     reset_rates,
+    scale_rates,
     schedulers_apart,
 )
 from trainable.config import TrainConfig
@@ -77,7 +79,10 @@ class LightningTask(Task):
 
     epoch: int = 0
     step: int = 0
+    _module: Any
+    _size: int = 0  # of the current batch
     _batch: int = 0  # of the epoch
+    _sums: Sums  # of the current evaluation
     _validating: bool = False
     _at_epoch_end: bool = False
     _metrics: Mapping[str, str] = {}  # of torchmetrics: the logged name and the module's
@@ -128,7 +133,8 @@ class LightningTask(Task):
         module.configure_model()  # type: ignore[operator]
         module.setup("fit")  # type: ignore[operator]
         self._module = module
-        self._metrics, self._sums = {}, {}
+        self._sums = {}
+        self._metrics = {}
         self.epoch = self.step = self._batch = 0
         return module
 
@@ -160,8 +166,11 @@ class LightningTask(Task):
         return optimizer
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state, and write the learning rates of the schedulers."""
+        """Restore the state; the schedules keep the learning rates with which they were built."""
+        built = None if self._rates is None else base_rates(self._rates)
         super().load_state_dict(state)
+        if self._rates is not None and built is not None:
+            scale_rates(self._rates, self._schedulers, built)
         self._copy_rates()
 
     def _copy_rates(self) -> None:
@@ -338,7 +347,7 @@ class LightningTask(Task):
         Raises:
             TaskError: The run has nothing like it.
         """
-        values = {
+        values: dict[str, Any] = {
             "current_epoch": self.epoch,
             "global_step": self.step,
             "training": not self._validating,

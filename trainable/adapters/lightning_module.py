@@ -141,7 +141,7 @@ def bind(module: Any, owner: Owner) -> None:
     module.__class__ = type(kind.__name__, (_Bound, kind), own)
 
 
-def check_module(module: object) -> None:
+def check_module(module: Any) -> None:
     """Refuse what is no module that a task can train, and name the part that it cannot.
 
     Raises:

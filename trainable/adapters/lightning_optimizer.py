@@ -7,7 +7,7 @@ live here: when they step (`lightning.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ _CYCLED = ("betas", "momentum")
 """What schedulers change besides the learning rate."""
 Entry = tuple[LRScheduler, str, int]
 """A scheduler, its interval (`step` or `epoch`) and its frequency."""
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 _KEYS = {"scheduler", "interval", "frequency", "name", "strict"}
 
 
@@ -31,6 +32,8 @@ def configured(module: Any) -> tuple[torch.optim.Optimizer, list[Entry]]:
         TaskError: `configure_optimizers` returned something that a task cannot use.
     """
     found = module.configure_optimizers()
+    optimizers: Sequence[Any]
+    schedulers: Sequence[Any]
     if isinstance(found, Mapping):
         optimizers, schedulers = [found["optimizer"]], [found.get("lr_scheduler")]
         _check_keys(found, {"optimizer", "lr_scheduler"})
@@ -95,3 +98,22 @@ def copy_rates(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> 
         for key in _CYCLED:
             if key in theirs:
                 ours[key] = theirs[key]
+
+
+def base_rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the learning rate of each group from which the schedulers started."""
+    return [group["initial_lr"] for group in optimizer.param_groups]
+
+
+def scale_rates(
+    optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler], bases: Sequence[float]
+) -> None:
+    """Scale restored schedules to other base rates, as a trial of PBT that copied one has."""
+    for index, (group, base) in enumerate(zip(optimizer.param_groups, bases, strict=True)):
+        factor = base / (group["initial_lr"] or 1.0)
+        if base == group["initial_lr"]:
+            continue
+        for key in group.keys() & set(_RATES):
+            group[key] *= factor
+        for scheduler in schedulers:
+            scheduler.base_lrs[index] *= factor

@@ -27,8 +27,9 @@ from trainable.adapters.lightning_module import check_module  # noqa: E402
 class Net(LightningModule):
     """Two layers with dropout, a metric, hooks and a schedule."""
 
-    def __init__(self, *, interval: str = "epoch", dropout: float = 0.0) -> None:
+    def __init__(self, *, interval: str = "epoch", dropout: float = 0.0, lr: float = 0.1) -> None:
         super().__init__()
+        self.lr = lr
         self.interval = interval
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 2))
         self.train_accuracy, self.accuracy = MulticlassAccuracy(2), MulticlassAccuracy(2)
@@ -61,10 +62,10 @@ class Net(LightningModule):
         self.log("epochs", float(self.current_epoch))
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
         if self.interval == "epoch":
             return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=12)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=self.lr, total_steps=12)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -196,6 +197,16 @@ def test_resumes_to_the_same_bits(tmp_path, interval):
     assert resumed.called == model.called
     for name, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_new_learning_rate_scales_the_restored_schedule(tmp_path, interval):
+    rows, _ = _trained(NetTask(interval=interval), tmp_path / "one", _config())
+    (donor,) = (tmp_path / "one" / "checkpoints").glob("*11")
+    for lr in (0.1, 0.2):
+        task = NetTask(interval=interval, lr=lr)
+        again, _ = _trained(task, tmp_path / f"{lr}", _config(), restore=donor)
+        assert again[-1]["lr-SGD"] == pytest.approx(lr / 0.1 * rows[-1]["lr-SGD"], rel=1e-12)
 
 
 def _with(base, **attributes):
