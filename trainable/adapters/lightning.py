@@ -99,7 +99,12 @@ class LightningTask(Task):
         return self.lightning_module()
 
     def batch_size(self, batch: Batch) -> int:
-        """Return the number of samples of a batch; the default is that of its first tensor."""
+        """Return the number of samples of a batch; the default is that of its first tensor.
+
+        A batch of PyG counts its graphs.
+        """
+        if isinstance(graphs := getattr(batch, "num_graphs", None), int):
+            return graphs
         found = _first_tensor(batch)
         if found is None or found.ndim == 0:
             raise TaskError(
@@ -130,6 +135,7 @@ class LightningTask(Task):
         module: nn.Module = self.lightning_module()
         check_module(module)
         bind(module, self)
+        module.prepare_data()  # type: ignore[operator]
         module.configure_model()  # type: ignore[operator]
         module.setup("fit")  # type: ignore[operator]
         self._module = module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -311,6 +312,7 @@ def test_batch_without_samples_names_the_method():
     with pytest.raises(TaskError, match="batch_size"):
         NetTask().batch_size({"text": "a"})
     assert NetTask().batch_size({"length": [3], "x": [torch.zeros(5, 2)]}) == 5
+    assert NetTask().batch_size(SimpleNamespace(num_graphs=3, x=torch.zeros(12, 2))) == 3
 
 
 def test_module_named_as_a_task_leads_to_the_adapter():
