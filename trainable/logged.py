@@ -368,6 +368,11 @@ def log_of(task: Any) -> Log | None:
     return _LOGS.get(id(task))
 
 
+def is_reported_name(name: str) -> bool:
+    """Whether a run reports a name itself, so that it cannot be logged."""
+    return _RESERVED.fullmatch(name) is not None
+
+
 def _shorten(value: str) -> str:
     return value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
 

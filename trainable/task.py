@@ -489,7 +489,9 @@ def _is_task(value: object) -> bool:
 
 def _describe(value: object) -> str:
     if isinstance(value, type):
-        return f"the class {value.__name__}, which does not derive from Task"
+        is_lightning = any(kind.__name__ == "LightningModule" for kind in value.__mro__)
+        hint = " (LightningTask makes a task of it: docs/guides/lightning.md)" * is_lightning
+        return f"the class {value.__name__}, which does not derive from Task{hint}"
     return f"an object of type {type(value).__name__}"
 
 

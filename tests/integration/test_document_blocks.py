@@ -21,6 +21,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 from sweeps.config.spec import parse_spec
 from tests.integration.commandline import CommandLine
+from tests.optional_packages import needs_imports_of
 from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +144,17 @@ def page_cli(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comm
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            marks=needs_imports_of(page.read_text("utf-8")),
+            id=str(page.relative_to(ROOT)),
+        )
+        for page in PAGES
+    ],
+)
 def test_blocks_run(page: Path, page_cli: CommandLine) -> None:
     _run_page(page, page_cli)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.optional_packages import needs_imports_of
 from trainable import TrialConfig, check_task, load_task, open_trainer, read_rows
 from trainable.diagnostics import MEASURED
 
@@ -25,25 +26,42 @@ _PAGES = (
     "docs/guides/hooks-and-logging.md",
     "docs/guides/optimizers-and-schedules.md",
     "docs/guides/data.md",
+    "docs/guides/hugging-face.md",
+    "docs/guides/libraries.md",
+    "docs/guides/lightning.md",
 )
+_TEXTS = [(ROOT / page).read_text("utf-8") for page in _PAGES]
 _BLOCKS = [
-    block
-    for page in _PAGES
-    for block in re.findall(
-        r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )
+    (block, needs_imports_of(text))
+    for text in _TEXTS
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 ]
-_TASK = re.compile(r"^class (\w+)\(Task\)", re.MULTILINE)
-TASKS = [(block, name) for block in _BLOCKS for name in _TASK.findall(block)]
-LOOPS = [(block, "run") for block in _BLOCKS if "def run(config, context)" in block]
+_TASK = re.compile(r"^class (\w+)\((?:Lightning)?Task\)", re.MULTILINE)
+_FILE = re.compile(r"# (\w+\.py)\b")
+TASKS = [
+    pytest.param(block, name, marks=needed, id=name)
+    for block, needed in _BLOCKS
+    for name in _TASK.findall(block)
+]
+LOOPS = [
+    pytest.param(block, "run", marks=needed)
+    for block, needed in _BLOCKS
+    if "def run(config, context)" in block
+]
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An importable file, `guide_code.py`, for one block."""
+    """An importable file, `guide_code.py`, for one block, beside the blocks that name a file."""
     monkeypatch.syspath_prepend(tmp_path)
+    for block, _ in _BLOCKS:
+        if named := _FILE.match(block):
+            (tmp_path / named[1]).write_text(block)
+    before = set(sys.modules)
     yield tmp_path / "guide_code.py"
-    sys.modules.pop("guide_code", None)
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 def _rows(config: TrialConfig, directory: Path, stops: list[int]) -> list[dict[str, float]]:
@@ -68,17 +86,17 @@ def _config(name: str) -> TrialConfig:
             "metric": "val/loss",
             "mode": "min",
             "budget": {"epochs": 3},
-            "train": {"batch_size": 8},
+            "train": {"batch_size": 8, "schedule": {"name": "constant"}},
         }
     )
 
 
 def test_tasks_and_loop_are_found() -> None:
-    assert len(TASKS) >= 6
-    assert len(LOOPS) == 1
+    assert len(TASKS) >= 11
+    assert len(LOOPS) == 2
 
 
-@pytest.mark.parametrize(("block", "name"), TASKS, ids=[name for _, name in TASKS])
+@pytest.mark.parametrize(("block", "name"), TASKS)
 def test_guide_task_resumes_exactly(module: Path, tmp_path: Path, block: str, name: str) -> None:
     module.write_text(block)
     whole = _rows(_config(name), tmp_path / "whole", [])
@@ -94,7 +112,7 @@ def test_guide_loop_resumes_exactly(module: Path, tmp_path: Path, block: str, na
     assert _rows(_config(name), tmp_path / "cut", [1]) == whole
 
 
-@pytest.mark.parametrize(("block", "name"), TASKS, ids=[name for _, name in TASKS])
+@pytest.mark.parametrize(("block", "name"), TASKS)
 def test_guide_task_keeps_the_contract(module: Path, block: str, name: str) -> None:
     module.write_text(block)
     check_task(load_task(f"guide_code:{name}", {}))

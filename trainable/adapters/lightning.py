@@ -1,0 +1,416 @@
+"""Train a `LightningModule` as a task (the extra `gradsweep[lightning]`).
+
+    class Digits(LightningTask):
+        def __init__(self, *, width: int = 64):
+            self.width = width
+
+        def lightning_module(self):
+            return MyModule(width=self.width)
+
+        def data_module(self):
+            return MyDataModule()
+
+The module's `training_step`, `validation_step`, `configure_optimizers` and `self.log` are used as
+they are. The loop, the batch size, the precision, accumulation and clipping are the run's. What
+cannot be mapped is refused by its name. What must not live here: what a module sees of its trainer
+(`lightning_module.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from trainable.adapters.lightning_module import (
+    bind,
+    check_data_module,
+    check_module,
+    merged_names,
+    overrides,
+    step_arguments,
+)
+from trainable.adapters.lightning_optimizer import (
+    base_rates,
+    configured,
+    copy_rates,
+    reset_rates,
+    scale_rates,
+    schedulers_apart,
+)
+from trainable.config import TrainConfig
+from trainable.errors import ConfigError, TaskError
+from trainable.logged import is_reported_name
+from trainable.sums import Sums, add_value
+from trainable.task import Batch, Data, Task
+
+_OPTIMIZERS: WeakKeyDictionary[LightningTask, torch.optim.Optimizer] = WeakKeyDictionary()
+"""The run's optimizer of each task; an attribute of the task would be saved a second time."""
+_REDUCTIONS: dict[object, str] = {
+    "mean": "mean",
+    "sum": "sum",
+    torch.mean: "mean",
+    torch.sum: "sum",
+}
+
+
+class LightningTask(Task):
+    """A task whose model is a `LightningModule`, unchanged.
+
+    `lightning_module` is required; `data_module` may be left out where the module has the loaders
+    itself. Each call of `training_step` is a micro-batch: its loss, a mean, counts by the number
+    of samples (`batch_size`). `batch_idx` counts the micro-batches of an epoch.
+
+    Attributes:
+        epoch: The current epoch, counted from 0.
+        step: Optimizer steps taken.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    _module: Any
+    _size: int = 0  # of the current batch
+    _batch: int = 0  # of the epoch
+    _sums: Sums  # of the current evaluation
+    _validating: bool = False
+    _at_epoch_end: bool = False
+    _metrics: Mapping[str, str] = {}  # of torchmetrics: the logged name and the module's
+    _rates: torch.optim.Optimizer | None = None  # the schedulers' own
+    _schedulers: Sequence[LRScheduler] = ()
+    _intervals: Sequence[tuple[str, int]] = ()
+
+    def lightning_module(self) -> Any:
+        """Return a new `LightningModule`."""
+        raise NotImplementedError(f"{type(self).__name__} must define lightning_module()")
+
+    def data_module(self) -> Any:
+        """Return a new `LightningDataModule`; the default is a module with loaders of its own."""
+        return self.lightning_module()
+
+    def batch_size(self, batch: Batch) -> int:
+        """Return the number of samples of a batch; the default is that of its first tensor.
+
+        A batch of PyG counts its graphs.
+        """
+        if isinstance(graphs := getattr(batch, "num_graphs", None), int):
+            return graphs
+        found = _first_tensor(batch)
+        if found is None or found.ndim == 0:
+            raise TaskError(
+                f"a batch of type {type(batch).__name__} holds no tensor whose first dimension "
+                f"counts samples; define batch_size(self, batch) in {type(self).__name__}"
+            )
+        return len(found)
+
+    def build_data(self) -> Data:
+        """Return the data sets and collate functions of the loaders."""
+        source = self.data_module()
+        check_data_module(source)
+        source.prepare_data()
+        source.setup("fit")
+        train, val = (
+            _loader(source, name, shuffled=name == "train_dataloader")
+            for name in ("train_dataloader", "val_dataloader")
+        )
+        return Data(
+            train=train.dataset,
+            val=val.dataset,
+            collate=_collate(train),
+            collate_val=_collate(val) or (_collate(train) and default_collate),
+        )
+
+    def build_model(self) -> nn.Module:
+        """Return the module, whose calls of Lightning lead to this task."""
+        module: nn.Module = self.lightning_module()
+        check_module(module)
+        bind(module, self)
+        module.prepare_data()  # type: ignore[operator]
+        module.configure_model()  # type: ignore[operator]
+        module.setup("fit")  # type: ignore[operator]
+        self._module = module
+        self._sums = {}
+        self._metrics = {}
+        self.epoch = self.step = self._batch = 0
+        return module
+
+    def build_optimizer(
+        self, model: nn.Module, config: TrainConfig
+    ) -> torch.optim.Optimizer | None:
+        """Return the optimizer of `configure_optimizers`; without that method the spec's is used.
+
+        Its schedulers step as in Lightning; the schedule of the spec must then be constant.
+        """
+        if not overrides(model, "configure_optimizers"):
+            return None
+        optimizer, entries = configured(model)
+        reset_rates(optimizer)
+        self._rates, self._schedulers, self._intervals = None, [], []
+        if entries:
+            schedule = config.schedule
+            if schedule.name != "constant" or schedule.warmup:
+                raise ConfigError(
+                    f"{schedule.name!r}, and configure_optimizers() returns a scheduler, too; "
+                    "both would scale the learning rate; write train.schedule: {name: constant} "
+                    "without a warmup, or remove the scheduler",
+                    key="train.schedule",
+                )
+            # once more: a scheduler writes into the optimizer for which it was made
+            made = schedulers_apart(*configured(model))
+            self._rates, self._schedulers, self._intervals = made
+        _OPTIMIZERS[self] = optimizer
+        return optimizer
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state; the schedules keep the learning rates with which they were built."""
+        built = None if self._rates is None else base_rates(self._rates)
+        super().load_state_dict(state)
+        if self._rates is not None and built is not None:
+            scale_rates(self._rates, self._schedulers, built)
+        self._copy_rates()
+
+    def _copy_rates(self) -> None:
+        if self._rates is not None:
+            copy_rates(self._rates, _OPTIMIZERS[self])
+
+    def _step_schedulers(self, interval: str, count: int) -> None:
+        for scheduler, (when, frequency) in zip(self._schedulers, self._intervals, strict=True):
+            if when == interval and count % frequency == 0:
+                scheduler.step()
+        self._copy_rates()
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """Return the loss of `training_step` times the number of samples, and that number."""
+        module: Any = model
+        if (optimizer := _OPTIMIZERS.get(self)) is not None:
+            self.log(f"lr-{type(optimizer).__name__}", optimizer.param_groups[0]["lr"])
+        index, self._batch = self._batch, self._batch + 1
+        batch = module.on_after_batch_transfer(batch, 0)
+        size = self._size = self.batch_size(batch)
+        if module.on_train_batch_start(batch, index) == -1:
+            raise TaskError(
+                "on_train_batch_start() returned -1, which would end the epoch; an epoch of a "
+                "run has all its batches; return None"
+            )
+        output = module.training_step(*step_arguments(module.training_step, batch, index))
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None:  # no step for this batch
+            return next(model.parameters()).new_zeros(()), 0
+        if not isinstance(loss, Tensor):
+            raise TaskError(
+                f"training_step() returned an object of type {type(output).__name__}; it must "
+                "return the loss, a dict with the key 'loss', or None"
+            )
+        return loss * size, size
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | Tensor]:
+        """Return what the module logs in validation; `val_loss` and `val/loss` become `loss`."""
+        module: Any = model
+        self._validating, self._sums, kept = True, {}, self._metrics
+        self._metrics = {}
+        try:
+            module.on_validation_start()
+            module.on_validation_epoch_start()
+            for index, batch in enumerate(batches):
+                moved = module.on_after_batch_transfer(batch, 0)
+                self._size = self.batch_size(moved)
+                module.on_validation_batch_start(moved, index)
+                output = module.validation_step(
+                    *step_arguments(module.validation_step, moved, index)
+                )
+                module.on_validation_batch_end(output, moved, index)
+            module.on_validation_epoch_end()
+            found = self._computed(module) | _averages(self._sums)
+            module.on_validation_end()
+        finally:
+            self._validating, self._sums, self._metrics = False, {}, kept
+        if not found:
+            raise TaskError(
+                f"{type(module).__name__} logs nothing in validation; log the metric of the "
+                "sweep, such as self.log('val_loss', loss)"
+            )
+        return {short: found[name] for name, short in merged_names(found).items()}
+
+    def on_epoch_start(self, epoch: int) -> None:
+        """Call the module's hooks at the start of training and of an epoch."""
+        self.epoch, self._batch = epoch, 0
+        self._copy_rates()
+        if epoch == 0:
+            self._module.on_fit_start()
+            self._module.on_train_start()
+        self._module.on_train_epoch_start()
+
+    def on_step_end(self, step: int) -> None:
+        """Count the step, and let the schedulers of steps step."""
+        self.step = step
+        self._step_schedulers("step", step)
+
+    def on_epoch_end(self, _epoch: int) -> None:
+        """Log metrics of torchmetrics for the epoch, reset them, and call the module's hook."""
+        self._at_epoch_end = True
+        self._module.on_train_epoch_end()
+        for name, value in self._computed(self._module).items():
+            self.log(name, value, over="epoch")
+        self._metrics = {}
+        self._at_epoch_end = False
+        self._step_schedulers("epoch", self.epoch + 1)
+
+    def log_value(
+        self, module: nn.Module, name: str, value: Any, options: Mapping[str, Any]
+    ) -> None:
+        """Log what the module gives to `self.log`, as Lightning would.
+
+        Args:
+            module: The module.
+            name: The name.
+            value: A number, or a metric of torchmetrics.
+            options: The other arguments of `self.log`.
+
+        Raises:
+            TaskError: An option has no equivalent here.
+        """
+        at_end = self._at_epoch_end or self._validating
+        on_epoch = options.get("on_epoch")
+        on_epoch = at_end if on_epoch is None else bool(on_epoch)
+        on_step = options.get("on_step")
+        on_step = not at_end if on_step is None else bool(on_step) and not at_end
+        reduction = options.get("reduce_fx", "mean")
+        if reduction not in _REDUCTIONS:
+            raise TaskError(
+                f"self.log({name!r}) was given reduce_fx={reduction!r}; it must be 'mean' or "
+                "'sum'; for another reduction log a metric of torchmetrics, such as MaxMetric"
+            )
+        if isinstance(value, nn.Module):
+            self._log_metric(module, name, value, on_step=on_step, on_epoch=on_epoch)
+            return
+        size = options.get("batch_size") or self._size
+        self._log_number(
+            name, value, size, _REDUCTIONS[reduction], on_step=on_step, on_epoch=on_epoch
+        )
+
+    def _log_number(
+        self, name: str, value: Any, size: int, reduce: Any, *, on_step: bool, on_epoch: bool
+    ) -> None:
+        if self._validating:
+            number = torch.as_tensor(value).detach().reshape(()).double()
+            add_value(self._sums, name, number, size if reduce == "mean" else None, reduce)
+            return
+        if is_reported_name(name):
+            return  # the run reports it, such as train/loss
+        both = on_step and on_epoch
+        if on_step:
+            self.log(f"{name}_step" if both else name, value)
+        if on_epoch:
+            weight = size if reduce == "mean" and not self._at_epoch_end else None
+            self.log(
+                f"{name}_epoch" if both else name,
+                value,
+                over="epoch",
+                reduce=reduce,
+                weight=weight,
+            )
+
+    def _log_metric(
+        self, module: nn.Module, name: str, metric: nn.Module, *, on_step: bool, on_epoch: bool
+    ) -> None:
+        """Log the value of a step; note the metric, which is computed at the end of the epoch."""
+        if on_step:
+            value = getattr(metric, "_forward_cache", None)
+            if value is not None:
+                self.log(f"{name}_step" if on_epoch else name, value)
+        path = next((path for path, one in module.named_modules() if one is metric), None)
+        if path is None:
+            raise TaskError(
+                f"self.log({name!r}) was given a metric that is no part of the module; keep it as "
+                f"an attribute of the module, such as self.{name.replace('/', '_')}"
+            )
+        self._metrics = {
+            **self._metrics,
+            (f"{name}_epoch" if on_step and on_epoch else name): path,
+        }
+
+    def _computed(self, module: Any) -> dict[str, Tensor]:
+        """Return the metrics of torchmetrics that were logged for an epoch, and reset them."""
+        metrics = {name: module.get_submodule(path) for name, path in self._metrics.items()}
+        values = {name: metric.compute() for name, metric in metrics.items()}
+        for metric in metrics.values():
+            metric.reset()
+        return values
+
+    def trainer_value(self, name: str) -> Any:
+        """Return an attribute of `self.trainer`.
+
+        Raises:
+            TaskError: The run has nothing like it.
+        """
+        values: dict[str, Any] = {
+            "current_epoch": self.epoch,
+            "global_step": self.step,
+            "training": not self._validating,
+            "validating": self._validating,
+            "sanity_checking": False,
+            "is_global_zero": True,
+            "world_size": 1,
+            "logger": None,
+            "loggers": [],
+        }
+        if name not in values:
+            raise TaskError(
+                f"the module reads self.trainer.{name}, which a run does not have; it has "
+                f"{', '.join(values)}; give the value to the module's constructor"
+            )
+        return values[name]
+
+
+def _averages(sums: Sums) -> dict[str, Any]:
+    return {
+        name: total if weights is None else total / weights
+        for name, (total, weights) in sums.items()
+    }
+
+
+def _first_tensor(batch: Batch) -> Tensor | None:
+    if isinstance(batch, Tensor):
+        return batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(parts, Iterable) or isinstance(parts, str):
+        return None
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+
+
+def _loader(source: Any, name: str, *, shuffled: bool) -> DataLoader[Any]:
+    """Return a loader; refuse one whose order or batches a run would not reproduce."""
+    if not overrides(source, name):
+        raise TaskError(f"{type(source).__name__} has no {name}(); define it, or data_module()")
+    loader = getattr(source, name)()
+    problem = ""
+    if not isinstance(loader, DataLoader):
+        problem = f"an object of type {type(loader).__name__}; return one torch DataLoader"
+    elif type(loader.batch_sampler) is not BatchSampler:
+        problem = "a loader with its own batch_sampler; give batch_size instead"
+    elif loader.worker_init_fn is not None:
+        problem = "a loader with worker_init_fn; do that in the data set"
+    elif type(loader.sampler) is SequentialSampler and shuffled:
+        problem = "a loader without shuffle=True; a run trains in a new order in each epoch"
+    elif type(loader.sampler) not in (SequentialSampler, RandomSampler) or getattr(
+        loader.sampler, "replacement", False
+    ):
+        problem = f"a loader with the sampler {type(loader.sampler).__name__}; give shuffle=True"
+    if problem:
+        raise TaskError(f"{type(source).__name__}.{name}() returned {problem}")
+    assert isinstance(loader, DataLoader)
+    return loader
+
+
+def _collate(loader: DataLoader[Any]) -> Callable[[list[Any]], Batch] | None:
+    return None if loader.collate_fn is default_collate else loader.collate_fn

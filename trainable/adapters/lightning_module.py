@@ -1,0 +1,239 @@
+"""What a `LightningModule` reaches of its trainer: `self.log`, `self.trainer`, its hooks.
+
+A module in training gets a subclass of its own class, in which these lead to a task. Lightning
+itself is not imported: it exists as `lightning.pytorch` and as `pytorch_lightning`, and a module
+of either fits. What must not live here: the task itself (`lightning.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainable.errors import TaskError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OWN_LOOP = "write your own loop (docs/guides/own-loop.md)"
+_ON_STEP_END = "define on_step_end(self, step) in the task"
+_SPEC = "remove it, and write {} in the spec"
+
+_NOT_CALLED = {
+    "backward": OWN_LOOP,
+    "configure_callbacks": "remove it; write what they do into the task's hooks",
+    "configure_gradient_clipping": _SPEC.format("train.clip"),
+    "configure_sharded_model": "define configure_model",
+    "lr_scheduler_step": _SPEC.format("train.schedule"),
+    "on_after_backward": OWN_LOOP,
+    "on_before_backward": OWN_LOOP,
+    "on_before_batch_transfer": "define on_after_batch_transfer, or a collate_fn",
+    "on_before_optimizer_step": OWN_LOOP,
+    "on_before_zero_grad": _ON_STEP_END,
+    "on_fit_end": "remove it; a run may be continued after its end",
+    "on_load_checkpoint": "keep what it restores in attributes, which a checkpoint has",
+    "on_save_checkpoint": "keep what it saves in attributes, which a checkpoint has",
+    "on_train_batch_end": _ON_STEP_END,
+    "on_train_end": "remove it; a run may be continued after its end",
+    "on_validation_model_eval": "remove it; the run switches the modes",
+    "on_validation_model_train": "remove it; the run switches the modes",
+    "on_validation_model_zero_grad": "remove it; the run clears gradients before each step",
+    "optimizer_step": OWN_LOOP,
+    "optimizer_zero_grad": "remove it; the run clears gradients before each step",
+    "transfer_batch_to_device": "give the batch a method to(device)",
+}
+"""Methods that a trainer of Lightning calls and a task does not, and what to do instead."""
+_OF_DATA = (
+    "on_after_batch_transfer",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "state_dict",
+    "load_state_dict",
+    "on_exception",
+)
+
+
+_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
+
+
+class Owner(Protocol):
+    """The task of a module."""
+
+    epoch: int
+    step: int
+
+    def log_value(self, module: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:
+        """Log a value of the module's code."""
+
+    def trainer_value(self, name: str) -> Any:
+        """Return an attribute of the module's trainer."""
+
+
+class _TrainerView:
+    """Stands for `self.trainer`: has a few of its attributes, and refuses the others by name."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        return self._owner.trainer_value(name)
+
+
+class _Bound:
+    """Comes before a module's own class: what the module calls of Lightning leads to its task."""
+
+    _owner: weakref.ReferenceType[Any]
+
+    def log(self, name: str, value: Any, *arguments: Any, **options: Any) -> None:
+        theirs = base_of(self, "LightningModule").log
+        given = inspect.signature(theirs).bind(self, name, value, *arguments, **options)
+        self._owner_now().log_value(self, name, value, given.arguments)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *arguments: Any, **options: Any) -> None:
+        theirs = base_of(self, "LightningModule").log_dict
+        given = inspect.signature(theirs).bind(self, dictionary, *arguments, **options)
+        for name, value in dictionary.items():
+            self._owner_now().log_value(self, name, value, given.arguments)
+
+    @property
+    def trainer(self) -> Any:
+        return _TrainerView(self._owner_now())
+
+    @property
+    def current_epoch(self) -> int:
+        return self._owner_now().epoch
+
+    @property
+    def global_step(self) -> int:
+        return self._owner_now().step
+
+    def optimizers(self, *_: Any, **__: Any) -> Any:
+        raise TaskError(_uncallable("self.optimizers()"))
+
+    def lr_schedulers(self) -> Any:
+        raise TaskError(_uncallable("self.lr_schedulers()"))
+
+    def manual_backward(self, *_: Any, **__: Any) -> None:
+        raise TaskError(_uncallable("self.manual_backward()"))
+
+    def all_gather(self, data: Tensor, *_: Any, **__: Any) -> Tensor:
+        return data.unsqueeze(0)  # as with one process
+
+    def _owner_now(self) -> Owner:
+        owner: Owner | None = self._owner()
+        assert owner is not None  # it outlives its model
+        return owner
+
+
+def _uncallable(what: str) -> str:
+    return (
+        f"the module calls {what}; the run takes each step itself, and counts, clips and "
+        f"schedules it; remove the call, or {OWN_LOOP}"
+    )
+
+
+def bind(module: Any, owner: Owner) -> None:
+    """Let what a module calls of Lightning lead to a task. Its class keeps its name."""
+    kind = type(module)
+    own = {"_owner": weakref.ref(owner), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    module.__class__ = type(kind.__name__, (_Bound, kind), own)
+
+
+def check_module(module: Any) -> None:
+    """Refuse what is no module that a task can train, and name the part that it cannot.
+
+    Raises:
+        TaskError: The message says what to write instead.
+    """
+    name = type(module).__name__
+    if base_of(module, "LightningModule") is None:
+        raise TaskError(
+            f"lightning_module() returned an object of type {name}; return a LightningModule of "
+            "lightning.pytorch or of pytorch_lightning"
+        )
+    for needed in ("training_step", "validation_step"):
+        if not overrides(module, needed):
+            raise TaskError(
+                f"{name} has no {needed}(); a task needs training and validation; define it"
+            )
+    if not module.automatic_optimization:
+        raise TaskError(
+            f"{name} sets automatic_optimization = False; the run takes each step itself; remove "
+            f"it, or {OWN_LOOP}"
+        )
+    _check_overridden(module, _NOT_CALLED)
+
+
+def check_data_module(source: object) -> None:
+    """Refuse methods of a data module that a task does not call.
+
+    Raises:
+        TaskError: The message names the method.
+    """
+    if base_of(source, "LightningDataModule") is not None:
+        remedy = (
+            "move what it does into the data sets, or into the module's on_after_batch_transfer"
+        )
+        _check_overridden(source, dict.fromkeys(_OF_DATA, remedy))
+
+
+def base_of(thing: object, name: str) -> Any:
+    """Return the class of Lightning with this name from which an object derives, or None."""
+    for kind in type(thing).__mro__:
+        if kind.__name__ == name and kind.__module__.startswith(_PACKAGES):
+            return kind
+    return None
+
+
+def overrides(thing: object, name: str) -> bool:
+    """Whether an object defines a method in place of one of Lightning."""
+    found = getattr(type(thing), name, None)
+    origin = getattr(found, "__module__", None) or ""
+    return found is not None and not origin.startswith(_PACKAGES)
+
+
+def _check_overridden(thing: object, names: Mapping[str, str]) -> None:
+    for name, remedy in names.items():
+        if overrides(thing, name):
+            raise TaskError(
+                f"{type(thing).__name__} defines {name}(), which a task does not call; {remedy}"
+            )
+
+
+def step_arguments(step: Any, batch: Any, index: int) -> list[Any]:
+    """Return the arguments of `training_step` or `validation_step`: the batch, and its index.
+
+    Raises:
+        TaskError: It fetches its batches itself.
+    """
+    parameters = inspect.signature(step).parameters
+    if "dataloader_iter" in parameters:
+        raise TaskError(
+            f"{step.__name__}() takes dataloader_iter; a run fetches the batches; take (batch, "
+            "batch_idx)"
+        )
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    return [batch, index] if len(parameters) > 1 or takes_any else [batch]
+
+
+def merged_names(names: Iterable[str]) -> dict[str, str]:
+    """Return each name that validation logs without `val` before it: `val_loss` is `loss`.
+
+    Raises:
+        TaskError: Two of them become one.
+    """
+    merged: dict[str, str] = {}
+    for name in names:
+        short = next(
+            (name[len(start) :] for start in ("val/", "val_", "valid_") if name.startswith(start)),
+            name,
+        )
+        if short in merged.values():
+            raise TaskError(
+                f"validation logs {name!r} and another name that also becomes 'val/{short}'; "
+                "choose another name for one of them"
+            )
+        merged[name] = short
+    return merged
