@@ -17,6 +17,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.data import Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
+from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
@@ -24,11 +25,11 @@ from trainable.model import prepare_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, build_optimizer, check_groups, normalize_groups
 from trainable.precision import Precision, resolve_precision
-from trainable.rules import rules_of, under_rules
+from trainable.rules import BUILT, rules_of, under_rules
 from trainable.schedule import Schedule, warmup_steps
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.step import Step, translate_torch_errors
-from trainable.storage.locate import files_of
+from trainable.storage.locate import files_at, files_of
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
@@ -46,7 +47,7 @@ def open_trainer(
     threads: int | None = None,
     memory_share: float = 1.0,
     task: Task | None = None,
-    restore: Path | None = None,
+    restore: Path | str | None = None,
     until: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trainer | CustomLoop:
@@ -69,7 +70,7 @@ def open_trainer(
             alone runs out of memory, and not the other processes on that GPU.
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation, possibly another run's, instead of the newest one of
-            `directory`.
+            `directory`: its directory, or its prefix in an object store.
         until: The epoch after which the run saves and ends, to be resumed later; None:
             the last epoch of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
@@ -102,7 +103,8 @@ def open_trainer(
             should_stop=should_stop,
         )
     with translate_torch_errors(target):
-        parts = build_parts(config, device=target, task=task, compare=restore is None)
+        compare = restore is None or (directory / BUILT).exists()
+        parts = build_parts(config, device=target, task=task, compare=compare)
     for caution in parts.cautions:
         warnings.warn(caution, stacklevel=2)
     train, schedule = config.train, parts.schedule
@@ -123,9 +125,10 @@ def open_trainer(
         if restore is None:
             saved = with_inheritance(directory, store.resume(), store.set_aside)
         else:
-            saved = store.load(restore)
+            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
         if parts.summary is not None:
-            check_built(directory, parts.summary, resumed=bool(store.generations()))
+            resumed = restore is not None or bool(store.generations())
+            check_built(directory, parts.summary, resumed=resumed)
         if saved is not None:
             state.load_state_dict(saved)
             schedule.set_lr(step.optimizer, state.progress.step)
@@ -152,6 +155,7 @@ def open_trainer(
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
         val_seed=val_seed(config),
+        held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
     )
 

@@ -40,6 +40,7 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.evaluation import as_metrics, run_evaluation
+from trainable.held_out import HeldOut
 from trainable.logged import (
     Sums,
     close_log,
@@ -52,7 +53,7 @@ from trainable.metrics_file import History, Row
 from trainable.optim import Scalar, applied_lr
 from trainable.precision import Precision, device_name
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
-from trainable.task import Batch
+from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
 
@@ -102,6 +103,7 @@ class Trainer(BaseRun):
         earlier: Rows written before the run was interrupted.
         val_seed: Seed of each evaluation; training's generators then stay untouched. None:
             evaluation draws from training's generators.
+        held_out: Test samples, which training never opens.
         should_stop: Called after every step; once it returns true, the run saves and ends.
         wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
         clock: Monotonic seconds, for throughput.
@@ -125,6 +127,7 @@ class Trainer(BaseRun):
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
         val_seed: int | None = None,
+        held_out: HeldOut | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
@@ -135,6 +138,7 @@ class Trainer(BaseRun):
         self._remap_position(train.plan.batch_size)
         self._step = step
         self._train, self._val, self._val_seed = train, val, val_seed
+        self.held_out = held_out
         self._epochs = epochs
         self._metric, self._mode, self._secondary_metrics = metric, mode, secondary_metrics
         self._layer_norms = LayerNorms(step.model, step.parameters, readable=readable_layers)
@@ -220,6 +224,11 @@ class Trainer(BaseRun):
     def model(self) -> nn.Module:
         """The model in training."""
         return self._step.model
+
+    @property
+    def task(self) -> Task:
+        """The task in training."""
+        return self._step.task
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -382,20 +391,35 @@ class Trainer(BaseRun):
             metrics["num_skipped_steps"] = float(progress.skipped)
         return metrics
 
-    def _evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation data."""
+    def evaluate_on(
+        self, source: Source, split: str, seed: int | None
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Evaluate the model on a split.
+
+        Args:
+            source: The split's samples.
+            split: The prefix of the metrics.
+            seed: Seed of the evaluation; None: draw from the present generators.
+
+        Returns:
+            The metrics that `evaluate()` returned, and those that it logged.
+        """
         heartbeat.beat("evaluation")
-        batches = _with_heartbeat(batch for window in self._val.windows(0) for batch in window)
+        batches = _with_heartbeat(batch for window in source.windows(0) for batch in window)
         task, precision = self._step.task, self._step.precision
-        self._log.prefix = "val/"
+        self._log.prefix = f"{split}/"
         try:
-            found = run_evaluation(
-                task, self._step.model, batches, precision=precision, seed=self._val_seed
-            )
+            found = run_evaluation(task, self._step.model, batches, precision=precision, seed=seed)
         finally:
             self._log.prefix = ""
-        metrics = as_metrics(found, task, self._step.device)
-        source, progress = f"{type(task).__name__}.evaluate()", self.state.progress
+        metrics = as_metrics(found, task, self._step.device, split)
+        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
+        return metrics, logged
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate on the validation data."""
+        metrics, logged = self.evaluate_on(self._val, "val", self._val_seed)
+        source, progress = f"{type(self._step.task).__name__}.evaluate()", self.state.progress
         names = [name.removeprefix("val/") for name in metrics]
         if missing := [f"val/{key}" for key in progress.evaluated if key not in names]:
             raise TaskError(
@@ -405,7 +429,6 @@ class Trainer(BaseRun):
                 "Data(collate_val=...))"
             )
         progress.evaluated = sorted(names)
-        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
         return merge_logged(metrics, logged, source)
 
     def _value_of_metric(self, end_of_epoch: dict[str, float]) -> float:

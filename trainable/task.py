@@ -30,6 +30,8 @@ from trainable.task_registry import nearest, resolve_task_name
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...]
+TestSamples = Samples | Callable[[], Samples]
+"""Test samples, or a function that returns them when they are needed."""
 
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # BatchNorm*, InstanceNorm*, SyncBatchNorm
@@ -53,18 +55,21 @@ class Data:
         val: Validation samples.
         collate: Makes a batch of a list of samples; None: torch's default. Not called for
             tensors. Its random draws from Python, NumPy and torch are the same in any process.
-        collate_val: The same for validation; None: `collate`. Give one if `collate` augments,
-            such as by mixing, masking or cropping at random.
+        collate_val: The same for validation and test; None: `collate`. Give one if `collate`
+            augments, such as by mixing, masking or cropping at random.
+        test: Samples that no trial uses, for `sweep test`; or a function without arguments that
+            returns them, which only `sweep test` calls.
     """
 
     train: Samples
     val: Samples
     collate: Callable[[list[Any]], Batch] | None = None
     collate_val: Callable[[list[Any]], Batch] | None = None
+    test: TestSamples | None = None
 
     def collate_of(self, split: str) -> Callable[[list[Any]], Batch] | None:
-        """Return the collate function of `train` or `val`; None for torch's default."""
-        return (split == "val" and self.collate_val) or self.collate
+        """Return the collate function of `train`, `val` or `test`; None for torch's default."""
+        return (split != "train" and self.collate_val) or self.collate
 
 
 class Task:
@@ -499,9 +504,9 @@ def check_data(data: object, task: Task) -> Data:
             f"{where} returned {_describe(data)}; it must return trainable.Data(train=..., "
             "val=...)"
         )
-    for split, samples in (("train", data.train), ("val", data.val)):
-        for problem in _split_problems(samples):
-            raise TaskError(f"{where}: {split} {problem}")
+    for split, samples in (("train", data.train), ("val", data.val), ("test", data.test)):
+        if split != "test" or (samples is not None and not is_loader(samples)):
+            check_split(samples, split, where)
     for name, collate in (("collate", data.collate), ("collate_val", data.collate_val)):
         if collate is not None and not callable(collate):
             raise TaskError(
@@ -509,6 +514,26 @@ def check_data(data: object, task: Task) -> Data:
                 "list of samples and returns a batch; give one, or None"
             )
     return data
+
+
+def is_loader(samples: object) -> bool:
+    """Return whether test samples are given as a function that loads them."""
+    return callable(samples) and not hasattr(samples, "__getitem__")
+
+
+def check_split(samples: object, split: str, where: str) -> None:
+    """Check the samples of a split.
+
+    Args:
+        samples: What the task gave.
+        split: `train`, `val` or `test`.
+        where: What gave them, for the message.
+
+    Raises:
+        TaskError: They are no samples, there are none, or their tensors differ in length.
+    """
+    for problem in _split_problems(samples):
+        raise TaskError(f"{where}: {split} {problem}")
 
 
 def _split_problems(samples: object) -> Iterator[str]:
