@@ -84,3 +84,22 @@ def append_tested(directory: Path, new: RecordedTest) -> None:
     """
     lines = [json.dumps(one._asdict()) + "\n" for one in [*read_tested(directory), new]]
     replace_regular(directory / TESTED, "".join(lines).encode(), durable=True)
+
+
+def latest_tested(directory: Path) -> RecordedTest | None:
+    """Return the newest evaluation; None if there is none, or if the file is damaged.
+
+    A view shows the rest of a run in any case; `sweep test` names a damaged file.
+    """
+    try:
+        return read_tested(directory)[-1]
+    except (IndexError, CurveDamaged):
+        return None
+
+
+def tested_rows(directory: Path) -> list[Row]:
+    """Return what tracking must have of a run's evaluations; nothing of a damaged file."""
+    try:
+        return [one.row for one in read_tested(directory)]
+    except CurveDamaged:
+        return []
