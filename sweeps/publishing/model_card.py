@@ -10,11 +10,12 @@ from typing import Any
 
 from sweeps.config.logged_params import flatten
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_best, format_value
+from sweeps.formatting import format_best, format_value, joined
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
 from trainable.config import TaskConfig
 from trainable.manifest import Generation
+from trainable.tested import RecordedTest
 
 FILE_NAME = "model_card.md"
 _ALWAYS_LISTED = (
@@ -39,6 +40,7 @@ def model_card(
     ended: int,
     held: Sequence[str] = (),
     standing: str = "the best",
+    tested: RecordedTest | None = None,
 ) -> str:
     """Return the card in Markdown.
 
@@ -51,6 +53,7 @@ def model_card(
         ended: How many trials have ended.
         held: Names of other trained objects of the task, which are not among the weights.
         standing: The trial's place among those that have ended.
+        tested: The values of this checkpoint on test data; None if it was not tested.
     """
     task = TaskConfig.model_validate(config["task"])
     arguments = ", ".join(f"{key}={value!r}" for key, value in task.arguments.items())
@@ -85,7 +88,7 @@ def model_card(
         "",
         f"{metric} {generation.value!r}{on}, after epoch {generation.epoch} (step "
         f"{generation.step}). {selected} selected by it, so it is "
-        "optimistic: measure on samples that the sweep never used.",
+        f"optimistic{_tested(tested)}.",
         *_others(spec, record),
         "",
         "## Parameters",
@@ -113,6 +116,14 @@ def model_card(
         *_held(held),
     ]
     return "\n".join(lines)
+
+
+def _tested(tested: RecordedTest | None) -> str:
+    """Return the rest of the sentence on the metric: the values on test data."""
+    if tested is None:
+        return ": measure on samples that the sweep never used"
+    found = joined(tested.metrics)
+    return f". On {tested.num_samples:,} test samples, which no trial used, it has {found}"
 
 
 def _lineage(record: TrialSummary) -> list[str]:
