@@ -25,7 +25,7 @@ def first_difference(first: Sequence[Row], second: Sequence[Row]) -> Difference 
     """Return the first difference of two runs, as far as both have trained; None without one."""
     from trainable.diagnostics import MEASURED  # which imports torch
 
-    end = min((rows[-1].step for rows in (first, second) if rows), default=0)
+    end = min(rows[-1].step if rows else -1 for rows in (first, second))
     one, other = ({row.step: row.metrics for row in rows} for rows in (first, second))
     for step in sorted({*one, *other}):
         if step > end:
