@@ -7,8 +7,9 @@ live here: the evaluation (`trainable.evaluate_test`), and what a test value is 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -19,9 +20,8 @@ from rich.text import Text
 from sweeps.checkpoint_locations import best_generation
 from sweeps.commands import messages
 from sweeps.commands.plain_console import line
-from sweeps.commands.sync import open_queue
+from sweeps.commands.sync import queue_interruptions
 from sweeps.commands.train import as_a_trial
-from sweeps.config.spec import SweepSpec
 from sweeps.config.trial_run import num_threads, with_accumulation
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
@@ -29,7 +29,7 @@ from sweeps.errors import UserError
 from sweeps.formatting import format_best, format_time, joined
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
-from sweeps.ledger.reader import LedgerReader, TrialSummary
+from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
@@ -145,12 +145,8 @@ def evaluate_trial(
             lock.check()
             step = max([found.step, *(one.step + 1 for one in before)])
             append_tested(directory, found._replace(step=step))
-        ledger = LedgerReader(view.ledger_location)
-        recorder, delivery = open_queue(paths, view.spec, ledger)
-        recorder.log(record.number, tested_rows(directory))
-        delivery.close(0.0)
         with err.status("delivering to the tracking store"):
-            undelivered = None if offline else _deliver(paths, view.spec, ledger.sweep_id)
+            undelivered = _deliver(paths, view, offline=offline)
     done = _outcome(SweepStatus(paths), record, is_new=is_new)
     return replace(done, cautions=[*changed, *done.cautions], undelivered=undelivered)
 
@@ -171,9 +167,12 @@ def _evaluate(
 ) -> RecordedTest:
     spec = view.spec
     config = TrialConfig.model_validate(load_trial_config(view.paths, spec, record))
-    with as_a_trial(spec):
+    with ExitStack() as stack:
+        stack.enter_context(as_a_trial(spec))
         from trainable.evaluate_test import evaluate_test
 
+        # A task may print, and standard output is for the result.
+        stack.enter_context(redirect_stdout(sys.stderr))
         return evaluate_test(
             with_accumulation(config, record.accumulation),
             generation,
@@ -200,20 +199,24 @@ def _changed_code(view: SweepStatus) -> Iterator[str]:
         )
 
 
-def _deliver(paths: SweepPaths, spec: SweepSpec, sweep_id: str) -> str | None:
-    """Deliver what waits; return why the server cannot be used, None if it can.
+def _deliver(paths: SweepPaths, view: SweepStatus, *, offline: bool) -> str | None:
+    """Queue what tracking lacks and deliver it; return why the server cannot be used, if so.
 
     The caller holds the sweep's lock.
     """
-    try:
-        tracker = find_tracker(paths, spec)
-        tracker.probe(known=spec.tracking.uri is None)
-        set_target(paths.outbox, tracker)
-        place = tracker.uri, tracker.artifact_root
+    spec, fault = view.spec, None
+    tracker = None if offline else find_tracker(paths, spec)
+    if tracker is not None:
+        try:
+            tracker.probe(known=spec.tracking.uri is None)
+            set_target(paths.outbox, tracker)
+        except (TrackingUnusable, StoreUnreadable) as error:
+            tracker, fault = None, str(error)
+    queue_interruptions(paths, spec)  # the values on test data are among what tracking lacks
+    if tracker is not None:
+        place, sweep_id = (tracker.uri, tracker.artifact_root), view.ledger.sweep_id
         sync(*place, spec.name, sweep_id, paths.outbox, patience=_PATIENCE)
-    except (TrackingUnusable, StoreUnreadable) as error:
-        return str(error)
-    return None
+    return fault
 
 
 def shown(done: TrialTest, view: SweepStatus) -> RenderableType:

@@ -173,7 +173,7 @@ def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
     ledger = LedgerReader(ledger_location(paths, spec))
     records = {record.number: record for record in ledger.records()}
     looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
-    recorder, delivery = open_queue(paths, spec, ledger)
+    recorder, delivery = _queue(paths, spec, ledger)
     for first in range(0, len(records), _BATCH_SIZE):
         batch = list(records.values())[first : first + _BATCH_SIZE]
         for gap in list(tracking_gaps(read_sweep_state(paths, spec, batch, live=False))):
@@ -217,7 +217,7 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
         How many trials have figures now that had none.
     """
     ledger = LedgerReader(ledger_location(paths, spec))
-    recorder, delivery = open_queue(paths, spec, ledger)
+    recorder, delivery = _queue(paths, spec, ledger)
     all_again = delivery.needs_figures
     # Before the figures: after a crash here, figures are missing, and the report is drawn again.
     if drawing.report is not None:
@@ -304,7 +304,7 @@ class _Resender:
             self._send_sweep_run(own)
         queue_interruptions(self._paths, self._spec)
         more = self._front_tags()
-        recorder, delivery = open_queue(self._paths, self._spec, self._ledger)
+        recorder, delivery = _queue(self._paths, self._spec, self._ledger)
         for number, one in by_trial.items():
             assert number is not None, "the sweep's own run is handled above"
             recorder.tag(number, more.get(number, {}))
@@ -323,7 +323,7 @@ class _Resender:
         return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
 
     def _send_sweep_run(self, missing: MissingData) -> None:
-        recorder, delivery = open_queue(
+        recorder, delivery = _queue(
             self._paths, self._spec, self._ledger, announce=missing.is_of_the_run
         )
         if missing.is_of_the_run:
@@ -391,7 +391,7 @@ class _Resender:
         return max((one.ended_ms or 0 for one in self.records), default=0) or None
 
 
-def open_queue(
+def _queue(
     paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
 ) -> OpenTracker:
     """Return a recorder that writes to the outbox and contacts no server.

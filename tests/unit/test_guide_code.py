@@ -18,7 +18,12 @@ from trainable import TrialConfig, check_task, load_task, open_trainer, read_row
 from trainable.diagnostics import MEASURED
 
 ROOT = Path(__file__).parents[2]
-_PAGES = ("README.md", "docs/guides/own-model.md", "docs/guides/own-loop.md")
+_PAGES = (
+    "README.md",
+    "docs/guides/own-model.md",
+    "docs/guides/own-loop.md",
+    "docs/guides/test-the-winner.md",
+)
 _BLOCKS = [
     block
     for page in _PAGES
