@@ -33,7 +33,7 @@ def selection_cautions(view: SweepStatus, record: TrialSummary, times: int) -> I
         best = f"{_trials([one.number for one in front])} by the {by}" if front else "none yet"
         yield (
             f"trial {record.number} is not the best trial ({best}); to choose a trial by its test "
-            "value is selection on the test data, and the value of the chosen one is too good; "
+            "value is selection on the test data, and the chosen value is too optimistic; "
             "report the test value of the trial that validation chose"
         )
     elif others:
