@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from sweeps.config.provenance_check import Origin
@@ -80,13 +81,17 @@ def train_sweep(
                 device="cpu",
                 threads=1,
                 until=until,
-                should_stop=lambda left=stops: bool(left) and left.pop(0),
+                should_stop=partial(_next, stops),
             ) as trainer:
                 for report in trainer.events():
                     value = report.metrics["val/loss"]
                     ledger.report(number, epoch=report.epoch, step=report.step, value=value)
-                if trainer.state.progress.epoch >= (until or 3):
+                if trainer.store.saved_epoch() >= (until or 3):
                     break
         ledger.finish(number, "pruned" if number in pruned else "complete")
     ledger.store_origin(Origin(code=code_digests(spec.task.name)))
     return paths
+
+
+def _next(answers: list[bool]) -> bool:
+    return bool(answers) and answers.pop(0)

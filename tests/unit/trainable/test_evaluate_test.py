@@ -15,7 +15,7 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.evaluate_test import evaluate_test
-from trainable.losses import cross_entropy
+from trainable.losses import Weight, cross_entropy
 from trainable.manifest import Generation
 from trainable.metrics_file import CurveDamaged
 from trainable.task import Batch, Data, Task
@@ -50,7 +50,7 @@ class Averaged(Task):
         inputs = torch.randn(43, 5)
         targets = inputs.argmax(dim=1) % 3
         val = inputs[:13], targets[:13]
-        tests = {
+        tests: dict[str, Any] = {
             "same as val": val,
             "as a function": lambda: val,
             "unread": Unread(),
@@ -62,7 +62,7 @@ class Averaged(Task):
         shift = FORM.get("shift", 0.0)
         return Data(train=(inputs[13:] + shift, targets[13:]), val=val, test=tests[FORM["test"]])
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
         if model.training:
             weight = model[3].weight.detach()  # type: ignore[index]
             self.average = 0.9 * self.average + 0.1 * weight

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from sweeps.api.sweep import Sweep
 from sweeps.cli import app
@@ -29,7 +28,7 @@ from tests.message_parts import assert_parts
 from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, train_sweep
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
-from trainable.manifest import STATE
+from trainable.storage.generations import STATE
 from trainable.tested import TESTED, read_tested
 
 BEST, OTHER = 1, 0
