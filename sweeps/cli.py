@@ -46,8 +46,9 @@ from sweeps.commands.du import du
 from sweeps.commands.export import export
 from sweeps.commands.logs import logs
 from sweeps.commands.rm import rm
+from sweeps.commands.test import evaluate
 from sweeps.commands.trust import trust
-from sweeps.exit_codes import LATE
+from sweeps.exit_codes import LATE, WRONG_INPUT
 
 if TYPE_CHECKING:
     from sweeps.config.spec import SweepSpec
@@ -323,6 +324,7 @@ app.command(epilog="Example: sweep trials digits --sort value --top 5")(inspect.
 app.command(epilog="Example: sweep show digits 3")(inspect.show)
 app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
 app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
+app.command(name="test", epilog="Example: sweep test digits")(evaluate)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep export digits --parquet tables/")(export)
@@ -405,8 +407,26 @@ def ui(
 
 @app.command(epilog="Example: sweep train sweep.yaml -s budget.epochs=2 --dir run1")
 def train(
-    file: File,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            parser=read_path,
+            metavar="FILE",
+            help="The sweep's YAML file; with --trial, the name of a sweep.",
+            show_default=False,
+        ),
+    ],
     settings: Overrides = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            parser=read_whole(0),
+            metavar="K",
+            help="Train this trial of a sweep again, exactly, and compare it with the trial.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -429,13 +449,29 @@ def train(
     ] = None,
 ) -> None:
     """Train one run in this process, without Ray, for use with a debugger."""
+    from sweeps.commands.retrain import train_again
     from sweeps.commands.train import check_task, train_once
     from sweeps.path_checks import check_writable
 
-    with _loaded(file, settings) as spec:
+    def check_places() -> None:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
                 check_writable(place, option)
+
+    if trial is not None:
+        if settings:
+            fail(
+                "-s and --trial exclude each other; --trial trains exactly what the trial "
+                "trained; leave one of them out",
+                code=WRONG_INPUT,
+            )
+        with input_errors():
+            view = view_of(str(file), root)
+            check_places()
+            train_again(view, trial, directory, out, err, figures)
+        return
+    with _loaded(file, settings) as spec:
+        check_places()
         check_task(spec, err, directory)
         train_once(spec, directory, out, err, figures)
 

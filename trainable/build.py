@@ -18,6 +18,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError
+from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
@@ -27,13 +28,13 @@ from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.report_plan import ReportPlan
-from trainable.rules import rules_of, under_rules
+from trainable.rules import BUILT, rules_of, under_rules
 from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.splits import has_state, is_stream
 from trainable.step import Step, translate_torch_errors
-from trainable.storage.locate import files_of
+from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan, open_stream
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
@@ -52,7 +53,7 @@ def open_trainer(
     threads: int | None = None,
     memory_share: float = 1.0,
     task: Task | None = None,
-    restore: Path | None = None,
+    restore: Path | str | None = None,
     until: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trainer | CustomLoop:
@@ -75,7 +76,7 @@ def open_trainer(
             alone runs out of memory, and not the other processes on that GPU.
         task: Trained instead of the one that the configuration names.
         restore: Start from this generation, possibly another run's, instead of the newest one of
-            `directory`.
+            `directory`: its directory, or its prefix in an object store.
         until: The report after which the run saves and ends, to be resumed later; None:
             the last one of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
@@ -109,7 +110,8 @@ def open_trainer(
             should_stop=should_stop,
         )
     with translate_torch_errors(target):
-        parts = build_parts(config, device=target, task=task, compare=restore is None)
+        compare = restore is None or (directory / BUILT).exists()
+        parts = build_parts(config, device=target, task=task, compare=compare)
     if "train.batch_size" in searched:
         check_batch_size_applies(parts.train.plan)
     for caution in parts.cautions:
@@ -135,9 +137,10 @@ def open_trainer(
         if restore is None:
             saved = with_inheritance(directory, store.resume(), store.set_aside)
         else:
-            saved = store.load(restore)
+            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
         if parts.summary is not None:
-            check_built(directory, parts.summary, resumed=bool(store.generations()))
+            resumed = restore is not None or bool(store.generations())
+            check_built(directory, parts.summary, resumed=resumed)
         if saved is not None:
             state.load_state_dict(saved)
             schedule.set_lr(step.optimizer, state.progress.step)
@@ -166,6 +169,7 @@ def open_trainer(
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory),
         val_seed=val_seed(config),
+        held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
     )
 

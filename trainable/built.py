@@ -88,6 +88,25 @@ def summarise_data(data: Data, *, arguments: Mapping[str, Any]) -> Summary:
     return _as_read_back(found)
 
 
+class BuiltDiffers(ConfigError):
+    """A task builds another model or other data than when its run started.
+
+    Attributes:
+        differing: What differs, in words.
+    """
+
+    def __init__(self, differing: str, file: Path) -> None:
+        self.differing = differing
+        super().__init__(
+            f"builds something else than when this run started ({differing}); a run resumes with "
+            "the model and the data that it had; draw only from the generators of Python, NumPy "
+            "and torch, let nothing depend on the order of a set or a directory, on time or "
+            "process, and restore files that were changed; to resume nevertheless, remove "
+            f"{file}",
+            key="task",
+        )
+
+
 def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     """Refuse to resume a run whose task builds something else than when the run started.
 
@@ -95,7 +114,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
     other arguments than before.
 
     Raises:
-        ConfigError: The summaries differ; the message names the differences.
+        BuiltDiffers: The summaries differ; the message names the differences.
     """
     file = directory / BUILT
     before = _read(file) if resumed else None
@@ -107,13 +126,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
         return
     more = len(differing) - _SHOWN
     shown = ", ".join([*differing[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
-    raise ConfigError(
-        f"builds something else than when this run started ({shown}); a run resumes with the "
-        "model and the data that it had; draw only from the generators of Python, NumPy and "
-        "torch, let nothing depend on the order of a set or a directory, on time or process, and "
-        f"restore files that were changed; to resume nevertheless, remove {file}",
-        key="task",
-    )
+    raise BuiltDiffers(shown, file)
 
 
 def _read(file: Path) -> Summary | None:

@@ -199,7 +199,7 @@ class CustomLoop(BaseRun):
         checkpoints: str | None = None,
         searched: Collection[str] = (),
         device: torch.device,
-        restore: Path | None = None,
+        restore: Path | str | None = None,
         until: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,

@@ -65,8 +65,10 @@ def run_evaluation(
         return task.evaluate(model, batches)
 
 
-def as_metrics(found: object, task: Task, device: torch.device) -> dict[str, float]:
-    """Return the result of `evaluate()` as metrics, each with the prefix `val/`.
+def as_metrics(
+    found: object, task: Task, device: torch.device, split: str = "val"
+) -> dict[str, float]:
+    """Return the result of `evaluate()` as metrics, each with the split's name as its prefix.
 
     Raises:
         TaskError: It is no dict of numbers; the message says what to return.
@@ -79,7 +81,7 @@ def as_metrics(found: object, task: Task, device: torch.device) -> dict[str, flo
     name_of_task = type(task).__name__
     check_names(found, f"{name_of_task}.evaluate() returned")
     return {
-        f"val/{name}": one_number(value, f"{name_of_task}.evaluate() returned {name!r}")
+        f"{split}/{name}": one_number(value, f"{name_of_task}.evaluate() returned {name!r}")
         for name, value in _fetched(found, device).items()
     }
 

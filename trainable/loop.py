@@ -41,6 +41,7 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.evaluation import as_metrics, run_evaluation
+from trainable.held_out import HeldOut
 from trainable.hooks import Hooks
 from trainable.logged import close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
@@ -50,7 +51,7 @@ from trainable.precision import Precision, device_name
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.sums import Sums, means
-from trainable.task import Batch
+from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
 
@@ -103,6 +104,7 @@ class Trainer(BaseRun):
         earlier: Rows written before the run was interrupted.
         val_seed: Seed of each evaluation; training's generators then stay untouched. None:
             evaluation draws from training's generators.
+        held_out: Test samples, which training never opens.
         should_stop: Called after every step; once it returns true, the run saves and ends.
         wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
         clock: Monotonic seconds, for throughput.
@@ -128,6 +130,7 @@ class Trainer(BaseRun):
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
         val_seed: int | None = None,
+        held_out: HeldOut | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
@@ -138,6 +141,7 @@ class Trainer(BaseRun):
         self._remap_position(train.plan.batch_size)
         self._step = step
         self._train, self._val, self._val_seed = train, val, val_seed
+        self.held_out = held_out
         self._plan, self._last, self._patience = plan, last, patience
         self._windows: Iterator[Iterable[Batch]] | None = None
         self._metric, self._mode, self._secondary_metrics = metric, mode, secondary_metrics
@@ -215,6 +219,11 @@ class Trainer(BaseRun):
     def model(self) -> nn.Module:
         """The model in training."""
         return self._step.model
+
+    @property
+    def task(self) -> Task:
+        """The task in training."""
+        return self._step.task
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -439,12 +448,23 @@ class Trainer(BaseRun):
             metrics["num_averaged_weights"] = float(self._step.average.count)
         return metrics
 
-    def _evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation data."""
+    def evaluate_on(
+        self, source: Source, split: str, seed: int | None
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Evaluate the model on a split.
+
+        Args:
+            source: The split's samples.
+            split: The prefix of the metrics.
+            seed: Seed of the evaluation; None: draw from the present generators.
+
+        Returns:
+            The metrics that `evaluate()` returned, and those that it logged.
+        """
         heartbeat.beat("evaluation")
-        batches = _with_heartbeat(batch for window in self._val.windows(0) for batch in window)
+        batches = _with_heartbeat(batch for window in source.windows(0) for batch in window)
         task, precision = self._step.task, self._step.precision
-        self._log.prefix = "val/"
+        self._log.prefix = f"{split}/"
         try:
             with evaluated_weights(self._step.optimizer):
                 found = run_evaluation(
@@ -452,13 +472,19 @@ class Trainer(BaseRun):
                     self._step.model,
                     batches,
                     precision=precision,
-                    seed=self._val_seed,
+                    seed=seed,
                     average=self._step.average,
                 )
         finally:
             self._log.prefix = ""
-        metrics = as_metrics(found, task, self._step.device)
-        source, progress = f"{type(task).__name__}.evaluate()", self.state.progress
+        metrics = as_metrics(found, task, self._step.device, split)
+        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
+        return metrics, logged
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate on the validation data."""
+        metrics, logged = self.evaluate_on(self._val, "val", self._val_seed)
+        source, progress = f"{type(self._step.task).__name__}.evaluate()", self.state.progress
         names = [name.removeprefix("val/") for name in metrics]
         if missing := [f"val/{key}" for key in progress.evaluated if key not in names]:
             raise TaskError(
@@ -468,7 +494,6 @@ class Trainer(BaseRun):
                 "Data(collate_val=...))"
             )
         progress.evaluated = sorted(names)
-        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
         return merge_logged(metrics, logged, source)
 
     def _value_of_metric(self, found: dict[str, float]) -> float:

@@ -34,6 +34,8 @@ from trainable.task_registry import nearest, resolve_task_name
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...] | Iterable[Any]
+TestSamples = Samples | Callable[[], Samples]
+"""Test samples, or a function that returns them when they are needed."""
 
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # BatchNorm*, InstanceNorm*, SyncBatchNorm
@@ -58,14 +60,16 @@ class Data:
         val: Validation samples.
         collate: Makes a batch of a list of samples; None: torch's default. Not called for
             tensors. Its random draws from Python, NumPy and torch are the same in any process.
-        collate_val: The same for validation; None: `collate`. Give one if `collate` augments,
-            such as by mixing, masking or cropping at random.
+        collate_val: The same for validation and test; None: `collate`. Give one if `collate`
+            augments, such as by mixing, masking or cropping at random.
         sampler: Chooses the training samples of an epoch: an iterable of indices, such as
             `WeightedRandomSampler`. It is asked once an epoch, under the run's seed.
         batch_sampler: Chooses the samples of each step: an iterable of lists of indices. Then
             `train.batch_size` does not apply to training; `train.accumulation` splits each list.
         batched: Whether the items of a stream are batches, of which each is one forward pass.
             None: samples for an `IterableDataset`, batches for any other iterable.
+        test: Samples that no trial uses, for `sweep test`; or a function without arguments that
+            returns them, which only `sweep test` calls. No stream.
     """
 
     train: Samples
@@ -75,10 +79,11 @@ class Data:
     sampler: Iterable[int] | None = None
     batch_sampler: Iterable[Sequence[int]] | None = None
     batched: bool | None = None
+    test: TestSamples | None = None
 
     def collate_of(self, split: str) -> Callable[[list[Any]], Batch] | None:
-        """Return the collate function of `train` or `val`; None for torch's default."""
-        return (split == "val" and self.collate_val) or self.collate
+        """Return the collate function of `train`, `val` or `test`; None for torch's default."""
+        return (split != "train" and self.collate_val) or self.collate
 
 
 class Task:
@@ -564,11 +569,9 @@ def check_data(data: object, task: Task) -> Data:
             f"{where} returned {_describe(data)}; it must return trainable.Data(train=..., "
             "val=...)"
         )
-    for split, samples in (("train", data.train), ("val", data.val)):
-        if (slip := split_problem(samples, data.collate_of(split))) is not None:
-            raise TaskError(f"{where}: {split} {slip}")
-        for problem in _split_problems(samples):
-            raise TaskError(f"{where}: {split} {problem}")
+    for split, samples in (("train", data.train), ("val", data.val), ("test", data.test)):
+        if split != "test" or (samples is not None and not is_loader(samples)):
+            check_split(samples, split, where, data.collate_of(split))
     for name, collate in (("collate", data.collate), ("collate_val", data.collate_val)):
         if collate is not None and not callable(collate):
             raise TaskError(
@@ -578,6 +581,36 @@ def check_data(data: object, task: Task) -> Data:
     for problem in sampler_problems(data):
         raise TaskError(f"{where}: {problem}")
     return data
+
+
+def is_loader(samples: object) -> bool:
+    """Return whether test samples are given as a function that loads them."""
+    return callable(samples) and not hasattr(samples, "__getitem__")
+
+
+def check_split(
+    samples: object, split: str, where: str, collate: Callable[[list[Any]], Batch] | None
+) -> None:
+    """Check the samples of a split.
+
+    Args:
+        samples: What the task gave.
+        split: `train`, `val` or `test`.
+        where: What gave them, for the message.
+        collate: Makes a batch of a list of samples; None: torch's default.
+
+    Raises:
+        TaskError: They are no samples, there are none, or their tensors differ in length.
+    """
+    if (slip := split_problem(samples, collate)) is not None:
+        raise TaskError(f"{where}: {split} {slip}")
+    for problem in _split_problems(samples):
+        raise TaskError(f"{where}: {split} {problem}")
+    if split == "test" and is_stream(samples):
+        raise TaskError(
+            f"{where}: test is a stream; a test is evaluated once, on a known number of samples; "
+            "give a Dataset with __len__ and __getitem__, or a tuple of tensors"
+        )
 
 
 def _split_problems(samples: object) -> Iterator[str]:

@@ -108,7 +108,7 @@ def move_modules(task: object, data: object, device: torch.device) -> None:
 
 def _of_data(data: object) -> list[object]:
     """Return the parts of a `Data` that are not saved: tensors, streams, lists of samples."""
-    splits = [getattr(data, name, None) for name in ("train", "val")]
+    splits = [getattr(data, name, None) for name in ("train", "val", "test")]
     plain = [split for split in splits if isinstance(split, (tuple, list)) or is_stream(split)]
     tensors = [one for split in plain if isinstance(split, tuple) for one in split]
     return [*plain, *tensors] if data is not None else []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sweeps.results.sweep_status import SweepStatus
 from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
 from trainable.storage.regular_files import LARGEST_CURVE, read_regular
+from trainable.tested import latest_tested
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,15 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
 
 
 def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
-    """Return all metrics of a trial's best report; none if its file does not have it."""
+    """Return all metrics of a trial's best report, and those on test data if it was tested.
+
+    A report that the trial's file does not have has none.
+    """
+    tested = latest_tested(view.paths.trial(number))
+    return _reported(view, number) | ({} if tested is None else tested.metrics)
+
+
+def _reported(view: SweepStatus, number: int) -> dict[str, float]:
     step = view.records[number].best_step
     if step is None:
         return {}

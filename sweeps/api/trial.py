@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweeps.api.command import run_command
 from sweeps.api.frames import best_metrics, curves_frame
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.space import configured
@@ -16,6 +17,7 @@ from sweeps.publishing.export import export_best
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.config import TrialConfig
+from trainable.tested import read_tested
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +62,10 @@ class Trial:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of the report that is its value; empty before the first."""
+        """All metrics of the report that is its value, and those on test data if it was tested.
+
+        Empty before the first report.
+        """
         return best_metrics(self._view, self.number)
 
     @property
@@ -89,6 +94,33 @@ class Trial:
         name = metric or self._view.spec.metrics[0]
         frame = curves_frame(self._view, [self.number], [name])
         return frame.set_index("step")["value"].rename(name)
+
+    def test(self, *, again: bool = False, accept_changes: bool = False) -> dict[str, float]:
+        """Evaluate the checkpoint of its value on the task's test data, as `sweep test` does.
+
+        The metrics are recorded beside the trial and on its run in MLflow. A second call returns
+        what is recorded. It runs in a child process.
+
+        Example:
+            >>> Sweep.open("digits").best.test()
+            {'test/loss': 0.0312, 'test/accuracy': 0.989}
+
+        Args:
+            again: Evaluate also if it was tested before.
+            accept_changes: Evaluate although the task's model or data have changed since.
+
+        Returns:
+            The metrics, each with the prefix `test/`.
+
+        Raises:
+            SweepCommandError: The task has no test data, the trial has not ended, the checkpoint
+                is lost, or a driver runs the sweep.
+        """
+        paths = self._view.paths
+        words = ["test", paths.name, "--trial", str(self.number), "--root", str(paths.root)]
+        flags = ["--again"] * again + ["--accept-changes"] * accept_changes
+        run_command([*words, *flags])
+        return read_tested(self.directory)[-1].metrics
 
     def load_model(self) -> nn.Module:
         """Return its model with the weights of its value, in evaluation mode, on the CPU.

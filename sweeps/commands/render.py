@@ -41,6 +41,7 @@ from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
 from sweeps.results.sweep_progress import row_of
 from sweeps.results.sweep_status import STATES, SweepStatus
 from tracking.outbox_status import backlog
+from trainable.tested import latest_tested
 
 if TYPE_CHECKING:
     from sweeps.commands.doctor import Finding
@@ -114,6 +115,8 @@ def status(
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
         record = view.record(found["best"]["number"])
+        if (tested := latest_tested(paths.trial(record.number))) is not None:
+            lines.append(Text(f"      on test data: {joined(tested.metrics)}"))
         if record.state == "pruned":
             lines.append(Text(f"it was stopped early: {record.reason or 'pruned'}"))
             if command := view.finish_command(record):
@@ -209,6 +212,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         elif found[key] is not None:
             title = word if key == "epoch" else key
             table.add_row(Text(title, style="bold"), Text(format_number(found[key])))
+    for key, value in (found["test"] or {}).items():
+        table.add_row(Text(key, style="bold"), Text(format_number(value)))
     for key, text in _times(found).items():
         table.add_row(Text(key, style="bold"), text)
     for key, value in found["params"].items():
@@ -261,6 +266,7 @@ def best(
             style="bold",
         ),
         Text(joined(found["params"])),
+        *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
     ]
     if found["state"] == "pruned":
         lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))

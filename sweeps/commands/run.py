@@ -19,6 +19,7 @@ from sweeps.commands.lost_runs import warn_of_other_sweeps
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
+from sweeps.config.trial_run import num_threads
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.resources import Machine, plan
@@ -115,7 +116,7 @@ def attempt(
             resource_plan = plan(spec.resources, spec.trials, spec.concurrency, nodes)
             if address is None:
                 secrets = withheld_variables(spec)
-                stack.enter_context(fork_server.serving(max(1, int(resource_plan.cpu)), secrets))
+                stack.enter_context(fork_server.serving(num_threads(resource_plan.cpu), secrets))
             inspection = TaskInspector(spec, resource_plan, resumed=not new)
             try:  # while the child imports torch, so that errors appear early
                 if not offline:

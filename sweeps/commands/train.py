@@ -1,6 +1,7 @@
 """`sweep train`: one training run in this process, without Ray, for use with a debugger.
 
-It uses the spec's `train` section unchanged and does not sample the search space.
+Of a sweep file, it uses the `train` section unchanged and does not sample the search space. What
+must not live here: how a trial of a sweep is trained again (`retrain`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,28 @@ _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm
 _MAY_CHANGE = ("budget", "checkpoint")
 """Sections that may differ when a run resumes: how long it trains, and what it saves."""
 _SHOWN_CHANGES = 3
+
+
+@dataclass(frozen=True)
+class SingleRun:
+    """What `sweep train` trains.
+
+    Attributes:
+        config: The run's configuration.
+        threads: CPU threads; None: as many as torch chooses.
+        searched: The keys that a search has suggested; a custom loop must read them.
+        until: The report after which it ends; None: the last one of the budget.
+    """
+
+    config: TrialConfig
+    threads: int | None = None
+    searched: tuple[str, ...] = ()
+    until: int | None = None
+
+    @property
+    def reports(self) -> int:
+        """How many reports it makes."""
+        return self.until or self.config.budget.reports
 
 
 class OtherRun(ValueError):
@@ -98,15 +122,17 @@ def train_once(
     console: Console,
     err: Console,
     figures: Path | None = None,
+    run: SingleRun | None = None,
 ) -> dict[str, float]:
     """Train until the budget is used, or resume an earlier run in `directory`.
 
     Args:
-        spec: Its `train` section configures the run.
+        spec: The sweep; its `train` section configures the run.
         directory: Receives the checkpoints; None: a temporary directory.
         console: Receives the metrics and the progress bar.
         err: Receives messages.
         figures: Receives figures of the run; None: draw none.
+        run: What is trained instead of the spec's own values.
 
     Returns:
         The last report's metrics.
@@ -115,33 +141,43 @@ def train_once(
         OtherRun: `directory` holds a run with another configuration, or foreign files.
     """
     check_names(spec)
+    run = run or SingleRun(spec.trial_config(0, {}))
     from trainable.build import open_trainer
 
     with ExitStack() as stack:
-        stack.enter_context(_as_a_trial(spec))
+        stack.enter_context(as_a_trial(spec))
         if directory is None:
             directory = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-train-"))
             )
-        config = _resumed_config(directory, spec.trial_config(0, {}))
+        config = _resumed_config(directory, run.config)
         device = "cpu" if spec.resources.gpu == 0 else None  # as in a sweep's trials
         stack.enter_context(_locating_config_errors())
-        trainer = open_trainer(config, directory, device=device)
+        trainer = open_trainer(
+            config,
+            directory,
+            device=device,
+            threads=run.threads,
+            searched=run.searched,
+            until=run.until,
+        )
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
             console.print(sentence, style="yellow", soft_wrap=True)
         facts = _facts(config, trainer)
         messages.task_facts(err, facts)
-        if trainer.store.saved_epoch() >= spec.budget.reports:
+        if trainer.store.saved_epoch() >= run.reports:
             messages.sentence(
                 err, f"{directory}: this run is complete; nothing to train", style=""
             )
         elif trainer.resumed_at:
-            total = facts.total_steps or spec.budget.reports  # a custom loop counts reports
+            total = facts.total_steps or run.reports  # a custom loop counts reports
             message = f"{directory}: resumes at step {trainer.resumed_at} of {total}"
             messages.sentence(err, message, style="")
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
-        progress = stack.enter_context(_RunProgress(console, trainer, spec))
+        progress = stack.enter_context(
+            _RunProgress(console, trainer, spec.name, run.reports, spec.budget.report_word)
+        )
         metrics: dict[str, float] = {}
         for report in trainer.events():
             metrics, progress.epoch = report.metrics, report.epoch
@@ -168,22 +204,29 @@ class _RunProgress(Progress):
     A custom loop counts no steps: its bar moves with each report.
     """
 
-    def __init__(self, console: Console, trainer: Trainer | CustomLoop, spec: SweepSpec) -> None:
+    def __init__(
+        self,
+        console: Console,
+        trainer: Trainer | CustomLoop,
+        name: str,
+        reports: int,
+        word: str,
+    ) -> None:
         self._bar: TaskID | None = None  # the base class draws at once
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(f"{{task.fields[epoch]}}/{spec.budget.reports} {spec.budget.report_word}s"),
+            TextColumn(f"{{task.fields[epoch]}}/{reports} {word}s"),
             TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
         )
         self._trainer = trainer
-        self._epochs = spec.budget.reports
+        self._epochs = reports
         self.epoch = trainer.store.saved_epoch()
         """How many reports are made."""
         self._began, self._first = time.monotonic(), self._position()
-        self._bar = self.add_task(spec.name, total=self._epochs, epoch=self.epoch, left="")
+        self._bar = self.add_task(name, total=self._epochs, epoch=self.epoch, left="")
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """Move the bar to the current step before it is drawn."""
@@ -210,7 +253,7 @@ class _RunProgress(Progress):
 
 
 @contextmanager
-def _as_a_trial(spec: SweepSpec) -> Iterator[None]:
+def as_a_trial(spec: SweepSpec) -> Iterator[None]:
     """Prepare this process as a trial's worker: import paths, and no credentials."""
     withheld = os.environ.keys() & withheld_variables(spec)
     kept = {name: os.environ[name] for name in withheld}

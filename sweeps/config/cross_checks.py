@@ -37,6 +37,7 @@ from sweeps.early_stopping.rule import StoppingRule
 from sweeps.errors import Issue, KeyPath
 from sweeps.quoting import shown
 from trainable.config import BudgetConfig, TrainConfig
+from trainable.tested import PREFIX
 
 _LEAST_SHARE = 0.0001
 """Ray counts CPUs and GPUs in ten-thousandths."""
@@ -67,6 +68,8 @@ def cross_field_checks(
         drawn: The number of existing trials.
     """
     yield from _objective_faults(data)
+    if not drawn:  # a sweep of an earlier release keeps the metric that it has
+        yield from _test_metric_faults(data)
     yield from _early_stopping_faults(data, space)
     yield from _evaluation_faults(data.get("budget"), space)
     yield from _shared_database_faults(data)
@@ -81,6 +84,20 @@ def cross_field_checks(
             root, key, distribution, space, train if isinstance(train, dict) else {}, sound, show
         )
     yield from search_faults(data, space, show, drawn)
+
+
+def _test_metric_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse a metric on test data: nothing may be chosen by it."""
+    metric = data.get("metric")
+    for index, one in enumerate(metric if isinstance(metric, list) else [metric]):
+        if isinstance(one, str) and one.startswith(PREFIX):
+            path = ("metric", index) if isinstance(metric, list) else ("metric",)
+            yield Issue(
+                path,
+                f"{written(one)} is measured on test data, which must choose neither a trial nor "
+                f"a checkpoint; name a metric on validation data, such as "
+                f"val/{one.removeprefix(PREFIX)}",
+            )
 
 
 def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:

@@ -13,6 +13,7 @@ from ray import tune
 from ray.tune import TuneError
 
 from redaction.secrets import is_secret
+from sweeps.config.trial_run import num_threads
 from sweeps.driver import stop_requests
 from sweeps.driver.session import SweepSession
 from sweeps.driver.stop_requests import StopRequests
@@ -112,7 +113,7 @@ class _TrialLoop:
             refuse=self.events.refuse,
             flush=self.events.flush,
             concurrency=plan.concurrency,
-            threads=max(1, int(plan.cpu)),
+            threads=num_threads(plan.cpu),
             warn=observer.warned,
         )
         self._stop_monitor = StopMonitor(

@@ -26,6 +26,7 @@ from redaction.secrets import redact
 from sweeps.config.error_messages import is_argument, key_path
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
+from sweeps.config.trial_run import num_threads
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import Issue, SpecError, UserError
@@ -152,7 +153,7 @@ class TaskInspector:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         if plan is not None:  # the threads of a trial, whose steps are timed
             environment["OMP_NUM_THREADS"] = os.environ.get(
-                "OMP_NUM_THREADS", str(max(1, int(plan.cpu)))
+                "OMP_NUM_THREADS", str(num_threads(plan.cpu))
             )
         variants = [] if plan is None else optimizer_variants(spec)
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115

@@ -31,6 +31,7 @@ from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
+from trainable.tested import latest_tested
 
 
 class NoReport(Exception):
@@ -136,7 +137,12 @@ def export_trial(
     config.write_bytes(resolved)
     card = directory / FILE_NAME
     known = load_trial_config(paths, spec, record)
-    text = model_card(spec, record, known, generation, provenance, ended, contents, standing)
+    tested = latest_tested(paths.trial(record.number))
+    if tested is not None and tested.sha256 != generation.sha256:
+        tested = None  # of another checkpoint
+    text = model_card(
+        spec, record, known, generation, provenance, ended, contents, standing, tested
+    )
     card.write_text(text, encoding="utf-8")
     return [weights, config, card]
 

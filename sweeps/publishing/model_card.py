@@ -10,12 +10,13 @@ from typing import Any
 
 from sweeps.config.logged_params import flatten
 from sweeps.config.spec import SweepSpec
-from sweeps.formatting import format_best, format_value
+from sweeps.formatting import format_best, format_value, joined
 from sweeps.ledger.reader import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
 from trainable.config import TaskConfig
 from trainable.export import Exported
 from trainable.manifest import Generation
+from trainable.tested import RecordedTest
 
 FILE_NAME = "model_card.md"
 WEIGHTS = "model.safetensors"
@@ -43,6 +44,7 @@ def model_card(
     ended: int,
     contents: Exported | None = None,
     standing: str = "the best",
+    tested: RecordedTest | None = None,
 ) -> str:
     """Return the card in Markdown.
 
@@ -55,6 +57,7 @@ def model_card(
         ended: How many trials have ended.
         contents: What the file of the weights contains; None: all weights of the model.
         standing: The trial's place among those that have ended.
+        tested: The values of this checkpoint on test data; None if it was not tested.
     """
     contents = contents or Exported([])
     task = TaskConfig.model_validate(config["task"])
@@ -90,7 +93,7 @@ def model_card(
         "",
         f"{metric} {generation.value!r}{on}, after {spec.budget.report_word} {generation.epoch} "
         f"(step {generation.step}). {selected} selected by it, so it is "
-        "optimistic: measure on samples that the sweep never used.",
+        f"optimistic{_tested(tested)}.",
         *_others(spec, record),
         "",
         "## Parameters",
@@ -117,6 +120,14 @@ def model_card(
         *_held(contents),
     ]
     return "\n".join(lines)
+
+
+def _tested(tested: RecordedTest | None) -> str:
+    """Return the rest of the sentence on the metric: the values on test data."""
+    if tested is None:
+        return ": measure on samples that the sweep never used"
+    found = joined(tested.metrics)
+    return f". On {tested.num_samples:,} test samples, which no trial used, it has {found}"
 
 
 def _lineage(record: TrialSummary) -> list[str]:

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from sweeps.errors import LedgerError
 from sweeps.formatting import (
     format_cells,
     format_duration,
+    format_number,
     format_parameter,
     format_reason,
     format_result,
@@ -36,6 +37,7 @@ from sweeps.publishing.report_page import PageSection, escape, page, table
 from sweeps.results.compare import compare
 from sweeps.results.findings import find
 from sweeps.results.sweep_status import STATES
+from sweeps.results.tested_trials import tested_trials
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 
@@ -61,7 +63,7 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     sweep = read_sweep(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
-    sections = [_found(sweep), _leaders(sweep), *drawn, _failures(sweep)]
+    sections = [_found(sweep), _leaders(sweep), *_tested(sweep), *drawn, _failures(sweep)]
     text = page(sweep.spec.name, _summary(sweep), sections)
     try:
         _write_whole(text, target)
@@ -173,6 +175,32 @@ def _leaders(sweep: SweepData) -> PageSection:
         which = "the last value of a trial that trained to its end"
     sentence = f"At most {_LEADERS} of the best trials, by {which}."
     return PageSection("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
+
+
+def _tested(sweep: SweepData) -> Iterator[PageSection]:
+    """Yield the values on test data, if any trial was tested."""
+    found = tested_trials(sweep.view)
+    if not found:
+        return
+    names = list(dict.fromkeys(name for one in found.values() for name in one.metrics))
+    best = {record.number for record in sweep.view.ledger.front()}
+    rows = [
+        [
+            str(number),
+            "yes" if number in best else "no",
+            *format_cells(sweep.view.record(number).result, sweep.spec.metrics),
+            *(format_number(one.metrics.get(name)) for name in names),
+            str(one.epoch),
+            f"{one.num_samples:,}",
+        ]
+        for number, one in found.items()
+    ]
+    heads = ["trial", "best", *sweep.spec.metrics, *names, "epoch", "samples"]
+    sentence = (
+        "Checkpoints evaluated by sweep test on samples that no trial used. Only the values of "
+        "the trial that validation chose are unbiased."
+    )
+    yield PageSection("Test data", sentence, table(heads, rows))
 
 
 def _failures(sweep: SweepData) -> PageSection:

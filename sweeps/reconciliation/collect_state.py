@@ -21,6 +21,7 @@ from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged
 from trainable.metrics_file import Row, read_logged, read_rows
+from trainable.tested import tested_rows
 
 
 def read_sweep_state(
@@ -85,9 +86,12 @@ def trial_state(
     number, tracked_status = record.number, delivered.tracked_statuses.get(record.number)
     directory = paths.trial(number)
     stale_writer = trial_files(paths, spec, number).has_writer()
+    tests = tuple(row for row in tested_rows(directory) if delivered.lacks(number, [row]))
     if record.finished and tracked_status == run_status(record):
         # Ledger and tracking both have the trial's end, and its rows were queued before its end.
-        return TrialState(record, tracked_status=tracked_status, stale_writer=stale_writer)
+        return TrialState(
+            record, tracked_status=tracked_status, stale_writer=stale_writer, untold_tests=tests
+        )
     rows = read_rows(directory)
     curve = _curve(rows, spec)
     if not record.finished:
@@ -116,6 +120,7 @@ def trial_state(
         rows=logged,
         unlogged=delivered.lacks(number, logged),
         stale_writer=stale_writer,
+        untold_tests=tests,
     )
 
 

@@ -28,10 +28,11 @@ from sweeps.recording.trial_config import read_config
 from trainable.config import TrialConfig
 from trainable.storage.durable import make_directory, sync_directory, sync_file
 from trainable.storage.locate import files_of
+from trainable.tested import TESTED
 from trainable.trial_log import TRIAL_LOG
 from trainable.warm_start import copy_generations
 
-_NOT_COPIED = {TRIAL_CONFIG, TRIAL_LOG, "checkpoints", "figures", "inherited"}
+_NOT_COPIED = {TRIAL_CONFIG, TRIAL_LOG, TESTED, "checkpoints", "figures", "inherited"}
 """What a trial's directory has for this trial alone; checkpoints are copied one by one."""
 _NOT_OF_TRAINING = "checkpoint."
 """The section of a trial's configuration that may change without changing the training."""

@@ -56,6 +56,8 @@ class TrialState:
     """Some of these rows were never sent to tracking."""
     stale_writer: bool = False
     """A worker was killed before it closed the store's checkpoints."""
+    untold_tests: tuple[Row, ...] = ()
+    """The metrics on test data that were never sent to tracking."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +328,8 @@ def _of_finished(trial: TrialState) -> Iterator[Correction]:
         yield MissingRun(trial.record.number, _first_ms(trial))
     if trial.tracked_status != status:
         yield StaleRunStatus(trial.record.number, status, trial.rows)
+    if trial.untold_tests:
+        yield MissingMetrics(trial.record.number, trial.untold_tests)
 
 
 def _first_ms(trial: TrialState) -> int | None:

@@ -32,6 +32,7 @@ from tracking.outbox_recorder import stored_tags
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.stored_runs import Curve, RunData, StoredRun, StoreReader, choose_runs
 from trainable.metrics_file import Row, read_rows
+from trainable.tested import tested_rows
 
 _BATCH_SIZE = 50
 """Trials per query to a store."""
@@ -350,7 +351,8 @@ def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
 def _rows(paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int) -> Iterable[Row]:
     """Return the rows of a trial that a store must have."""
     if record.finished:
-        return thin_rows(read_rows(paths.trial(record.number)), every, ended=True)
+        directory = paths.trial(record.number)
+        return [*thin_rows(read_rows(directory), every, ended=True), *tested_rows(directory)]
     empty = DeliveryStatus(0, 0, None, None, {})
     return thin_rows(trial_state(paths, spec, record, empty).rows, every)
 

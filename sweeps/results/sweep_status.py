@@ -39,6 +39,7 @@ from sweeps.sweep_lock import describe_foreign_lock
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.errors import ConfigError
+from trainable.tested import latest_tested
 
 _REQUESTS = 16
 """Parallel requests to an object store."""
@@ -364,13 +365,18 @@ class SweepStatus:
             return list(pool.map(self.trial, self.records))
 
     def trial(self, record: TrialSummary) -> dict[str, Any]:
-        """Return one trial with its checkpoints; `best_checkpoint` is None if it is lost."""
+        """Return one trial with its checkpoints and its metrics on test data.
+
+        `best_checkpoint` is None if it is lost, `test` if the trial was not tested.
+        """
+        tested = latest_tested(self.paths.trial(record.number))
         saved = trial_store(self.paths, self.spec, record.number).generations()
         best = saved_generation(saved, self.spec, record)
         return {
             **self._row(record),
             "checkpoint": saved[-1].address if saved else None,
             "best_checkpoint": best and best.address,
+            "test": None if tested is None else tested.metrics,
         }
 
     def _row(self, record: TrialSummary) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ray.tune.search import Searcher
 from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SweepSpec
+from sweeps.config.trial_run import with_accumulation
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted, replay
 from sweeps.errors import SpecError
@@ -124,16 +125,11 @@ class LedgerSearcher(Searcher):
             if trial.finishes is None:
                 self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
-            resolved = config.model_dump(mode="json")
-            stored, train = trial.accumulation or 0, config.train
-            if (
-                stored > train.accumulation and train.batch_size % stored == 0
-            ):  # else the user edited the spec
-                resolved["train"]["accumulation"] = stored
+            resolved = with_accumulation(config, trial.accumulation)
             return {
                 "number": trial.number,
                 "params": trial.params,
-                "config": resolved,
+                "config": resolved.model_dump(mode="json"),
                 "finishes": trial.finishes,
                 "pause_at_epoch": self._pauses.pause_at_epoch(max(trial.reports, default=0))
                 if self._pauses and trial.finishes is None

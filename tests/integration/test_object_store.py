@@ -40,9 +40,11 @@ from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
+from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
-from trainable.config import CheckpointConfig
+from trainable.config import CheckpointConfig, TrialConfig
 from trainable.errors import StorageError, WriterReplaced
+from trainable.evaluate_test import evaluate_test
 from trainable.storage import objects
 from trainable.storage.generations import MANIFEST, STATE
 from trainable.storage.locate import files_of
@@ -50,6 +52,12 @@ from trainable.storage.objects import StoreUnusable, connect, probe
 
 PREFIX = f"s3://{BUCKET}/team/sweeps"
 RUN = f"{PREFIX}/digits/trials/0007/checkpoints"
+SPIRAL = {
+    "task": {"name": "spiral", "samples": 20},
+    "metric": "val/loss",
+    "mode": "min",
+    "budget": {"epochs": 1},
+}
 STORED = f'{TINY}storage: {{checkpoints: "{PREFIX}"}}\n'
 
 
@@ -136,6 +144,19 @@ def test_upload_of_killed_worker_is_removed(store, tmp_path):
     assert _names(store) == [MANIFEST, STATE]
     assert _reader(tmp_path).newest().pointer == first
     assert not files_of(tmp_path, RUN).has_writer()
+
+
+@pytest.mark.usefixtures("store")
+def test_checkpoint_in_the_bucket_is_tested(tmp_path):
+    config = TrialConfig.model_validate(SPIRAL)
+    with open_trainer(config, tmp_path / "run", checkpoints=RUN, device="cpu") as trainer:
+        (report,) = trainer.events()
+    best = _reader(tmp_path / "run").best()
+    assert best.address.startswith(RUN)
+    found = evaluate_test(config, best, built=tmp_path / "run", device="cpu")
+    again = evaluate_test(config, best, built=None, device="cpu")
+    assert found.metrics == again.metrics
+    assert (found.sha256, found.checkpoint_step) == (best.sha256, report.step)
 
 
 def test_damaged_state_is_set_aside_in_the_bucket(store, tmp_path):

@@ -27,12 +27,16 @@ from tracking.outbox_status import read_outbox
 from tracking.probe import TrackingUnusable
 from tracking.store_reader import _Client, open_reader, other_sweeps, read_runs
 from trainable.metrics_file import Row
+from trainable.tested import RecordedTest, append_tested
 
 pytestmark = pytest.mark.integration
 
 NAME = "small"
 STORE = "mlflow.db"
 NUM_RUNS = 4
+TESTED = RecordedTest(
+    10, 1_700_000_000_500, {"test/loss": 0.4, "test/top 5": 0.9}, 10, 1, "ab", 15, "cpu", "fp32"
+)
 
 
 class Held(NamedTuple):
@@ -73,6 +77,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     figures = sweep.paths.trial(0) / "figures"
     figures.mkdir()
     (figures / "loss.png").write_bytes(b"png")
+    append_tested(sweep.paths.trial(0), TESTED)
     deliver(sweep.view)
     return root
 
@@ -197,6 +202,19 @@ def test_complete_store_needs_no_repair(root: Path) -> None:
     done = deliver(_view(root), verify=True)
     assert (done.delivered, done.left, bool(done.missing)) == (0, 0, False)
     assert _held(root) == whole
+
+
+def test_values_on_test_data_are_sent(root: Path) -> None:
+    names = {point[1] for point in _held(root).points if point[0] == "trial-0000"}
+    assert names >= TESTED.metrics.keys()
+    append_tested(root / NAME / "trials/0001", TESTED._replace(step=20))
+    before = _held(root).points
+    for _ in range(2):  # as after a `sweep test` that was killed before it queued them
+        deliver(_view(root))
+    assert [point[:4] for point in _held(root).points if point not in before] == [
+        ("trial-0001", "test/loss", 20, 0.4),
+        ("trial-0001", "test/top 5", 20, 0.9),
+    ]
 
 
 def test_an_edited_description_stays(root: Path) -> None:

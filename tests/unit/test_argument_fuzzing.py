@@ -32,6 +32,7 @@ STARTED = (
     "sweeps.commands.removal.remove",
     "sweeps.commands.ui.serve",
     "sweeps.commands.train.train_once",
+    "sweeps.commands.evaluation.evaluate_trial",
     "sweeps.commands.doctor.examine",
 )
 ODD = (

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,8 @@ _FILES = (
 class FashionMnist(Task):
     """Classify 60,000 images of clothes: 80 % for training, 20 % for validation.
 
-    The images are tensors in memory (188 MB as floats), so no loader process is needed. The
-    official test set is not used: it is for a final test, not for model selection.
+    The images are tensors in memory (188 MB as floats), so no loader process is needed. The 10,000
+    images of the official test set are for `sweep test` alone; no trial loads them.
 
     Args:
         data_dir: Directory of the files, in torchvision's layout (`FashionMNIST/raw/`), packed or
@@ -96,9 +97,7 @@ class FashionMnist(Task):
         # Imported after the check: a missing file is then reported without the slow import.
         from torchvision.datasets import FashionMNIST
 
-        files = FashionMNIST(self.root, train=True)
-        images = files.data.unsqueeze(1).float().div_(255).sub_(_MEAN).div_(_STD)
-        classes = files.targets.to(torch.int64)
+        images, classes = _tensors(FashionMNIST(self.root, train=True))
         order = torch.randperm(
             len(images), generator=torch.Generator().manual_seed(self.split_seed)
         )
@@ -106,7 +105,13 @@ class FashionMnist(Task):
         return Data(
             train=_take(order[held_out:], images, classes),
             val=_take(order[:held_out], images, classes),
+            test=lambda: _tensors(FashionMNIST(self.root, train=False)),
         )
+
+
+def _tensors(files: Any) -> tuple[Tensor, Tensor]:
+    images = files.data.unsqueeze(1).float().div_(255).sub_(_MEAN).div_(_STD)
+    return images, files.targets.to(torch.int64)
 
 
 def _take(index: Tensor, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

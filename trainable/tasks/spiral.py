@@ -18,7 +18,7 @@ class Spiral(Task):
     """Classify points by the arm of the spiral they lie on.
 
     Args:
-        samples: Training points of each class; validation has a quarter as many.
+        samples: Training points of each class; validation and test have a quarter as many each.
         width: Units of each of the two hidden layers.
         turns: Turns of an arm around the centre.
         noise: Standard deviation of the angle, in radians.
@@ -66,6 +66,7 @@ class Spiral(Task):
         return Data(
             train=self._points(self.samples, generator),
             val=self._points(self.samples // 4, generator),
+            test=lambda: self._points(self.samples // 4, generator),
         )
 
     def points(self) -> tuple[Tensor, Tensor]:

@@ -181,6 +181,7 @@ def test_directory_continues_that_of_the_pruned_trial(sweep: MadeSweep, tmp_path
     (source / ARTIFACTS).mkdir()
     (source / ARTIFACTS / "notes.txt").write_text("text")
     (source / "trial.log").write_text("printed")
+    (source / "test.jsonl").write_text("{}")
     (source / "figures").mkdir()
     (source / "buffer.bin").write_bytes(b"of a custom loop")
     (source / "link").symlink_to(tmp_path / "elsewhere")

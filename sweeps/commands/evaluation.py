@@ -1,0 +1,248 @@
+"""`sweep test`: evaluate one trial's best checkpoint on test data, and record the values.
+
+The values are written beside the trial first, and then queued for the trial's run. What must not
+live here: the evaluation (`trainable.evaluate_test`), and what a test value is worth
+(`results.tested_trials`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from sweeps.checkpoint_locations import best_generation
+from sweeps.commands import messages
+from sweeps.commands.plain_console import line
+from sweeps.commands.sync import queue_interruptions
+from sweeps.commands.train import as_a_trial
+from sweeps.config.trial_run import num_threads, with_accumulation
+from sweeps.engine.process_cleanup import end_orphans
+from sweeps.engine.task_check import check_names
+from sweeps.errors import UserError
+from sweeps.formatting import format_best, format_time, joined
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.location import check_kept, ledger_lock
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import SweepPaths
+from sweeps.recording.trial_config import load_trial_config
+from sweeps.results.sweep_status import NoBest, SweepStatus
+from sweeps.results.tested_trials import selection_cautions
+from sweeps.store_access import reach_tracking
+from sweeps.sweep_lock import SweepLock
+from sweeps.tracker import find_tracker
+from tracking.outbox_recorder import set_target, sync
+from tracking.outbox_status import read_outbox
+from tracking.stored_runs import StoreUnreadable
+from tracking.tracker import TrackingUnusable
+from trainable.config import TrialConfig
+from trainable.manifest import Generation
+from trainable.tested import RecordedTest, append_tested, read_tested, tested_rows
+
+_PATIENCE = 30.0
+"""Seconds without a delivery after which the records are left to `sweep sync`."""
+
+
+@dataclass(frozen=True)
+class TrialTest:
+    """The values of one trial on test data.
+
+    Attributes:
+        record: The trial.
+        results: All evaluations on test data, the newest last.
+        is_new: Whether it was evaluated now; else the newest values were recorded before.
+        cautions: What the values are worth, in sentences.
+        pending: How many records wait for the tracking server.
+        undelivered: Why the server cannot be used; None if it can, or was not needed.
+    """
+
+    record: TrialSummary
+    results: list[RecordedTest]
+    is_new: bool
+    cautions: list[str]
+    pending: int = 0
+    undelivered: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        newest = self.results[-1]
+        return {
+            "trial": self.record.number,
+            "value": self.record.result,
+            **newest._asdict(),
+            "is_new": self.is_new,
+            "num_evaluations": len(self.results),
+            "cautions": self.cautions,
+            "pending": self.pending,
+        }
+
+
+def evaluate_trial(
+    view: SweepStatus,
+    number: int | None,
+    *,
+    again: bool,
+    accept_changes: bool,
+    offline: bool,
+    err: Console,
+) -> TrialTest:
+    """Evaluate a trial's best checkpoint on test data, unless that was done before.
+
+    Args:
+        view: The sweep.
+        number: The trial; None: the best.
+        again: Evaluate also if the trial was tested before.
+        accept_changes: Evaluate although the task builds something else than it trained.
+        offline: Contact no tracking server; everything stays in the outbox.
+        err: Shows what happens.
+
+    Raises:
+        NoBest: There is no best trial, or no checkpoint of its value.
+        NoChoice: There are several best trials and `number` is None.
+        UserError: The trial has not ended.
+        StorageMoved: The sweep is a copy, or was renamed.
+        StoreUntrusted: The user does not trust the tracking store.
+        SweepLockedError: A driver runs the sweep.
+        TrainingError: The checkpoint or the task cannot be used, or has no test data.
+        CurveDamaged: The file with the trial's earlier evaluations is damaged.
+    """
+    record = view.select_trial(number)
+    paths, directory = view.paths, view.paths.trial(record.number)
+    if not record.finished:
+        raise UserError(
+            f"trial {record.number} has not ended, and its best checkpoint may change; only a "
+            f"trial that has ended is tested; {view.resume_hint()}"
+        )
+    before = read_tested(directory)
+    if before and not again and not _lacks(paths, record.number):
+        return _outcome(view, record, is_new=False)
+    check_kept(paths, view.spec, view.spec)
+    check_names(view.spec)
+    if not offline:
+        reach_tracking(paths, view.spec)  # refused before the evaluation
+    with ExitStack() as stack:
+        lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
+        lock.acquire()
+        stack.callback(lock.release)
+        if lock.previous is not None:
+            end_orphans(lock.previous.token)
+        before = read_tested(directory)  # another process may have tested it meanwhile
+        is_new = again or not before
+        changed: list[str] = []
+        if is_new:
+            generation = best_generation(paths, view.spec, record)
+            if isinstance(generation, str):
+                raise NoBest(generation)
+            with err.status("evaluating on the test data"):
+                found = _evaluate(view, record, generation, accept_changes=accept_changes)
+                changed = list(_changed_code(view))
+            lock.check()
+            step = max([found.step, *(one.step + 1 for one in before)])
+            append_tested(directory, found._replace(step=step))
+        with err.status("delivering to the tracking store"):
+            undelivered = _deliver(paths, view, offline=offline)
+    done = _outcome(SweepStatus(paths), record, is_new=is_new)
+    return replace(done, cautions=[*changed, *done.cautions], undelivered=undelivered)
+
+
+def _outcome(view: SweepStatus, record: TrialSummary, *, is_new: bool) -> TrialTest:
+    results = read_tested(view.paths.trial(record.number))
+    cautions = list(selection_cautions(view, record, len(results)))
+    return TrialTest(record, results, is_new, cautions, view.delivered.pending)
+
+
+def _lacks(paths: SweepPaths, number: int) -> bool:
+    """Return whether values were recorded beside the trial, and not queued for its run."""
+    return read_outbox(paths.outbox).lacks(number, tested_rows(paths.trial(number)))
+
+
+def _evaluate(
+    view: SweepStatus, record: TrialSummary, generation: Generation, *, accept_changes: bool
+) -> RecordedTest:
+    spec = view.spec
+    config = TrialConfig.model_validate(load_trial_config(view.paths, spec, record))
+    with ExitStack() as stack:
+        stack.enter_context(as_a_trial(spec))
+        from trainable.evaluate_test import evaluate_test
+
+        # A task may print, and standard output is for the result.
+        stack.enter_context(redirect_stdout(sys.stderr))
+        return evaluate_test(
+            with_accumulation(config, record.accumulation),
+            generation,
+            built=None if accept_changes else view.paths.trial(record.number),
+            device="cpu" if spec.resources.gpu == 0 else None,
+            threads=num_threads(spec.resources.cpu),
+        )
+
+
+def _changed_code(view: SweepStatus) -> Iterator[str]:
+    """Yield which source files of the task have changed since the sweep ran.
+
+    To add test data changes such a file. So this refuses nothing: model, training samples and
+    validation samples were compared with those of the trial.
+    """
+    from trainable.fingerprint import code_digests
+
+    then, now = Ledger.open(view.ledger_location).origin.code, code_digests(view.spec.task.name)
+    files = [file for file in sorted({*then, *now}) if then and then.get(file) != now.get(file)]
+    if files:
+        yield (
+            f"the task's code has changed since the sweep ran: {', '.join(files)}; the test value "
+            "is that of the present code"
+        )
+
+
+def _deliver(paths: SweepPaths, view: SweepStatus, *, offline: bool) -> str | None:
+    """Queue what tracking lacks and deliver it; return why the server cannot be used, if so.
+
+    The caller holds the sweep's lock.
+    """
+    spec, fault = view.spec, None
+    tracker = None if offline else find_tracker(paths, spec)
+    if tracker is not None:
+        try:
+            tracker.probe(known=spec.tracking.uri is None)
+            set_target(paths.outbox, tracker)
+        except (TrackingUnusable, StoreUnreadable) as error:
+            tracker, fault = None, str(error)
+    queue_interruptions(paths, spec)  # the values on test data are among what tracking lacks
+    if tracker is not None:
+        place, sweep_id = (tracker.uri, tracker.artifact_root), view.ledger.sweep_id
+        sync(*place, spec.name, sweep_id, paths.outbox, patience=_PATIENCE)
+    return fault
+
+
+def shown(done: TrialTest, view: SweepStatus) -> RenderableType:
+    """Return the lines of `sweep test`."""
+    newest, spec, record = done.results[-1], view.spec, done.record
+    final = spec.select == "final"
+    when = datetime.fromtimestamp(newest.timestamp_ms / 1000).astimezone().isoformat()
+    chosen = format_best(spec.metrics, record.result or [], final=final)
+    lines: list[RenderableType] = [
+        Text(f"trial {record.number} on test data: {joined(newest.metrics)}", style="bold"),
+        Text(f"chosen by validation: {chosen}"),
+        Text(
+            f"{newest.num_samples:,} samples, checkpoint of epoch {newest.epoch}, step "
+            f"{newest.checkpoint_step}; {newest.precision} on {newest.device}"
+        ),
+    ]
+    if not done.is_new:
+        again = view.paths.command("test", "--trial", str(record.number), "--again")
+        lines.append(line(f"recorded {format_time(when)}; evaluate again with: {again}"))
+    if done.pending:
+        waiting = f"{done.pending} records are not delivered to the tracking store yet"
+        lines.append(line(f"{waiting}; deliver them with: {view.paths.command('sync')}"))
+    return Group(*lines)
+
+
+def warn(done: TrialTest, err: Console) -> None:
+    """Print what the values are worth, and why they could not be delivered."""
+    for caution in (*done.cautions, *filter(None, [done.undelivered])):
+        messages.sentence(err, caution, style="yellow")

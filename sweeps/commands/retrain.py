@@ -1,0 +1,141 @@
+"""`sweep train NAME --trial K`: train a trial of a sweep again, and compare the two curves.
+
+The run is configured as the trial was: its own resolved configuration with all seeds, and the same
+number of threads. What must not live here: training (`train`), and comparing (`same_curve`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from sweeps.commands import messages
+from sweeps.commands.train import SingleRun, train_once
+from sweeps.config.trial_run import num_threads, with_accumulation
+from sweeps.errors import UserError
+from sweeps.ledger.reader import TrialSummary
+from sweeps.paths import TRIAL_CONFIG
+from sweeps.recording.trial_config import read_config
+from sweeps.results.same_curve import first_difference
+from sweeps.results.sweep_status import SweepStatus
+from tracking.provenance import provenance
+from trainable.config import TrialConfig
+from trainable.metrics_file import read_rows
+
+_COMPARED = ("version.python", "version.torch", "version.gradsweep", "platform", "gpus")
+"""What of the machine and the versions decides which bits a training has."""
+
+
+def train_again(
+    view: SweepStatus,
+    number: int,
+    directory: Path | None,
+    console: Console,
+    err: Console,
+    figures: Path | None = None,
+) -> None:
+    """Train a trial again from its beginning to where it ended, and say whether it is the same.
+
+    The sweep is only read.
+
+    Args:
+        view: The sweep.
+        number: The trial.
+        directory: Receives the checkpoints; None: a temporary directory.
+        console: Receives the metrics, and the result of the comparison.
+        err: Receives messages.
+        figures: Receives figures of the run; None: draw none.
+
+    Raises:
+        UnknownTrial: There is no such trial.
+        UserError: No single run trains it.
+        OtherRun: `directory` holds another run.
+        TrainingError: The training fails.
+    """
+    record = view.record(number)
+    if record.lineage:
+        last = record.lineage[-1]
+        raise UserError(
+            f"trial {number} copied the weights of trial {last.donor} after epoch {last.epoch}, "
+            "as members of a population do; no single run trains it; train a trial that copied "
+            "none, or use its checkpoint"
+        )
+    run = SingleRun(
+        _config(view, record),
+        threads=num_threads(view.spec.resources.cpu),
+        searched=tuple(record.params),
+        until=record.epoch or None if record.state == "pruned" else None,
+    )
+    for caution in _cautions(view, record):
+        messages.sentence(err, caution, style="yellow")
+    # As in a worker: numerical libraries read it when they are imported.
+    os.environ.setdefault("OMP_NUM_THREADS", str(run.threads))
+    with ExitStack() as stack:
+        if directory is None:
+            made = tempfile.TemporaryDirectory(prefix="sweep-train-")
+            directory = Path(stack.enter_context(made))
+        train_once(view.spec, directory, console, err, figures, run)
+        _compare(view, record, directory, console)
+
+
+def _config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
+    """Return the configuration that the trial trained with last.
+
+    A trial that never started has none; then it is the one that it would start with.
+    """
+    try:
+        config = read_config(view.paths.trial(record.number) / TRIAL_CONFIG)
+    except FileNotFoundError:
+        config = view.spec.trial_config(record.seed_number, record.params)
+    except ValueError as error:
+        raise UserError(
+            f"the configuration of trial {record.number} cannot be read ({error}); only with the "
+            "same configuration the training is the same; restore the file from a backup"
+        ) from None
+    return with_accumulation(config, record.accumulation)
+
+
+def _cautions(view: SweepStatus, record: TrialSummary) -> Iterator[str]:
+    """Yield why the training may not have the same bits, in sentences."""
+    if record.accumulation is not None:
+        yield (
+            f"trial {record.number} ran out of memory, and trained on with {record.accumulation} "
+            "micro-batches for each step; this run has them from its beginning"
+        )
+    now = provenance()
+    for name in _COMPARED:
+        key = f"gradsweep.{name}"
+        then = {attempt[key] for attempt in view.ledger.attempts if key in attempt}
+        if then and then != {now.get(key)}:
+            word = name.removeprefix("version.")
+            before = ", ".join(sorted(then))
+            yield (
+                f"{word} is {now.get(key, 'none')} here and was {before} in the sweep; the same "
+                "bits are promised for the same machine and versions alone"
+            )
+
+
+def _compare(view: SweepStatus, record: TrialSummary, directory: Path, console: Console) -> None:
+    trial, again = read_rows(view.paths.trial(record.number)), read_rows(directory)
+    if not trial:
+        messages.sentence(console, f"trial {record.number} has no curve to compare with", style="")
+        return
+    found = first_difference(trial, again)
+    if found is None:
+        steps = min(trial[-1].step, again[-1].step if again else 0)
+        message = f"the same as trial {record.number}, bit for bit, in all {steps} steps"
+        messages.sentence(console, message, style="green")
+        return
+    was, now = ("missing" if one is None else repr(one) for one in (found.first, found.second))
+    messages.sentence(
+        console,
+        f"differs from trial {record.number} from step {found.step} on: {found.metric} was {was} "
+        f"and is {now}; the code, the data, a version or the machine is another one, or the sweep "
+        "was resumed with another configuration while the trial ran",
+        style="yellow",
+    )

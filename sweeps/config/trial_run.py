@@ -1,0 +1,34 @@
+"""How a trial is run: the parts of its configuration that its parameters do not fix.
+
+Workers, `sweep train NAME --trial K` and `sweep test` use these functions, so that a trial trained
+again is the same run. What must not live here: the configuration by parameters
+(`spec.SweepSpec.trial_config`).
+"""
+
+from __future__ import annotations
+
+from trainable.config import TrialConfig
+
+
+def num_threads(cpu: float) -> int:
+    """Return the number of CPU threads of a trial.
+
+    Args:
+        cpu: `resources.cpu` of the spec.
+    """
+    return max(1, int(cpu))
+
+
+def with_accumulation(config: TrialConfig, stored: int | None) -> TrialConfig:
+    """Return the configuration with smaller micro-batches, where the trial ran out of memory.
+
+    Args:
+        config: The trial's configuration.
+        stored: Micro-batches for each step in the ledger; None: those of the configuration. They
+            are ignored if the user has edited the spec, and they do not fit any more.
+    """
+    train = config.train
+    if stored is None or stored <= train.accumulation or train.batch_size % stored:
+        return config
+    train = train.model_copy(update={"accumulation": stored})
+    return config.model_copy(update={"train": train})

@@ -1,0 +1,69 @@
+"""The test data of a task, which stay closed until somebody asks for them.
+
+A run that trains keeps them as the task gave them: it loads, checks and moves none of the samples.
+What must not live here: evaluating on them (`evaluate_test.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainable.config import TrainConfig
+from trainable.data import Source, WindowPlan, open_source, sample_count
+from trainable.seeding import derive_seed, set_seed
+from trainable.task import Batch, Data, TestSamples, check_split, is_loader
+from trainable.task_import import no_exit
+
+SEED = derive_seed("test")
+"""The seed under which test data are loaded and evaluated, the same for all trials."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Test samples that are not open.
+
+    Attributes:
+        samples: The samples, or a function that returns them.
+        collate: Makes a batch of a list of samples; None: torch's default.
+    """
+
+    samples: TestSamples
+    collate: Callable[[list[Any]], Batch] | None
+
+    @classmethod
+    def of(cls, data: Data) -> HeldOut | None:
+        """Return the test samples of a task; None if it gives none."""
+        return None if data.test is None else cls(data.test, data.collate_of("test"))
+
+    @no_exit("the task, while its test data were loaded,", "task")
+    def open(self, config: TrainConfig, device: torch.device) -> Source:
+        """Load the samples and open them, in their order and in micro-batches.
+
+        Args:
+            config: The run's `train` section.
+            device: The device of the batches.
+
+        Raises:
+            TaskError: The function of the task returned no samples.
+        """
+        samples: Any = self.samples
+        if is_loader(samples):
+            set_seed(SEED)
+            samples = samples()
+            check_split(
+                samples, "test", "the function that build_data() gives as `test`", self.collate
+            )
+        micro = config.micro_batch_size
+        plan = WindowPlan(sample_count(samples), micro, micro, seed=SEED, shuffle=False)
+        return open_source(
+            samples,
+            plan,
+            split="test",
+            device=device,
+            loader=config.loader,
+            collate=self.collate,
+        )
