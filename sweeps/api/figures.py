@@ -66,11 +66,6 @@ class Figures:
         return self._draw("Pareto front")
 
     def _draw(self, title: str) -> go.Figure:
-        from sweeps.publishing.report_data import NotEnough, read_sweep
-        from sweeps.publishing.report_figures import figures
+        from sweeps.operations.figures import draw_figure  # loads Optuna and Plotly
 
-        data = read_sweep(self._paths)
-        known = {figure.title: figure for figure in figures(data.spec)}
-        if title not in known:
-            raise NotEnough("the sweep has one metric; a Pareto front needs two or three")
-        return known[title].draw(data)
+        return draw_figure(self._paths, title)

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.api.command import run_command
 from sweeps.api.figures import Figures
-from sweeps.api.frames import curves_frame, trials_frame
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
 from sweeps.config.spec import SweepSpec, load_spec, parse_spec
 from sweeps.config.yaml_scalars import write_flow, write_key
 from sweeps.errors import UserError
+from sweeps.operations.frames import curves_frame, trials_frame
+from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
+from sweeps.results.findings import status_with_findings
 from sweeps.results.sweep_status import SweepStatus, UnknownSweep
 
 if TYPE_CHECKING:
@@ -97,13 +99,13 @@ class Sweep:
         Raises:
             UnknownSweep: There is no such sweep below the root.
         """
-        paths = SweepPaths(resolve_root(None if root is None else Path(root)), name)
+        view = SweepStatus.open(name, root)
         sweep = cls.__new__(cls)
-        sweep._begin(paths.root, SweepStatus(paths).spec)
+        sweep._begin(view.paths.root, view.spec)
         return sweep
 
     def __repr__(self) -> str:
-        state = self.status["state"] if self.paths.exists() else "not started"
+        state = self._view().state if self.paths.exists() else "not started"
         return f"Sweep({self.name!r}, {state}, root={str(self.paths.root)!r})"
 
     @property
@@ -173,12 +175,16 @@ class Sweep:
         return self
 
     def stop(self) -> None:
-        """Ask the running sweep to stop; its trials save their state first.
+        """Ask the running sweep to stop, and wait until it has; its trials save their state first.
 
         Raises:
-            SweepCommandError: The sweep does not run, or does not stop.
+            UnknownSweep: The sweep has not begun.
+            NotRunningError: It does not run here.
+            TimeoutError: It has not stopped after two minutes.
         """
-        run_command(["stop", self.name, *self._root()])
+        stopped = stop(self._view())
+        if not stopped.done:
+            raise TimeoutError(stopped.message)
 
     def _drive(self, arguments: list[str]) -> None:
         with progress_bar(self.paths, self._spec) as look:
@@ -213,7 +219,7 @@ class Sweep:
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        return self._view().status()
+        return status_with_findings(self._view())
 
     def trials(self) -> pd.DataFrame:
         """Return one row for each trial, by its number.
@@ -294,7 +300,7 @@ class Sweep:
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        from sweeps.publishing.study_copy import copy_study
+        from sweeps.operations.figures import copy_study  # loads Optuna
 
         return copy_study(self._view())
 

@@ -1,6 +1,6 @@
 """One trial of a sweep, for reading.
 
-What must not live here: DataFrames (`frames`), and whole sweeps (`sweep`).
+What must not live here: DataFrames (`operations.frames`), and whole sweeps (`sweep`).
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.api.frames import best_metrics, curves_frame
-from sweeps.checkpoint_locations import best_generation
 from sweeps.config.space import configured
-from sweeps.ledger.reader import TrialSummary
-from sweeps.publishing.export import export_best
-from sweeps.recording.trial_config import load_trial_config
-from sweeps.results.sweep_status import NoBest, SweepStatus
+from sweeps.operations import publish
+from sweeps.operations.frames import best_metrics, curves_frame
+from sweeps.results.sweep_status import SweepStatus
 from trainable.config import TrialConfig
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from sweeps.ledger.reader import TrialSummary
     from trainable.task import Task
 
 
@@ -66,7 +64,7 @@ class Trial:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration with which it trained, all defaults included."""
-        return load_trial_config(self._view.paths, self._view.spec, self._record)
+        return self._view.config(self._record)
 
     @property
     def checkpoint(self) -> str:
@@ -75,10 +73,7 @@ class Trial:
         Raises:
             NoBest: It is lost, or the trial never saved one.
         """
-        found = best_generation(self._view.paths, self._view.spec, self._record)
-        if isinstance(found, str):
-            raise NoBest(found)
-        return found.address
+        return self._view.checkpoint(self._record)
 
     def curve(self, metric: str | None = None) -> pd.Series[float]:
         """Return one metric by optimizer step; default: the sweep's metric.
@@ -130,7 +125,7 @@ class Trial:
             NoBest: The checkpoint is lost, or the trial never saved one.
             FileExistsError: The directory is not empty.
         """
-        return export_best(self._view, Path(directory), self.number)
+        return publish.export(self._view, Path(directory), self.number)
 
     def _resolved(self) -> TrialConfig:
         return TrialConfig.model_validate(self.config)

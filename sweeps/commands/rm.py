@@ -1,6 +1,6 @@
 """`sweep rm`: say what is removed, ask, and remove it.
 
-What must not live here: removing anything (`removal`).
+What must not live here: removing anything (`operations.removal`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sweeps.commands.plain_console import line
 from sweeps.exit_codes import LATE, WRONG_INPUT
 
 if TYPE_CHECKING:
-    from sweeps.commands.removal import Removal
+    from sweeps.operations.removal import Removal
 
 _INTERRUPTED = 130
 
@@ -33,7 +33,7 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Remove a sweep: its files, its study in a database, its objects in a store."""
-    from sweeps.commands.removal import plan_removal, remove
+    from sweeps.operations.removal import plan_removal, remove
     from sweeps.paths import SweepPaths, resolve_root
 
     with input_errors():

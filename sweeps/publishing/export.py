@@ -15,6 +15,7 @@ from pathlib import Path
 from redaction.secrets import redact
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.spec import SweepSpec, trial_yaml
+from sweeps.errors import NoReport, NoVersion
 from sweeps.ledger.reader import TrialSummary, ranking
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing.model_card import FILE_NAME, ON_THE_FRONT, model_card
@@ -24,14 +25,6 @@ from sweeps.results.sweep_status import NoBest, SweepStatus
 from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
-
-
-class NoReport(Exception):
-    """A sweep's report could not be written."""
-
-
-class NoVersion(Exception):
-    """A model could not be registered."""
 
 
 def export_best(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:

@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import check_sweeps
+from sweeps.operations.doctor import check_sweeps
 from sweeps.sweep_lock import SweepLock
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox

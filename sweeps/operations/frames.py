@@ -1,6 +1,6 @@
 """Trials and curves of a sweep as pandas DataFrames, read from its ledger and its trials' files.
 
-What must not live here: what a trial is (`ledger.reader`).
+What must not live here: what a trial is (`ledger.reader`), and files (`tables`).
 """
 
 from __future__ import annotations

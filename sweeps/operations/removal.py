@@ -3,7 +3,7 @@
 The directory is first renamed to `<root>/.removed/<sweep>`, where no command takes it for a sweep.
 What is elsewhere is removed next, and then `sweep.yaml`, which says where that was. So whatever
 interrupts a removal, the next one continues. Symbolic links are removed and never followed.
-What must not live here: printing and questions (`rm`).
+What must not live here: printing and questions (`commands.rm`).
 """
 
 from __future__ import annotations
