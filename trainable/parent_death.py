@@ -20,4 +20,7 @@ def end_with_parent(sent: signal.Signals = signal.SIGKILL) -> bool:
     Returns:
         Whether the kernel does so: only Linux can, and a sandbox may forbid it.
     """
-    return sys.platform == "linux" and ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent) == 0
+    if sys.platform != "linux":
+        return False
+    refused: int = ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent)
+    return refused == 0
