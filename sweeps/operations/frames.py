@@ -57,6 +57,34 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
     return frame.astype(whole).set_index("trial")
 
 
+def leaders_frame(found: Mapping[str, Any]) -> pd.DataFrame:
+    """Return one row for each leader of a comparison; see `Comparison.leaders`."""
+    import pandas as pd
+
+    several = not isinstance(found["metric"], str)
+    metrics = found["metric"] if several else [found["metric"]]
+    rows = [
+        {
+            "sweep": one["sweep"],
+            "trial": one["number"],
+            "state": one["state"],
+            **dict(zip(metrics, one["value"] or () if several else [one["value"]], strict=False)),
+            **({"pareto": one["pareto"]} if several else {}),
+            "epochs": one["epoch"],
+            "attempts": one["attempts"],
+            "seconds": one["duration"],
+            "clip_fraction": one["clip_fraction"],
+            "run_id": one["mlflow_run_id"],
+            **{name: one["params"].get(name) for name in found["differing"]},
+        }
+        for one in found["leaders"]
+    ]
+    more = ["pareto"] if several else []
+    middle = ["epochs", "attempts", "seconds", "clip_fraction", "run_id"]
+    columns = ["sweep", "trial", "state", *metrics, *more, *middle, *found["differing"]]
+    return pd.DataFrame(rows, columns=columns).set_index(["sweep", "trial"])
+
+
 def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:
     """Return all metrics of a trial's best report; none if its file does not have it."""
     step = view.records[number].best_step
