@@ -25,14 +25,18 @@ if TYPE_CHECKING:
     from sweeps.errors import SpecError as SpecError
     from sweeps.errors import UserError as UserError
     from sweeps.publishing.report_data import NotEnough as NotEnough
+    from sweeps.results.compare import Incomparable as Incomparable
     from sweeps.results.sweep_status import NoBest as NoBest
+    from sweeps.results.sweep_status import NoChoice as NoChoice
     from sweeps.results.sweep_status import UnknownSweep as UnknownSweep
     from sweeps.results.sweep_status import UnknownTrial as UnknownTrial
 
 _MODULES = {
     "Comparison": "api.comparison",
     "Figures": "api.figures",
+    "Incomparable": "results.compare",
     "NoBest": "results.sweep_status",
+    "NoChoice": "results.sweep_status",
     "NotEnough": "publishing.report_data",
     "SpecError": "errors",
     "Sweep": "api.sweep",

@@ -20,6 +20,13 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 class SweepCommandError(RuntimeError):
     """A command on a sweep has failed.
 
+    Example:
+        >>> from sweeps import SweepCommandError
+        >>> try:
+        ...     Sweep.from_file("sweep.yaml").run()
+        ... except SweepCommandError as error:
+        ...     print(error.exit_code)
+
     Attributes:
         exit_code: The command's exit code: 2 if the input is wrong, 3 if no trial succeeded, 4 if
             another process holds the sweep.

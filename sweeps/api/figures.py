@@ -19,7 +19,9 @@ class Figures:
     Each raises NotEnough if there is too little data; its message says what is missing.
 
     Example:
-        >>> Sweep.open("digits").figures.history().show()
+        >>> figures = Sweep.open("digits").figures
+        >>> figures.history().update_layout(title="digits")
+        >>> figures.curves().to_html()
     """
 
     def __init__(self, paths: SweepPaths) -> None:

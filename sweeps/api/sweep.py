@@ -79,6 +79,9 @@ class Sweep:
     ) -> Sweep:
         """Read a sweep file.
 
+        Example:
+            >>> sweep = Sweep.from_file("sweep.yaml", {"trials": 8})
+
         Args:
             path: The YAML file.
             overrides: Values by dotted key, as `-s KEY=VALUE` gives them: `{"trials": 8}`.
@@ -95,6 +98,10 @@ class Sweep:
     @classmethod
     def open(cls, name: str, *, root: str | Path | None = None) -> Sweep:
         """Open a sweep that has begun, running or not.
+
+        Example:
+            >>> sweep = Sweep.open("digits")
+            >>> sweep.name, sweep.status["state"]
 
         Raises:
             UnknownSweep: There is no such sweep below the root.
@@ -114,11 +121,19 @@ class Sweep:
         return self.paths.name
 
     def to_yaml(self) -> str:
-        """Return the equivalent sweep file, all defaults written out."""
+        """Return the equivalent sweep file, all defaults written out.
+
+        Example:
+            >>> from pathlib import Path
+            >>> Path("same.yaml").write_text(Sweep.open("digits").to_yaml())
+        """
         return self._spec.to_yaml()
 
     def check(self, *, thorough: bool = False) -> None:
         """Check the sweep and its task without starting anything, as `sweep check` does.
+
+        Example:
+            >>> Sweep.from_file("sweep.yaml").check(thorough=True)
 
         Args:
             thorough: Check the task's whole contract; builds the task several times.
@@ -135,6 +150,9 @@ class Sweep:
         A terminal shows the live table, a notebook a progress bar. An interrupt drains the trials
         and raises KeyboardInterrupt; `resume` continues. If this process is killed, the driver is
         killed, too, and `resume` continues from the newest checkpoints.
+
+        Example:
+            >>> Sweep.from_file("sweep.yaml").run().trials()
 
         Args:
             offline: Contact no tracking server; everything stays in the outbox.
@@ -157,6 +175,9 @@ class Sweep:
     ) -> Sweep:
         """Go on with the sweep after an interruption, or add trials to it.
 
+        Example:
+            >>> Sweep.open("digits").resume({"trials": 40})
+
         Args:
             overrides: Changed values by dotted key, such as `{"trials": 40}`.
             finish: Numbers of pruned trials to train to their end.
@@ -176,6 +197,9 @@ class Sweep:
 
     def stop(self) -> None:
         """Ask the running sweep to stop, and wait until it has; its trials save their state first.
+
+        Example:
+            >>> Sweep.open("digits").stop()
 
         Raises:
             UnknownSweep: The sweep has not begun.
@@ -216,6 +240,10 @@ class Sweep:
     def status(self) -> dict[str, Any]:
         """The sweep's state now: the object of `sweep status --json`.
 
+        Example:
+            >>> status = Sweep.open("digits").status
+            >>> status["trials"], status["findings"]
+
         Raises:
             UnknownSweep: The sweep has not begun.
         """
@@ -242,6 +270,11 @@ class Sweep:
     def curves(self, *metrics: str) -> pd.DataFrame:
         """Return the curves of all trials in long form: `trial`, `metric`, `step`, `value`.
 
+        Example:
+            >>> curves = Sweep.open("digits").curves("val/loss", "train/grad_norm")
+            >>> losses = curves[curves.metric == "val/loss"]
+            >>> losses.pivot(index="step", columns="trial", values="value")
+
         Args:
             metrics: Such as `"val/loss", "train/grad_norm"`; default: the sweep's metrics.
 
@@ -257,6 +290,10 @@ class Sweep:
     def best(self) -> Trial:
         """The best trial; see the concepts page on what best means.
 
+        Example:
+            >>> best = Sweep.open("digits").best
+            >>> best.number, best.value, best.params
+
         Raises:
             NoBest: No trial has a result yet.
             NoChoice: The sweep has several metrics, and several trials are on the Pareto front.
@@ -269,6 +306,9 @@ class Sweep:
     def front(self) -> list[Trial]:
         """The best trial in a list; with several metrics, the trials of the Pareto front.
 
+        Example:
+            >>> [trial.params for trial in Sweep.open("digits").front]
+
         Raises:
             NoBest: No trial has a result yet.
             UnknownSweep: The sweep has not begun.
@@ -279,6 +319,10 @@ class Sweep:
     def trial(self, number: int) -> Trial:
         """Return one trial.
 
+        Example:
+            >>> trial = Sweep.open("digits").trial(2)
+            >>> trial.state, trial.reason
+
         Raises:
             UnknownTrial: There is no trial of that number.
             UnknownSweep: The sweep has not begun.
@@ -288,7 +332,7 @@ class Sweep:
 
     @property
     def figures(self) -> Figures:
-        """The report's figures, for a notebook."""
+        """The report's figures, for a notebook; see `Figures`."""
         return Figures(self.paths)
 
     @property
@@ -296,6 +340,10 @@ class Sweep:
         """The sweep's trials as an Optuna study in memory, for `optuna.visualization`.
 
         It is a copy: what is changed in it changes nothing in the sweep.
+
+        Example:
+            >>> import optuna
+            >>> optuna.visualization.plot_optimization_history(Sweep.open("digits").study)
 
         Raises:
             UnknownSweep: The sweep has not begun.

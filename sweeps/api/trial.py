@@ -58,17 +58,28 @@ class Trial:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of the report that is its value; empty before the first."""
+        """All metrics of the report that is its value; empty before the first.
+
+        Example:
+            >>> Sweep.open("digits").best.metrics["val/accuracy"]
+        """
         return best_metrics(self._view, self.number)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration with which it trained, all defaults included."""
+        """The resolved configuration with which it trained, all defaults included.
+
+        Example:
+            >>> Sweep.open("digits").best.config["train"]["optimizer"]
+        """
         return self._view.config(self._record)
 
     @property
     def checkpoint(self) -> str:
         """The checkpoint of its value: a directory, or the prefix of an object store.
+
+        Example:
+            >>> Sweep.open("digits").best.checkpoint
 
         Raises:
             NoBest: It is lost, or the trial never saved one.
@@ -77,6 +88,9 @@ class Trial:
 
     def curve(self, metric: str | None = None) -> pd.Series[float]:
         """Return one metric by optimizer step; default: the sweep's metric.
+
+        Example:
+            >>> Sweep.open("digits").best.curve("train/grad_norm").max()
 
         Raises:
             CurveDamaged: The trial's metrics cannot be read.
@@ -89,6 +103,11 @@ class Trial:
         """Return its model with the weights of its value, in evaluation mode, on the CPU.
 
         The task's code is imported and builds the model, so its module must be importable here.
+
+        Example:
+            >>> import torch
+            >>> model = Sweep.open("digits").best.load_model()
+            >>> model(torch.zeros(1, 64)).argmax()
 
         Raises:
             NoBest: The checkpoint is lost, or the trial never saved one.
@@ -104,6 +123,9 @@ class Trial:
     def load_task(self) -> Task:
         """Return its task, made with this trial's arguments.
 
+        Example:
+            >>> data = Sweep.open("digits").best.load_task().build_data()
+
         Raises:
             TrainingError: The task cannot be used, or it is a custom loop.
         """
@@ -114,6 +136,9 @@ class Trial:
 
     def export(self, directory: str | Path) -> list[Path]:
         """Write the weights of its value (safetensors), its configuration and its model card.
+
+        Example:
+            >>> Sweep.open("digits").best.export("winner")
 
         Args:
             directory: A new or empty directory.

@@ -43,7 +43,15 @@ STATES = ("waiting", "running", "complete", "pruned", "failed")
 
 
 class UnknownSweep(ValueError):
-    """There is no sweep of that name."""
+    """There is no sweep of that name.
+
+    Example:
+        >>> from sweeps import UnknownSweep
+        >>> try:
+        ...     Sweep.open("misspelled")
+        ... except UnknownSweep as error:
+        ...     print(error)
+    """
 
     def __init__(self, name: str, root: Path) -> None:
         names = [paths.name for paths in list_sweeps(root)]

@@ -34,7 +34,7 @@ def write_experiment(
     trials = []
     for number, config in enumerate(configs):
         name = f"{number:08d}"
-        trial = Trial("loop", stub=True, trial_id=name, config=dict(config), storage=storage)
+        trial: Any = Trial("loop", stub=True, trial_id=name, config=dict(config), storage=storage)
         trial.placement_group_factory = PlacementGroupFactory([{"CPU": 1}])
         trial.storage.trial_dir_name = f"loop_{name}"
         trial.run_metadata.last_result = reports[-1] | {"trial_id": name}
