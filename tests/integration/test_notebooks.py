@@ -14,6 +14,8 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 from sweeps import Sweep
+from sweeps.operations.sync import deliver
+from sweeps.results.sweep_status import SweepStatus
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
@@ -87,6 +89,9 @@ def test_row_06_killed_kernel_is_a_killed_driver(kernel: KernelManager, tmp_path
     expected = undisturbed.curves("train/loss", "val/loss")
     pd.testing.assert_frame_equal(sweep.curves("train/loss", "val/loss"), expected)
     assert sweep.status["trials"]["complete"] == 1
+    delivered = deliver(SweepStatus(sweep.paths), verify=True)
+    assert delivered.num_runs == 2  # the trial's and the sweep's own
+    assert not (delivered.left or delivered.missing)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -180,7 +180,7 @@ def _examples() -> Iterator[tuple[str, str]]:
                 yield f"{name}.{member}".rstrip("."), "".join(part.source for part in found)
 
 
-@pytest.mark.parametrize(("name", "code"), _examples())
+@pytest.mark.parametrize(("name", "code"), list(_examples()))
 def test_example_of_a_docstring_runs(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str
 ) -> None:
