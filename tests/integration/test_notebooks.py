@@ -91,7 +91,8 @@ def test_row_06_killed_kernel_is_a_killed_driver(kernel: KernelManager, tmp_path
     assert sweep.status["trials"]["complete"] == 1
     delivered = deliver(SweepStatus(sweep.paths), verify=True)
     assert delivered.num_runs == 2  # the trial's and the sweep's own
-    assert not (delivered.left or delivered.missing)
+    assert not delivered.left
+    assert not delivered.missing
 
 
 def _lives(process: psutil.Process) -> bool:
