@@ -12,16 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.api.command import run_command
+from sweeps.api.command import read_command, run_command
 from sweeps.api.figures import Figures
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
 from sweeps.config.spec import SweepSpec, load_spec, parse_spec
 from sweeps.config.yaml_scalars import write_flow, write_key
-from sweeps.errors import UserError
+from sweeps.errors import LocatedIssue, SpecError, UserError
 from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
+from sweeps.quoting import quoted
 from sweeps.results.findings import status_with_findings
 from sweeps.results.sweep_status import SweepStatus, UnknownSweep
 
@@ -55,7 +56,12 @@ class Sweep:
 
     def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
         text = "".join(f"{write_key(k)}: {write_flow(_plain(v))}\n" for k, v in keys.items())
-        self._begin(root, parse_spec(text, "Sweep(...)", drawn=None), text=text)
+        try:
+            spec = parse_spec(text, "Sweep(...)", drawn=None)
+        except SpecError as error:  # a caller has not seen the text in which it has its place
+            issues = [LocatedIssue("Sweep(...)", one.key, one.message) for one in error.problems]
+            raise SpecError(issues) from None
+        self._begin(root, spec, text=text)
 
     def _begin(
         self,
@@ -129,20 +135,25 @@ class Sweep:
         """
         return self._spec.to_yaml()
 
-    def check(self, *, thorough: bool = False) -> None:
-        """Check the sweep and its task without starting anything, as `sweep check` does.
+    def check(self, *, thorough: bool = False) -> dict[str, Any]:
+        """Check the sweep and its task without starting anything.
 
         Example:
-            >>> Sweep.from_file("sweep.yaml").check(thorough=True)
+            >>> checked = Sweep.from_file("sweep.yaml").check(thorough=True)
+            >>> checked["plan"]["hours"], checked["warnings"]
 
         Args:
             thorough: Check the task's whole contract; builds the task several times.
+
+        Returns:
+            The object of `sweep check --json`: what the sweep would take, and warnings.
 
         Raises:
             SweepCommandError: Something is wrong; exit code 2.
         """
         with self._written() as arguments:
-            run_command(["check", *arguments, *(["--thorough"] if thorough else [])])
+            flags = ["--thorough"] if thorough else []
+            return read_command(["check", *arguments, *flags, "--json"])
 
     def run(self, *, offline: bool = False) -> Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
@@ -357,12 +368,19 @@ def _plain(value: Any) -> Any:
     """Return a value as plain data; an imported class or function stands for its name."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [_plain(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return value.tolist()
+    if value is None or isinstance(value, str | int | float):
+        return value
     if not hasattr(value, "__qualname__"):
-        return value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value
+        raise UserError(
+            f"{quoted(repr(value))} is a {type(value).__name__}, which a sweep file cannot hold; "
+            "values are numbers, texts, lists, mappings and None; write it as one of them"
+        )
     module, name = value.__module__, value.__qualname__
     if module == "__main__" or "<locals>" in name or name not in vars(sys.modules[module]):
         raise UserError(

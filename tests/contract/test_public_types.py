@@ -33,7 +33,7 @@ def _write(root: Path) -> None:
     assert_type(sweep.to_yaml(), str)
     assert_type(sweep.run(offline=True), Sweep)
     assert_type(sweep.resume({"trials": 9}, finish=[3], accept_changes=True), Sweep)
-    sweep.check(thorough=True)
+    assert_type(sweep.check(thorough=True), dict[str, Any])
     sweep.stop()
 
 

@@ -156,7 +156,7 @@ def test_figures_are_those_of_the_report(sweep: Sweep) -> None:
 def test_file_that_is_written_gives_the_same_sweep(sweep: Sweep, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(sweep.to_yaml())
     again = Sweep.from_file(tmp_path / "sweep.yaml", {"name": "again"}, root=sweep.paths.root)
-    assert again.to_yaml() == sweep.to_yaml().replace("name: digits", "name: again")
+    assert again.to_yaml() == sweep.to_yaml().replace("name: digits", "name: again", 1)
     found = again.run().trials()
     for column in ("val/loss", "state", *SPACE):
         pd.testing.assert_series_equal(found[column], sweep.trials()[column])
@@ -192,6 +192,8 @@ def test_example_of_a_docstring_runs(
     (tmp_path / "sweep.yaml").write_text(sweep.to_yaml())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sweeps.api.sweep.run_command", lambda *_: None)
+    checked = {"plan": {"hours": 0.1}, "warnings": []}
+    monkeypatch.setattr("sweeps.api.sweep.read_command", lambda *_: checked)
     monkeypatch.setattr("sweeps.api.sweep.stop", lambda _: StopResult("", None, True, "", ""))
     exec(compile(code, name, "exec"), {"Sweep": Sweep})
 
