@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+_DEMAND_COLOURS = {"CLICOLOR_FORCE", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 
 
 class SweepCommandError(RuntimeError):
@@ -58,9 +59,7 @@ def run_command(arguments: Sequence[str], look: Callable[[], None] = lambda: Non
         _judge(arguments, _wait(subprocess.Popen(command), lambda: None, lambda: None), "")
         return
     with tempfile.TemporaryFile("w+") as output:
-        child = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        child = _start_unseen(command, output, subprocess.STDOUT)
         code = _wait(child, look, lambda: child.send_signal(signal.SIGINT))
         _judge(arguments, code, _end_of(output))
 
@@ -73,9 +72,7 @@ def read_command(arguments: Sequence[str]) -> Any:
         KeyboardInterrupt: The command was interrupted.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as messages:
-        child = subprocess.Popen(
-            _command(arguments), stdout=output, stderr=messages, start_new_session=True
-        )
+        child = _start_unseen(_command(arguments), output, messages)
         code = _wait(child, lambda: None, lambda: child.send_signal(signal.SIGINT))
         _judge(arguments, code, _end_of(messages))
         output.seek(0)
@@ -84,6 +81,20 @@ def read_command(arguments: Sequence[str]) -> Any:
 
 def _command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "sweeps.child", str(os.getpid()), *arguments]
+
+
+def _start_unseen(
+    command: Sequence[str], output: IO[str], messages: IO[str] | int
+) -> subprocess.Popen[bytes]:
+    """Start a command that writes to files.
+
+    A kernel of Jupyter has variables that demand colours, with which the command would draw as on
+    a terminal.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in _DEMAND_COLOURS}
+    return subprocess.Popen(
+        command, stdout=output, stderr=messages, env=kept, start_new_session=True
+    )
 
 
 def _judge(arguments: Sequence[str], code: int, said: str) -> None:

@@ -40,16 +40,26 @@ def test_notebook_runs(page: Path, tmp_path: Path) -> None:
     NotebookClient(notebook, timeout=int(scaled(180)), resources=resources).execute()
 
 
-def test_progress_bar_shows_the_best_trial(tmp_path: Path) -> None:
+def test_notebook_shows_progress_and_plain_errors(tmp_path: Path) -> None:
     source = KEYS.replace('"epochs": 200', '"epochs": 2').replace("trials=1", "trials=2")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source + "sweep.run()")])
-    resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=int(scaled(180)), resources=resources).execute()
+    cells = [nbformat.v4.new_code_cell(code) for code in (source + "sweep.run()", "sweep.run()")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = NotebookClient(
+        notebook,
+        timeout=int(scaled(180)),
+        allow_errors=True,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
     best = Sweep.open("long", root=tmp_path / "runs").best
     assert best.value is not None
     shown = "".join(str(output) for output in notebook.cells[0].outputs)
     assert f"{best.value:.4g} (trial {best.number})" in shown
     assert "2/2" in shown
+    refused = notebook.cells[1].outputs[-1].evalue.splitlines()
+    assert refused[0].endswith("exit code 2:")
+    assert refused[1].startswith("sweep 'long' exists already")
+    assert len(refused) == 2  # the kernel's FORCE_COLOR does not reach the command
 
 
 @pytest.fixture
