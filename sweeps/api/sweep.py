@@ -6,13 +6,14 @@ What must not live here: how a sweep runs (`sweep run`, in a child process), and
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.api.command import read_command, run_command
+from sweeps.api.command import SweepCommandError, read_command, run_command
 from sweeps.api.figures import Figures
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
@@ -237,7 +238,11 @@ class Sweep:
             with tempfile.TemporaryDirectory() as directory:
                 file = Path(directory, f"{self.name}.yaml")
                 file.write_text(self._text, encoding="utf-8")
-                yield [str(file)]
+                try:
+                    yield [str(file)]
+                except SweepCommandError as error:  # the caller does not know the file
+                    said = re.sub(rf"{re.escape(str(file))}(:\d+)*", "Sweep(...)", str(error))
+                    raise SweepCommandError(said, error.exit_code) from None
         else:
             raise UserError(
                 f"sweep '{self.name}' was opened, and exists already; only a new sweep can be "

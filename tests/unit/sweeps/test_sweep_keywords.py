@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweeps import SpecError, Sweep, UserError
+from sweeps import SpecError, Sweep, SweepCommandError, UserError
 
 KEYS: dict[str, Any] = {"name": "x", "task": "digits", "metric": "val/loss", "mode": "min"}
 BATCH = "train.batch_size"
@@ -34,3 +34,15 @@ def test_error_names_the_key_and_no_position() -> None:
     (missing, unknown) = str(caught.value).splitlines()
     assert missing.startswith("Sweep(...): trials: is missing")
     assert unknown.startswith("Sweep(...): trails: unknown key 'trails'; did you mean 'trials'?")
+
+
+def test_check_returns_the_plan_and_names_no_file_of_its_own() -> None:
+    space = {"train.optimizer.lr": {"loguniform": [1e-4, 1e-1]}}
+    sweep = Sweep(**KEYS | {"mode": "max"}, trials=2, budget={"epochs": 3}, space=space)
+    checked = sweep.check()
+    assert (checked["plan"]["trials"], checked["plan"]["epochs"]) == (2, 3)
+    assert checked["warnings"][0].startswith("mode is max for val/loss")
+    with pytest.raises(SweepCommandError) as caught:
+        Sweep(**KEYS | {"metric": "val/los"}, trials=2, space=space).check()
+    assert caught.value.exit_code == 2
+    assert str(caught.value).splitlines()[1].startswith("Sweep(...): metric: 'val/los' is not")
