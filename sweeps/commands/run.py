@@ -73,15 +73,17 @@ def run(
 ) -> None:
     """Run a new sweep."""
     with err.status("reading the spec") as spinner, input_errors():
-        from sweeps.commands.run_console import RunConsole, run_to_end
         from sweeps.config.durations import parse_duration
         from sweeps.config.spec import load_with_positions
-        from sweeps.operations.run import start
         from sweeps.paths import SweepPaths, resolve_root
 
         loaded = load_with_positions(file, settings or [], name=name, tracking_uri=tracking_uri)
         paths = SweepPaths(resolve_root(root), loaded[0].name)
         seconds = parse_duration(grace, "--grace")
+
+        from sweeps.commands.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.operations.run import start
+
         display = RunConsole(spinner)
         raise typer.Exit(
             run_to_end(
@@ -111,12 +113,14 @@ def resume(
 ) -> None:
     """Resume an interrupted sweep, extend a finished one (-s trials=40), or finish a trial."""
     with err.status("reading the sweep") as spinner, input_errors():
-        from sweeps.commands.run_console import RunConsole, run_to_end
         from sweeps.config.durations import parse_duration
-        from sweeps.operations import run as operation
 
         view, numbers = view_of(name, root), read_numbers("--finish", finish or ())
         seconds = parse_duration(grace, "--grace")
+
+        from sweeps.commands.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.operations import run as operation
+
         raise typer.Exit(
             run_to_end(
                 lambda: operation.resume(
