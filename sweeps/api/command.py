@@ -22,7 +22,7 @@ _DEMAND_COLOURS = {"CLICOLOR_FORCE", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTER
 class SweepCommandError(RuntimeError):
     """A command on a sweep has failed.
 
-    Example:
+    Examples:
         >>> from sweeps import SweepCommandError
         >>> try:
         ...     Sweep.from_file("sweep.yaml").run()

@@ -38,7 +38,7 @@ class Comparison:
 def compare(*sweeps: Sweep, top: int = 5) -> Comparison:
     """Compare the best trials of one or several sweeps that have the same metric.
 
-    Example:
+    Examples:
         >>> from sweeps import Sweep, compare
         >>> found = compare(Sweep.open("digits"), Sweep.open("wider"), top=3)
         >>> found.leaders[["state", "val/loss", "train.optimizer.lr"]]

@@ -18,7 +18,7 @@ class Figures:
 
     Each raises NotEnough if there is too little data; its message says what is missing.
 
-    Example:
+    Examples:
         >>> figures = Sweep.open("digits").figures
         >>> figures.history().update_layout(title="digits")
         >>> figures.curves().to_html()

@@ -38,7 +38,7 @@ class Sweep:
     Its keywords are the keys of a sweep file (see the reference of the sweep file), with the same
     rules and the same messages. `task` may also be an imported class.
 
-    Example:
+    Examples:
         >>> sweep = Sweep(
         ...     name="digits", task="digits", metric="val/loss", mode="min", trials=8,
         ...     budget={"epochs": 5},
@@ -86,7 +86,7 @@ class Sweep:
     ) -> Sweep:
         """Read a sweep file.
 
-        Example:
+        Examples:
             >>> sweep = Sweep.from_file("sweep.yaml", {"trials": 8})
 
         Args:
@@ -106,7 +106,7 @@ class Sweep:
     def open(cls, name: str, *, root: str | Path | None = None) -> Sweep:
         """Open a sweep that has begun, running or not.
 
-        Example:
+        Examples:
             >>> sweep = Sweep.open("digits")
             >>> sweep.name, sweep.status["state"]
 
@@ -130,7 +130,7 @@ class Sweep:
     def to_yaml(self) -> str:
         """Return the equivalent sweep file, all defaults written out.
 
-        Example:
+        Examples:
             >>> from pathlib import Path
             >>> Path("same.yaml").write_text(Sweep.open("digits").to_yaml())
         """
@@ -139,7 +139,7 @@ class Sweep:
     def check(self, *, thorough: bool = False) -> dict[str, Any]:
         """Check the sweep and its task without starting anything.
 
-        Example:
+        Examples:
             >>> checked = Sweep.from_file("sweep.yaml").check(thorough=True)
             >>> checked["plan"]["hours"], checked["warnings"]
 
@@ -163,7 +163,7 @@ class Sweep:
         and raises KeyboardInterrupt; `resume` continues. If this process is killed, the driver is
         killed, too, and `resume` continues from the newest checkpoints.
 
-        Example:
+        Examples:
             >>> Sweep.from_file("sweep.yaml").run().trials()
 
         Args:
@@ -187,7 +187,7 @@ class Sweep:
     ) -> Sweep:
         """Go on with the sweep after an interruption, or add trials to it.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").resume({"trials": 40})
 
         Args:
@@ -210,7 +210,7 @@ class Sweep:
     def stop(self) -> None:
         """Ask the running sweep to stop, and wait until it has; its trials save their state first.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").stop()
 
         Raises:
@@ -256,7 +256,7 @@ class Sweep:
     def status(self) -> dict[str, Any]:
         """The sweep's state now: the object of `sweep status --json`.
 
-        Example:
+        Examples:
             >>> status = Sweep.open("digits").status
             >>> status["trials"], status["findings"]
 
@@ -274,7 +274,7 @@ class Sweep:
         trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `reason`;
         `run_id`.
 
-        Example:
+        Examples:
             >>> frame = Sweep.open("digits").trials()
             >>> frame.sort_values("val/loss").head(3)
 
@@ -286,7 +286,7 @@ class Sweep:
     def curves(self, *metrics: str) -> pd.DataFrame:
         """Return the curves of all trials in long form: `trial`, `metric`, `step`, `value`.
 
-        Example:
+        Examples:
             >>> curves = Sweep.open("digits").curves("val/loss", "train/grad_norm")
             >>> losses = curves[curves.metric == "val/loss"]
             >>> losses.pivot(index="step", columns="trial", values="value")
@@ -306,7 +306,7 @@ class Sweep:
     def best(self) -> Trial:
         """The best trial; see the concepts page on what best means.
 
-        Example:
+        Examples:
             >>> best = Sweep.open("digits").best
             >>> best.number, best.value, best.params
 
@@ -322,7 +322,7 @@ class Sweep:
     def front(self) -> list[Trial]:
         """The best trial in a list; with several metrics, the trials of the Pareto front.
 
-        Example:
+        Examples:
             >>> [trial.params for trial in Sweep.open("digits").front]
 
         Raises:
@@ -335,7 +335,7 @@ class Sweep:
     def trial(self, number: int) -> Trial:
         """Return one trial.
 
-        Example:
+        Examples:
             >>> trial = Sweep.open("digits").trial(2)
             >>> trial.state, trial.reason
 
@@ -357,7 +357,7 @@ class Sweep:
 
         It is a copy: what is changed in it changes nothing in the sweep.
 
-        Example:
+        Examples:
             >>> import optuna
             >>> optuna.visualization.plot_optimization_history(Sweep.open("digits").study)
 

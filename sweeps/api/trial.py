@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Trial:
     """One trial as its sweep's ledger and its own files had it when it was read.
 
-    Example:
+    Examples:
         >>> trial = Sweep.open("digits").best
         >>> trial.params, trial.value
         >>> model = trial.load_model()
@@ -60,7 +60,7 @@ class Trial:
     def metrics(self) -> dict[str, float]:
         """All metrics of the report that is its value; empty before the first.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").best.metrics["val/accuracy"]
         """
         return best_metrics(self._view, self.number)
@@ -69,7 +69,7 @@ class Trial:
     def config(self) -> dict[str, Any]:
         """The resolved configuration with which it trained, all defaults included.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").best.config["train"]["optimizer"]
         """
         return self._view.config(self._record)
@@ -78,7 +78,7 @@ class Trial:
     def checkpoint(self) -> str:
         """The checkpoint of its value: a directory, or the prefix of an object store.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").best.checkpoint
 
         Raises:
@@ -89,7 +89,7 @@ class Trial:
     def curve(self, metric: str | None = None) -> pd.Series[float]:
         """Return one metric by optimizer step; default: the sweep's metric.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").best.curve("train/grad_norm").max()
 
         Raises:
@@ -104,7 +104,7 @@ class Trial:
 
         The task's code is imported and builds the model, so its module must be importable here.
 
-        Example:
+        Examples:
             >>> import torch
             >>> model = Sweep.open("digits").best.load_model()
             >>> model(torch.zeros(1, 64)).argmax()
@@ -123,7 +123,7 @@ class Trial:
     def load_task(self) -> Task:
         """Return its task, made with this trial's arguments.
 
-        Example:
+        Examples:
             >>> data = Sweep.open("digits").best.load_task().build_data()
 
         Raises:
@@ -137,7 +137,7 @@ class Trial:
     def export(self, directory: str | Path) -> list[Path]:
         """Write the weights of its value (safetensors), its configuration and its model card.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").best.export("winner")
 
         Args:

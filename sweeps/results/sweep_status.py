@@ -45,7 +45,7 @@ STATES = ("waiting", "running", "complete", "pruned", "failed")
 class UnknownSweep(ValueError):
     """There is no sweep of that name.
 
-    Example:
+    Examples:
         >>> from sweeps import UnknownSweep
         >>> try:
         ...     Sweep.open("misspelled")
