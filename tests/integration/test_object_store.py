@@ -393,10 +393,10 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
         else:
             store.wire.cut()
         outcome, run = ended()
-    said = str(outcome.pending_weights)
+    said = str(outcome.waiting.weights)
     where = f"{PREFIX}/small/trials/0000/checkpoints"
     assert re.match(rf"the checkpoints at {where}\S* cannot be read: .*untouched; .*resume$", said)
-    assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
+    assert (outcome.exit_code, outcome.failure, outcome.best[0].number) == (0, None, number)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
     assert run.artifacts == {}
     assert not made.view.ledger.num_published, "the next resume has something to do"
@@ -411,7 +411,7 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
 
     store.wire.mend()
     outcome, run = ended()
-    assert (outcome.exit_code, outcome.pending_weights) == (0, None)
+    assert (outcome.exit_code, outcome.waiting.weights) == (0, None)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
     assert "best/model.safetensors" in run.artifacts
     assert made.view.ledger.num_published == 1
