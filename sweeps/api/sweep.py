@@ -154,7 +154,8 @@ class Sweep:
         """
         with self._written() as arguments:
             flags = ["--thorough"] if thorough else []
-            return read_command(["check", *arguments, *flags, "--json"])
+            found: dict[str, Any] = read_command(["check", *arguments, *flags, "--json"])
+            return found
 
     def run(self, *, offline: bool = False) -> Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
