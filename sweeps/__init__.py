@@ -17,15 +17,35 @@ complete_account()
 
 if TYPE_CHECKING:
     from sweeps.api.command import SweepCommandError as SweepCommandError
+    from sweeps.api.comparison import Comparison as Comparison
+    from sweeps.api.comparison import compare as compare
     from sweeps.api.figures import Figures as Figures
     from sweeps.api.sweep import Sweep as Sweep
     from sweeps.api.trial import Trial as Trial
+    from sweeps.errors import SpecError as SpecError
+    from sweeps.errors import UserError as UserError
+    from sweeps.publishing.report_data import NotEnough as NotEnough
+    from sweeps.results.compare import Incomparable as Incomparable
+    from sweeps.results.sweep_status import NoBest as NoBest
+    from sweeps.results.sweep_status import NoChoice as NoChoice
+    from sweeps.results.sweep_status import UnknownSweep as UnknownSweep
+    from sweeps.results.sweep_status import UnknownTrial as UnknownTrial
 
 _MODULES = {
-    "Figures": "figures",
-    "Sweep": "sweep",
-    "SweepCommandError": "command",
-    "Trial": "trial",
+    "Comparison": "api.comparison",
+    "Figures": "api.figures",
+    "Incomparable": "results.compare",
+    "NoBest": "results.sweep_status",
+    "NoChoice": "results.sweep_status",
+    "NotEnough": "publishing.report_data",
+    "SpecError": "errors",
+    "Sweep": "api.sweep",
+    "SweepCommandError": "api.command",
+    "Trial": "api.trial",
+    "UnknownSweep": "results.sweep_status",
+    "UnknownTrial": "results.sweep_status",
+    "UserError": "errors",
+    "compare": "api.comparison",
 }
 
 __all__ = sorted(_MODULES)
@@ -34,4 +54,4 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'sweeps' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sweeps.api.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"sweeps.{_MODULES[name]}"), name)

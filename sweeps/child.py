@@ -6,19 +6,16 @@ The kernel kills it when the process PARENT ends. What must not live here: what 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 
 from sweeps.entry import main
-
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+from trainable.parent_death import end_with_parent
 
 if __name__ == "__main__":
     parent = int(sys.argv[1])
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:  # it ended before this line
         sys.exit(128 + signal.SIGKILL)
     sys.argv = ["sweep", *sys.argv[2:]]

@@ -16,7 +16,10 @@
       LedgerError          the ledger is missing or cannot be used
         LedgerRefused      its storage is full, read-only or broken
         LedgerBusy         another process has locked it for too long
+      NoReport             a report could not be drawn
+      NoVersion            a model could not be registered
     BaseException
+      ExitRequested        a signal arrived while there was nothing to drain
       LockLost             another driver may have acquired the lock
 
 Every module of `sweeps` may import this one. What must not live here: the rules that raise these
@@ -25,6 +28,7 @@ errors, and imports of other modules of `sweeps`.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -178,3 +182,19 @@ def dotted(path: KeyPath) -> str:
 
 def _line(head: str, tail: str) -> str:
     return f"{head}: {tail}" if head else tail
+
+
+class NoReport(Exception):
+    """A sweep's report could not be written."""
+
+
+class NoVersion(Exception):
+    """A model could not be registered."""
+
+
+class ExitRequested(BaseException):
+    """A signal arrived while there was nothing to drain."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number

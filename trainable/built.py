@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainable.data import end_with_parent
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import ARGUMENTS, COLLATED, differences
+from trainable.parent_death import end_with_parent
 from trainable.rules import BUILT
 from trainable.seeding import derive_seed, preserved_host_rng, seed_host
 from trainable.splits import is_stream

@@ -12,9 +12,6 @@ not live here: models, losses, or what a batch means.
 
 from __future__ import annotations
 
-import ctypes
-import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -33,6 +30,7 @@ from trainable.batches import move as move
 from trainable.batches import pin
 from trainable.config import LoaderConfig
 from trainable.errors import ConfigError, TaskError
+from trainable.parent_death import end_with_parent
 from trainable.seeding import HostRngState, derive_seed, seed_host
 from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
@@ -40,7 +38,6 @@ from trainable.task_code import task_code
 
 # Tensors move to the accelerator if they fit into this share of the memory free for this process.
 _RESIDENT_SHARE = 0.25
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -277,7 +274,7 @@ class LoaderSource:
             # The loader draws a seed for its processes at each epoch; its own generator keeps the
             # global one unchanged. The seed's value does not matter: each window is seeded again.
             generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
-            worker_init_fn=end_with_parent,
+            worker_init_fn=end_loader_with_parent,
         )
         self._windows: Iterator[list[Batch]] | None = None
 
@@ -326,14 +323,13 @@ class _Requests:
             yield [self.epoch, window, plan.micro_size(len(index)), *index.tolist()]
 
 
-def end_with_parent(_: int = 0) -> None:
-    """On Linux, make the kernel kill this loader process when its parent thread ends.
+def end_loader_with_parent(_: int) -> None:
+    """End this loader process with the thread that started it.
 
     torch checks every five seconds, between two samples. A process that waits for a missing file
     would outlive a killed trial and keep the trial's memory.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 class MicroBatches(list[Batch]):

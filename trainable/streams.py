@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from trainable.batches import move, pin
 from trainable.config import LoaderConfig, TrainConfig
-from trainable.data import MicroBatches, end_with_parent
+from trainable.data import MicroBatches, end_loader_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_values import decode, encode
 from trainable.seeding import (
@@ -368,7 +368,7 @@ class StreamSource:
             prefetch_factor=options.prefetch_factor,
             pin_memory=pinned and self._device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the global one unchanged
-            worker_init_fn=end_with_parent,
+            worker_init_fn=end_loader_with_parent,
         )
         self._loaded = iter(loader)
         for window in self._loaded:

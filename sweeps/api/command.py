@@ -6,6 +6,7 @@ What must not live here: what the command does.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,10 +16,18 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+_DEMAND_COLOURS = {"CLICOLOR_FORCE", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 
 
 class SweepCommandError(RuntimeError):
     """A command on a sweep has failed.
+
+    Examples:
+        >>> from sweeps import SweepCommandError
+        >>> try:
+        ...     Sweep.from_file("sweep.yaml").run()
+        ... except SweepCommandError as error:
+        ...     print(error.exit_code)
 
     Attributes:
         exit_code: The command's exit code: 2 if the input is wrong, 3 if no trial succeeded, 4 if
@@ -44,23 +53,57 @@ def run_command(arguments: Sequence[str], look: Callable[[], None] = lambda: Non
         SweepCommandError: The command ended with an error.
         KeyboardInterrupt: The command was interrupted, and has ended.
     """
-    command = [sys.executable, "-P", "-m", "sweeps.child", str(os.getpid()), *arguments]
+    command = _command(arguments)
     if not in_notebook():
         # The child is in the terminal's process group: Ctrl-C reaches it without being passed on.
-        code, said = _wait(subprocess.Popen(command), lambda: None, lambda: None), ""
-    else:
-        with tempfile.TemporaryFile("w+") as output:
-            child = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            code = _wait(child, look, lambda: child.send_signal(signal.SIGINT))
-            said = _end_of(output)
-    if code in (0, 128 + signal.SIGINT):
-        if code:
-            raise KeyboardInterrupt
+        _judge(arguments, _wait(subprocess.Popen(command), lambda: None, lambda: None), "")
         return
-    name = f"`sweep {arguments[0]}` ended with exit code {code}"
-    raise SweepCommandError(f"{name}:\n{said}" if said else f"{name}; see its message", code)
+    with tempfile.TemporaryFile("w+") as output:
+        child = _start_unseen(command, output, subprocess.STDOUT)
+        code = _wait(child, look, lambda: child.send_signal(signal.SIGINT))
+        _judge(arguments, code, _end_of(output))
+
+
+def read_command(arguments: Sequence[str]) -> Any:
+    """Run a command that prints JSON, and return what it printed.
+
+    Raises:
+        SweepCommandError: The command ended with an error; the message is its own.
+        KeyboardInterrupt: The command was interrupted.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as messages:
+        child = _start_unseen(_command(arguments), output, messages)
+        code = _wait(child, lambda: None, lambda: child.send_signal(signal.SIGINT))
+        _judge(arguments, code, _end_of(messages))
+        output.seek(0)
+        return json.load(output)
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", "-m", "sweeps.child", str(os.getpid()), *arguments]
+
+
+def _start_unseen(
+    command: Sequence[str], output: IO[str], messages: IO[str] | int
+) -> subprocess.Popen[bytes]:
+    """Start a command that writes to files.
+
+    A kernel of Jupyter has variables that demand colours, with which the command would draw as on
+    a terminal.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in _DEMAND_COLOURS}
+    return subprocess.Popen(
+        command, stdout=output, stderr=messages, env=kept, start_new_session=True
+    )
+
+
+def _judge(arguments: Sequence[str], code: int, said: str) -> None:
+    """Raise the exception of an exit code, with what the command said; none if it succeeded."""
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if code:
+        name = f"`sweep {arguments[0]}` ended with exit code {code}"
+        raise SweepCommandError(f"{name}:\n{said}" if said else f"{name}; see its message", code)
 
 
 def in_notebook() -> bool:

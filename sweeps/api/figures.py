@@ -18,8 +18,10 @@ class Figures:
 
     Each raises NotEnough if there is too little data; its message says what is missing.
 
-    Example:
-        >>> Sweep.open("digits").figures.history().show()
+    Examples:
+        >>> figures = Sweep.open("digits").figures
+        >>> figures.history().update_layout(title="digits")
+        >>> figures.curves().to_html()
     """
 
     def __init__(self, paths: SweepPaths) -> None:
@@ -66,11 +68,6 @@ class Figures:
         return self._draw("Pareto front")
 
     def _draw(self, title: str) -> go.Figure:
-        from sweeps.publishing.report_data import NotEnough, read_sweep
-        from sweeps.publishing.report_figures import figures
+        from sweeps.operations.figures import draw_figure  # loads Optuna and Plotly
 
-        data = read_sweep(self._paths)
-        known = {figure.title: figure for figure in figures(data.spec)}
-        if title not in known:
-            raise NotEnough("the sweep has one metric; a Pareto front needs two or three")
-        return known[title].draw(data)
+        return draw_figure(self._paths, title)

@@ -6,21 +6,25 @@ What must not live here: how a sweep runs (`sweep run`, in a child process), and
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.api.command import run_command
+from sweeps.api.command import SweepCommandError, read_command, run_command
 from sweeps.api.figures import Figures
-from sweeps.api.frames import curves_frame, trials_frame
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
 from sweeps.config.spec import SweepSpec, load_spec, parse_spec
 from sweeps.config.yaml_scalars import write_flow, write_key
-from sweeps.errors import UserError
+from sweeps.errors import LocatedIssue, SpecError, UserError
+from sweeps.operations.frames import curves_frame, trials_frame
+from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
+from sweeps.quoting import quoted
+from sweeps.results.findings import status_with_findings
 from sweeps.results.sweep_status import SweepStatus, UnknownSweep
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ class Sweep:
     Its keywords are the keys of a sweep file (see the reference of the sweep file), with the same
     rules and the same messages. `task` may also be an imported class.
 
-    Example:
+    Examples:
         >>> sweep = Sweep(
         ...     name="digits", task="digits", metric="val/loss", mode="min", trials=8,
         ...     budget={"epochs": 5},
@@ -53,7 +57,12 @@ class Sweep:
 
     def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
         text = "".join(f"{write_key(k)}: {write_flow(_plain(v))}\n" for k, v in keys.items())
-        self._begin(root, parse_spec(text, "Sweep(...)", drawn=None), text=text)
+        try:
+            spec = parse_spec(text, "Sweep(...)", drawn=None)
+        except SpecError as error:  # a caller has not seen the text in which it has its place
+            issues = [LocatedIssue("Sweep(...)", one.key, one.message) for one in error.problems]
+            raise SpecError(issues) from None
+        self._begin(root, spec, text=text)
 
     def _begin(
         self,
@@ -77,6 +86,9 @@ class Sweep:
     ) -> Sweep:
         """Read a sweep file.
 
+        Examples:
+            >>> sweep = Sweep.from_file("sweep.yaml", {"trials": 8})
+
         Args:
             path: The YAML file.
             overrides: Values by dotted key, as `-s KEY=VALUE` gives them: `{"trials": 8}`.
@@ -94,16 +106,20 @@ class Sweep:
     def open(cls, name: str, *, root: str | Path | None = None) -> Sweep:
         """Open a sweep that has begun, running or not.
 
+        Examples:
+            >>> sweep = Sweep.open("digits")
+            >>> sweep.name, sweep.status["state"]
+
         Raises:
             UnknownSweep: There is no such sweep below the root.
         """
-        paths = SweepPaths(resolve_root(None if root is None else Path(root)), name)
+        view = SweepStatus.open(name, root)
         sweep = cls.__new__(cls)
-        sweep._begin(paths.root, SweepStatus(paths).spec)
+        sweep._begin(view.paths.root, view.spec)
         return sweep
 
     def __repr__(self) -> str:
-        state = self.status["state"] if self.paths.exists() else "not started"
+        state = self._view().state if self.paths.exists() else "not started"
         return f"Sweep({self.name!r}, {state}, root={str(self.paths.root)!r})"
 
     @property
@@ -112,20 +128,34 @@ class Sweep:
         return self.paths.name
 
     def to_yaml(self) -> str:
-        """Return the equivalent sweep file, all defaults written out."""
+        """Return the equivalent sweep file, all defaults written out.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> Path("same.yaml").write_text(Sweep.open("digits").to_yaml())
+        """
         return self._spec.to_yaml()
 
-    def check(self, *, thorough: bool = False) -> None:
-        """Check the sweep and its task without starting anything, as `sweep check` does.
+    def check(self, *, thorough: bool = False) -> dict[str, Any]:
+        """Check the sweep and its task without starting anything.
+
+        Examples:
+            >>> checked = Sweep.from_file("sweep.yaml").check(thorough=True)
+            >>> checked["plan"]["hours"], checked["warnings"]
 
         Args:
             thorough: Check the task's whole contract; builds the task several times.
+
+        Returns:
+            The object of `sweep check --json`: what the sweep would take, and warnings.
 
         Raises:
             SweepCommandError: Something is wrong; exit code 2.
         """
         with self._written() as arguments:
-            run_command(["check", *arguments, *(["--thorough"] if thorough else [])])
+            flags = ["--thorough"] if thorough else []
+            found: dict[str, Any] = read_command(["check", *arguments, *flags, "--json"])
+            return found
 
     def run(self, *, offline: bool = False) -> Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
@@ -133,6 +163,9 @@ class Sweep:
         A terminal shows the live table, a notebook a progress bar. An interrupt drains the trials
         and raises KeyboardInterrupt; `resume` continues. If this process is killed, the driver is
         killed, too, and `resume` continues from the newest checkpoints.
+
+        Examples:
+            >>> Sweep.from_file("sweep.yaml").run().trials()
 
         Args:
             offline: Contact no tracking server; everything stays in the outbox.
@@ -155,6 +188,9 @@ class Sweep:
     ) -> Sweep:
         """Go on with the sweep after an interruption, or add trials to it.
 
+        Examples:
+            >>> Sweep.open("digits").resume({"trials": 40})
+
         Args:
             overrides: Changed values by dotted key, such as `{"trials": 40}`.
             finish: Numbers of pruned trials to train to their end.
@@ -173,12 +209,19 @@ class Sweep:
         return self
 
     def stop(self) -> None:
-        """Ask the running sweep to stop; its trials save their state first.
+        """Ask the running sweep to stop, and wait until it has; its trials save their state first.
+
+        Examples:
+            >>> Sweep.open("digits").stop()
 
         Raises:
-            SweepCommandError: The sweep does not run, or does not stop.
+            UnknownSweep: The sweep has not begun.
+            NotRunningError: It does not run here.
+            TimeoutError: It has not stopped after two minutes.
         """
-        run_command(["stop", self.name, *self._root()])
+        stopped = stop(self._view())
+        if not stopped.done:
+            raise TimeoutError(stopped.message)
 
     def _drive(self, arguments: list[str]) -> None:
         with progress_bar(self.paths, self._spec) as look:
@@ -196,7 +239,11 @@ class Sweep:
             with tempfile.TemporaryDirectory() as directory:
                 file = Path(directory, f"{self.name}.yaml")
                 file.write_text(self._text, encoding="utf-8")
-                yield [str(file)]
+                try:
+                    yield [str(file)]
+                except SweepCommandError as error:  # the caller does not know the file
+                    said = re.sub(rf"{re.escape(str(file))}(:\d+)*", "Sweep(...)", str(error))
+                    raise SweepCommandError(said, error.exit_code) from None
         else:
             raise UserError(
                 f"sweep '{self.name}' was opened, and exists already; only a new sweep can be "
@@ -210,10 +257,14 @@ class Sweep:
     def status(self) -> dict[str, Any]:
         """The sweep's state now: the object of `sweep status --json`.
 
+        Examples:
+            >>> status = Sweep.open("digits").status
+            >>> status["trials"], status["findings"]
+
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        return self._view().status()
+        return status_with_findings(self._view())
 
     def trials(self) -> pd.DataFrame:
         """Return one row for each trial, by its number.
@@ -225,7 +276,7 @@ class Sweep:
         trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `reason`;
         `run_id`.
 
-        Example:
+        Examples:
             >>> frame = Sweep.open("digits").trials()
             >>> frame.sort_values("val/loss").head(3)
 
@@ -236,6 +287,11 @@ class Sweep:
 
     def curves(self, *metrics: str) -> pd.DataFrame:
         """Return the curves of all trials in long form: `trial`, `metric`, `step`, `value`.
+
+        Examples:
+            >>> curves = Sweep.open("digits").curves("val/loss", "train/grad_norm")
+            >>> losses = curves[curves.metric == "val/loss"]
+            >>> losses.pivot(index="step", columns="trial", values="value")
 
         Args:
             metrics: Such as `"val/loss", "train/grad_norm"`; default: the sweep's metrics.
@@ -252,6 +308,10 @@ class Sweep:
     def best(self) -> Trial:
         """The best trial; see the concepts page on what best means.
 
+        Examples:
+            >>> best = Sweep.open("digits").best
+            >>> best.number, best.value, best.params
+
         Raises:
             NoBest: No trial has a result yet.
             NoChoice: The sweep has several metrics, and several trials are on the Pareto front.
@@ -264,6 +324,9 @@ class Sweep:
     def front(self) -> list[Trial]:
         """The best trial in a list; with several metrics, the trials of the Pareto front.
 
+        Examples:
+            >>> [trial.params for trial in Sweep.open("digits").front]
+
         Raises:
             NoBest: No trial has a result yet.
             UnknownSweep: The sweep has not begun.
@@ -274,6 +337,10 @@ class Sweep:
     def trial(self, number: int) -> Trial:
         """Return one trial.
 
+        Examples:
+            >>> trial = Sweep.open("digits").trial(2)
+            >>> trial.state, trial.reason
+
         Raises:
             UnknownTrial: There is no trial of that number.
             UnknownSweep: The sweep has not begun.
@@ -283,7 +350,7 @@ class Sweep:
 
     @property
     def figures(self) -> Figures:
-        """The report's figures, for a notebook."""
+        """The report's figures, for a notebook; see `Figures`."""
         return Figures(self.paths)
 
     @property
@@ -292,10 +359,14 @@ class Sweep:
 
         It is a copy: what is changed in it changes nothing in the sweep.
 
+        Examples:
+            >>> import optuna
+            >>> optuna.visualization.plot_optimization_history(Sweep.open("digits").study)
+
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        from sweeps.publishing.study_copy import copy_study
+        from sweeps.operations.figures import copy_study  # loads Optuna
 
         return copy_study(self._view())
 
@@ -304,12 +375,19 @@ def _plain(value: Any) -> Any:
     """Return a value as plain data; an imported class or function stands for its name."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [_plain(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return value.tolist()
+    if value is None or isinstance(value, str | int | float):
+        return value
     if not hasattr(value, "__qualname__"):
-        return value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value
+        raise UserError(
+            f"{quoted(repr(value))} is a {type(value).__name__}, which a sweep file cannot hold; "
+            "values are numbers, texts, lists, mappings and None; write it as one of them"
+        )
     module, name = value.__module__, value.__qualname__
     if module == "__main__" or "<locals>" in name or name not in vars(sys.modules[module]):
         raise UserError(

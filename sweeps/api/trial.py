@@ -1,6 +1,6 @@
 """One trial of a sweep, for reading.
 
-What must not live here: DataFrames (`frames`), and whole sweeps (`sweep`).
+What must not live here: DataFrames (`operations.frames`), and whole sweeps (`sweep`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.api.command import run_command
-from sweeps.api.frames import best_metrics, curves_frame
-from sweeps.checkpoint_locations import best_generation
 from sweeps.config.space import configured
-from sweeps.ledger.reader import TrialSummary
-from sweeps.publishing.export import export_best
-from sweeps.recording.trial_config import load_trial_config
-from sweeps.results.sweep_status import NoBest, SweepStatus
+from sweeps.operations import publish
+from sweeps.operations.frames import best_metrics, curves_frame
+from sweeps.results.sweep_status import SweepStatus
 from trainable.config import TrialConfig
 from trainable.tested import read_tested
 
@@ -23,13 +20,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from sweeps.ledger.reader import TrialSummary
     from trainable.task import Task
 
 
 class Trial:
     """One trial as its sweep's ledger and its own files had it when it was read.
 
-    Example:
+    Examples:
         >>> trial = Sweep.open("digits").best
         >>> trial.params, trial.value
         >>> model = trial.load_model()
@@ -65,28 +63,38 @@ class Trial:
         """All metrics of the report that is its value, and those on test data if it was tested.
 
         Empty before the first report.
+
+        Examples:
+            >>> Sweep.open("digits").best.metrics["val/accuracy"]
         """
         return best_metrics(self._view, self.number)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration with which it trained, all defaults included."""
-        return load_trial_config(self._view.paths, self._view.spec, self._record)
+        """The resolved configuration with which it trained, all defaults included.
+
+        Examples:
+            >>> Sweep.open("digits").best.config["train"]["optimizer"]
+        """
+        return self._view.config(self._record)
 
     @property
     def checkpoint(self) -> str:
         """The checkpoint of its value: a directory, or the prefix of an object store.
 
+        Examples:
+            >>> Sweep.open("digits").best.checkpoint
+
         Raises:
             NoBest: It is lost, or the trial never saved one.
         """
-        found = best_generation(self._view.paths, self._view.spec, self._record)
-        if isinstance(found, str):
-            raise NoBest(found)
-        return found.address
+        return self._view.checkpoint(self._record)
 
     def curve(self, metric: str | None = None) -> pd.Series[float]:
         """Return one metric by optimizer step; default: the sweep's metric.
+
+        Examples:
+            >>> Sweep.open("digits").best.curve("train/grad_norm").max()
 
         Raises:
             CurveDamaged: The trial's metrics cannot be read.
@@ -127,6 +135,11 @@ class Trial:
 
         The task's code is imported and builds the model, so its module must be importable here.
 
+        Examples:
+            >>> import torch
+            >>> model = Sweep.open("digits").best.load_model()
+            >>> model(torch.zeros(1, 64)).argmax()
+
         Raises:
             NoBest: The checkpoint is lost, or the trial never saved one.
             TrainingError: The checkpoint or the task cannot be used, or the task is a custom loop.
@@ -141,6 +154,9 @@ class Trial:
     def load_task(self) -> Task:
         """Return its task, made with this trial's arguments.
 
+        Examples:
+            >>> data = Sweep.open("digits").best.load_task().build_data()
+
         Raises:
             TrainingError: The task cannot be used, or it is a custom loop.
         """
@@ -152,6 +168,9 @@ class Trial:
     def export(self, directory: str | Path) -> list[Path]:
         """Write the weights of its value (safetensors), its configuration and its model card.
 
+        Examples:
+            >>> Sweep.open("digits").best.export("winner")
+
         Args:
             directory: A new or empty directory.
 
@@ -162,7 +181,7 @@ class Trial:
             NoBest: The checkpoint is lost, or the trial never saved one.
             FileExistsError: The directory is not empty.
         """
-        return export_best(self._view, Path(directory), self.number)
+        return publish.export(self._view, Path(directory), self.number)
 
     def _resolved(self) -> TrialConfig:
         return TrialConfig.model_validate(self.config)

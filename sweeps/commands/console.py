@@ -23,6 +23,7 @@ from sweeps.commands.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 
 if TYPE_CHECKING:
+    from sweeps.config.spec import SweepSpec
     from sweeps.results.sweep_status import SweepStatus
 
 # A pipe has no width; tables are then as wide as their content.
@@ -111,31 +112,6 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-Finish = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--finish",
-        metavar="K",
-        help="Train pruned trial K to its end, exempt from early stopping; also 4,7; repeatable.",
-        show_default=False,
-        autocompletion=trial_numbers,
-    ),
-]
-Grace = Annotated[
-    str,
-    typer.Option(
-        metavar="DURATION", help="Time for trials to save after Ctrl-C, such as 30s or 2m."
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        metavar="HOST:PORT",
-        help="Run trials on this Ray cluster instead of this machine; default: $RAY_ADDRESS.",
-        show_default=False,
-    ),
-]
 Offline = Annotated[
     bool,
     typer.Option(
@@ -173,12 +149,11 @@ def _hide_types(params: list[Any]) -> list[Any]:
 def view_of(name: str, root: Path | None) -> SweepStatus:
     """Read a sweep's state, and warn of damaged files and of a process that blocks its lock."""
     from sweeps.commands import messages
-    from sweeps.paths import SweepPaths, resolve_root
     from sweeps.results.sweep_status import SweepStatus
 
-    view = SweepStatus(SweepPaths(resolve_root(root), name))
-    for damage in filter(None, (view.damage, view.delivered.damage, view.stranger)):
-        messages.sentence(err, damage, style="yellow")
+    view = SweepStatus.open(name, root)
+    for warning in view.warnings:
+        messages.sentence(err, warning, style="yellow")
     return view
 
 
@@ -206,6 +181,17 @@ def fail(message: str, *, code: int) -> NoReturn:
 
     messages.sentence(err, message, style="red")
     raise typer.Exit(code)
+
+
+@contextmanager
+def loaded(file: Path, settings: list[str] | None) -> Iterator[SweepSpec]:
+    """Load a spec, and attach file positions to the errors of the code that uses it."""
+    from sweeps.config.spec import load_with_positions
+
+    with input_errors():
+        spec, document = load_with_positions(file, settings or [])
+        with document.attach_locations():
+            yield spec
 
 
 @contextmanager

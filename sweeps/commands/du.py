@@ -6,7 +6,6 @@ What must not live here: measuring (`results.disk_usage`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +15,6 @@ from sweeps.commands.completion import sweep_names
 from sweeps.commands.console import AsJson, Root, err, input_errors, show_found
 from sweeps.commands.plain_console import line
 from sweeps.commands.tables import TextTable
-
-_NUM_THREADS = 16
 
 
 def du(
@@ -34,8 +31,9 @@ def du(
     as_json: AsJson = False,
 ) -> None:
     """Show how much space sweeps take: checkpoints, logs, ledger, outbox and report."""
-    from sweeps.paths import SweepPaths, list_sweeps, resolve_root
-    from sweeps.results.disk_usage import root_usage, sweep_usage
+    from sweeps.commands import messages
+    from sweeps.paths import SweepPaths, resolve_root
+    from sweeps.results.disk_usage import sweep_usage, total_usage
 
     with input_errors(), err.status("measuring"):
         where = resolve_root(root)
@@ -43,25 +41,10 @@ def du(
             found = sweep_usage(SweepPaths(where, name))
             show_found(found, as_json, lambda: _table([found]))
             return
-        with ThreadPoolExecutor(_NUM_THREADS) as pool:  # object stores answer slowly
-            sweeps = list(pool.map(_of_a_sweep, list_sweeps(where)))
-        sweeps.sort(key=lambda one: -one["total"])
-        more = root_usage(where)
-        total = sum(one["total"] for one in sweeps) + sum(more.values())
-        everything = {"sweeps": sweeps, **more, "total": total}
+        everything = total_usage(
+            where, lambda message: messages.sentence(err, message, style="yellow")
+        )
     show_found(everything, as_json, lambda: _everything(everything))
-
-
-def _of_a_sweep(paths: Any) -> dict[str, Any]:
-    """Measure a sweep; without its objects if they cannot be listed."""
-    from sweeps.commands import messages
-    from sweeps.results.disk_usage import sweep_usage
-
-    try:
-        return sweep_usage(paths)
-    except ValueError as error:  # the spec or the object store; the files are still measured
-        messages.sentence(err, str(error), style="yellow")
-        return sweep_usage(paths, with_objects=False)
 
 
 def _everything(found: dict[str, Any]) -> RenderableType:

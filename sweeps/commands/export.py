@@ -1,6 +1,6 @@
 """`sweep export`: write a sweep's trials and curves as tables, for other programs.
 
-What must not live here: how trials and curves are read (`api.frames`).
+What must not live here: how they are written (`operations.tables`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sweeps.commands.console import Name, Root, err, fail, input_errors, out, read_path
+from sweeps.commands.console import Name, Root, err, fail, input_errors, out, read_path, view_of
 from sweeps.exit_codes import WRONG_INPUT
 
 
@@ -39,29 +39,17 @@ def export(
     root: Root = None,
 ) -> None:
     """Write the trials of a sweep and their curves as CSV or Parquet, also while it runs."""
-    from sweeps.api.sweep import Sweep
-    from sweeps.path_checks import check_file, check_private
+    from sweeps.operations.tables import write_tables
 
     with input_errors():
-        sweep = Sweep.open(name, root=root)
-        if (csv is None) == (parquet is None):
+        view = view_of(name, root)
+        if csv is not None and parquet is None:
+            directory, kind = csv, "csv"
+        elif parquet is not None and csv is None:
+            directory, kind = parquet, "parquet"
+        else:
             fail("one of --csv DIR and --parquet DIR is needed; write one", code=WRONG_INPUT)
-        directory, kind = (csv, "csv") if csv is not None else (parquet, "parquet")
-        assert directory is not None
-        targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
-        check_private(directory, f"--{kind}")
-        for target in targets:
-            check_file(target, f"--{kind}")
         with err.status("reading"):
-            frames = [sweep.trials().reset_index(), sweep.curves()]
-            # Made whole before a file is: pandas takes some paths for addresses.
-            tables = [
-                frame.to_csv(index=False).encode() if kind == "csv" else frame.to_parquet()
-                for frame in frames
-            ]
-        directory.mkdir(parents=True, exist_ok=True)
-        for table, target in zip(tables, targets, strict=True):
-            aside = target.with_name(f".{target.name}.writing")
-            aside.write_bytes(table)
-            aside.replace(target)
-            out.print(f"wrote {target}", soft_wrap=True)
+            written = write_tables(view, directory, kind)
+        for file in written:
+            out.print(f"wrote {file}", soft_wrap=True)

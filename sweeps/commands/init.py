@@ -1,128 +1,33 @@
-"""`sweep init`: write a spec and a task module, which run unedited.
+"""`sweep init`: write a starter spec and a task module.
 
-What must not live here: anything that a running sweep needs.
+What must not live here: the files (`operations.starter`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import shlex
 from pathlib import Path
+from typing import Annotated
 
-from sweeps.errors import UserError
+import typer
 
-_SPEC = """\
-# Run it from this directory:   sweep run sweep.yaml
-# Check it without running:     sweep check sweep.yaml
-
-name: my_sweep
-task:
-  name: my_task:MyTask             # my_task.py beside this file, class MyTask
-  hidden: 64                       # passed to MyTask(hidden=...)
-metric: val/loss                   # decides which trial is best
-mode: min                          # min: lower is better; max: higher is better
-trials: 8
-seed: 0
-budget: {epochs: 5}
-
-space:                             # dotted path into this file: distribution
-  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
-  train.schedule.warmup: {uniform: [0.0, 0.3]}
-  train.clip.max_norm: {loguniform: [0.1, 10]}
-  task.hidden: {choice: [32, 64, 128]}
-
-search: {sampler: tpe, startup_trials: 4}
-early_stopping: {scheduler: asha, grace_epochs: 1, reduction: 3}
-resources: {cpu: 1, gpu: auto}     # auto: as many trials share a GPU as fit, measured with two
-                                   # steps of the largest trial; 0: train on the CPU
-
-train:                             # fixed values; the space overrides some of them
-  batch_size: 64
-  optimizer: {name: adamw, lr: 1.0e-3, weight_decay: 0.01}
-  schedule: {name: cosine}
-checkpoint: {every: 1 epoch, keep: 2}
-"""
-
-_TASK = '''\
-"""A task: a model and its data. Gradsweep provides the loop, checkpoints and metrics."""
-
-import torch
-from sklearn.datasets import load_digits
-from torch import nn
-
-from trainable import Data, Task
+from sweeps.commands.console import input_errors, out, read_path
 
 
-class MyTask(Task):
-    """Handwritten digits, 8x8 pixels, ten classes.
+def init(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            parser=read_path, metavar="DIR", help="Where to write; created when missing."
+        ),
+    ] = Path(),
+) -> None:
+    """Write a starter spec and a task module to edit."""
+    from sweeps.operations.starter import write_starter
 
-    Args:
-        hidden: Width of the hidden layer.
-    """
-
-    def __init__(self, *, hidden: int = 64) -> None:
-        self.hidden = hidden
-
-    def build_model(self) -> nn.Module:
-        """Return any torch model; the loop seeds it and moves it to the device."""
-        return nn.Sequential(
-            nn.Linear(64, self.hidden),
-            nn.ReLU(),
-            nn.Linear(self.hidden, 10),
-        )
-
-    def build_data(self) -> Data:
-        """Return tensors or map-style datasets; keep the split the same in every trial."""
-        digits = load_digits()
-        x = torch.tensor(digits.data, dtype=torch.float32) / 16
-        y = torch.tensor(digits.target, dtype=torch.long)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-        val, train = order[:360], order[360:]
-        return Data(train=(x[train], y[train]), val=(x[val], y[val]))
-
-    # The loss is cross entropy unless you define
-    #     def loss(self, model, batch): return loss_sum, weight
-    # and the metrics are val/loss and val/accuracy unless you define
-    #     def evaluate(self, model, batches): return {"loss": ..., "f1": ...}
-'''
-
-_FILES = {"sweep.yaml": _SPEC, "my_task.py": _TASK}
-
-
-def write_starter(directory: Path) -> list[Path]:
-    """Write `sweep.yaml` and `my_task.py` into a directory, which is created if missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        UserError: One of them exists already, or cannot be written. No file was overwritten, and
-            none is left behind.
-    """
-    files = {directory / name: text for name, text in _FILES.items()}
-    existing = [str(path) for path in files if path.exists() or path.is_symlink()]
-    if existing:
-        raise UserError(
-            f"{', '.join(existing)} exists already; nothing is overwritten; "
-            "choose another directory: sweep init DIR"
-        )
-    written: list[Path] = []
-    missing = [each for each in (directory, *directory.parents) if not os.path.lexists(each)]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            # "x" fails if the file was created since the check above.
-            with path.open("x", encoding="utf-8") as file:
-                written.append(path)
-                file.write(text)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            for path in written:
-                path.unlink()
-            for each in missing:
-                each.rmdir()
-        raise UserError(
-            f"{error.filename or directory} cannot be written ({error.strerror}); "
-            "a starter is two files in a directory; choose another directory: sweep init DIR"
-        ) from None
-    return written
+    with input_errors():
+        written = write_starter(directory)
+    for path in written:
+        out.print(f"wrote {path}")
+    where = "" if directory == Path() else f"cd {shlex.quote(str(directory))} && "
+    out.print(f"run it with: {where}sweep run sweep.yaml", soft_wrap=True)

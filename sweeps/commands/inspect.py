@@ -8,7 +8,7 @@ What must not live here: anything that changes a sweep.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,40 +29,20 @@ from sweeps.commands.console import (
 )
 from sweeps.exit_codes import LATE, NO_SUCCESS, WRONG_INPUT
 
-_NUM_THREADS = 16
-
 
 def list_command(root: Root = None, as_json: AsJson = False) -> None:
     """List the sweeps below the root."""
-    from concurrent.futures import ThreadPoolExecutor
-
     from sweeps.commands import messages, render
-    from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
-    from sweeps.paths import SweepPaths, list_sweeps, resolve_root
-    from sweeps.results.sweep_status import SweepStatus
-    from tracking.trusted_stores import StoreUntrusted
+    from sweeps.paths import resolve_root
+    from sweeps.results.sweep_list import statuses
 
     with input_errors():
-        found, where = [], resolve_root(root)
-        if where.exists() and not where.is_dir():
-            raise UserError(
-                f"--root {where}: is a file; the root is the directory that holds all sweeps; "
-                "name that directory"
-            )
-
-        def look(paths: SweepPaths) -> dict[str, Any] | str:
-            try:
-                return SweepStatus(paths).status()
-            except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
-                return str(error)  # the other sweeps are still listed
-
-        # In threads, because an unresponsive database takes five seconds.
-        with ThreadPoolExecutor(_NUM_THREADS) as pool:
-            for one in pool.map(look, list_sweeps(where)):
-                if isinstance(one, str):
-                    messages.sentence(err, one, style="yellow")
-                else:
-                    found.append(one)
+        where, found = resolve_root(root), []
+        for one in statuses(where):
+            if isinstance(one, str):
+                messages.sentence(err, one, style="yellow")
+            else:
+                found.append(one)
     show_found(found, as_json, lambda: render.sweeps(found, where))
 
 
@@ -76,7 +56,7 @@ def status(
 ) -> None:
     """Show the state and progress of a sweep, and what a finished one found."""
     from sweeps.commands import render
-    from sweeps.results.findings import find
+    from sweeps.results.findings import findings_at_end, status_with_findings
 
     if watch and as_json:
         fail(
@@ -90,9 +70,8 @@ def status(
         return
     with input_errors():
         view = view_of(name, root)
-        found = view.status()
-        ended = view.state in ("finished", "failed") and not as_json
-        findings = find(view) if ended else None
+        found = status_with_findings(view) if as_json else view.status()
+        findings = None if as_json else findings_at_end(view)
     show_found(found, as_json, lambda: render.status(found, view, findings))
 
 
@@ -157,15 +136,7 @@ def show(
 
     with input_errors():
         view = view_of(name, root)
-        record = view.record(trial)
-        found = {
-            **view.trial(record),
-            "reports": view.ledger.reports_of(trial),
-            "lineage": [mutation._asdict() for mutation in record.lineage],
-            "accumulation": record.accumulation,
-            "traceback": record.traceback,
-            "directory": str(view.paths.trial(trial)),
-        }
+        found = view.details(trial)
     show_found(found, as_json, lambda: render.trial(found, view.spec))
 
 
@@ -212,33 +183,26 @@ def best(
 ) -> None:
     """Show the best trial, export it, or register its model."""
     from sweeps.commands import pareto, render
-    from sweeps.path_checks import check_private
-    from sweeps.paths import check_name
-    from sweeps.publishing.export import NoVersion, export_best, register_best
+    from sweeps.errors import NoVersion
+    from sweeps.operations import publish
     from sweeps.results.sweep_status import NoBest
-    from sweeps.store_access import reach_tracking
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
     with input_errors():
-        if register is not None:
-            check_name(register, model=True)
         view = view_of(name, root)
-        if register is not None:
-            reach_tracking(view.paths, view.spec)
-        if export is not None:
-            check_private(export, "--export")
+        publish.check(view, directory=export, model=register)
         try:
             if view.several and trial is None and export is None and register is None:
                 best = [view.trial(record) for record in view.front()]
                 show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths))
                 return
             found = view.best(trial)
-            written = export_best(view, export, trial) if export is not None else []
+            written = publish.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering"):
                     number = found["number"]
-                    version = register_best(view.paths, number, register, pickled=pickled)
+                    version = publish.register(view, number, register, pickled=pickled)
                 found["registered"] = {"model": register, "version": version}
         except NoBest as error:
             fail(str(error), code=NO_SUCCESS)
@@ -332,16 +296,14 @@ def report(
     root: Root = None,
 ) -> None:
     """Write an HTML report with all figures of a sweep, also while it runs."""
-    from sweeps.path_checks import check_file
-    from sweeps.publishing.export import NoReport, draw_report
+    from sweeps.errors import NoReport
+    from sweeps.operations.publish import report as draw
 
     with input_errors():
         view = view_of(name, root)
-        target = output or Path(f"{name}-report.html")
-        check_file(target, "--output")
         try:
             with err.status("drawing"):
-                written = draw_report(view.paths, target)
+                written = draw(view, output or Path(f"{name}-report.html"))
         except NoReport as error:
             fail(str(error), code=WRONG_INPUT)
     out.print(f"wrote {written}", soft_wrap=True)

@@ -19,17 +19,16 @@ from sweeps.config.metric_direction import direction_warnings
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_number, joined
 from sweeps.paths import SweepPaths, program_name
-from sweeps.policies.failure_policy import remedy
 from sweeps.results.observer import ShutdownNotices
 
 if TYPE_CHECKING:
-    from sweeps.commands.sync import SyncResult
     from sweeps.config.spec import SweepSpec
     from sweeps.driver.stop_requests import StopResult
     from sweeps.engine.sweep_plan import SweepPlan
     from sweeps.engine.task_check import TaskFacts
+    from sweeps.operations.sync import SyncResult
     from sweeps.results.findings import Findings
-    from sweeps.results.sweep_status import SweepOutcome
+    from sweeps.results.outcome import SweepFailure, SweepOutcome
     from tracking.notification_queue import Undelivered
 
 
@@ -68,18 +67,19 @@ def outcome(
             out.print(f"train it to its end: {finish}", soft_wrap=True)
     for one in found_lines(findings):
         paragraph(out, one)
-    if result.pending:
+    waiting, failure = result.waiting, result.failure
+    if waiting.records:
         err.print(
-            f"{result.pending} records wait in the outbox; deliver them with: {sweep('sync')}",
+            f"{waiting.records} records wait in the outbox; deliver them with: {sweep('sync')}",
             soft_wrap=True,
         )
-    if result.undelivered:
+    if waiting.notifications:
         sentence(
-            err, f"{notifications(result.undelivered)}; deliver with: {sweep('sync')}", style=""
+            err, f"{notifications(waiting.notifications)}; deliver with: {sweep('sync')}", style=""
         )
-    if result.pending_weights:
+    if waiting.weights:
         message = (
-            f"the best weights are not published: {result.pending_weights}; when the store "
+            f"the best weights are not published: {waiting.weights}; when the store "
             "answers again, publish them with:"
         )
         sentence(err, message, style="yellow")
@@ -105,10 +105,9 @@ def outcome(
         ):
             out.print(f"{what}: {command}", soft_wrap=True)
         return
-    if result.exit_code == NO_SUCCESS or result.is_aborted:
-        cause = result.cause or "no trial succeeded"
-        paragraph(err, f"stopped: {cause}", style="red")
-        for text in after_failure(result, paths, program_name()):
+    if failure is not None and (result.exit_code == NO_SUCCESS or failure.is_aborted):
+        paragraph(err, f"stopped: {failure.cause}", style="red")
+        for text in after_failure(result, failure, paths, program_name()):
             err.print(text, soft_wrap=True)
     else:
         err.print("interrupted; every trial continues from its last checkpoint with:")
@@ -126,19 +125,21 @@ def next_label(findings: Findings | None) -> str:
     return "try next, in a better space" if changed else "try more"
 
 
-def after_failure(result: SweepOutcome, paths: SweepPaths, program: str = "sweep") -> list[str]:
+def after_failure(
+    result: SweepOutcome, failure: SweepFailure, paths: SweepPaths, program: str = "sweep"
+) -> list[str]:
     """Return what to read, what to change, and then the command that continues, as the last line.
 
     A resume without a change would fail in the same way.
     """
-    look = ("trials",) if result.failed is None else ("show", str(result.failed))
+    look = ("trials",) if failure.trial is None else ("show", str(failure.trial))
     lines = [f"read more: {paths.command(*look, program=program)}"]
     if result.needs_new_sweep or not (result.num_left or result.grows):
         start = shlex.join((program, "run", "FILE", "--name", "NAME"))
-        return [*lines, f"{remedy(result.kind)}, then start a new sweep with:", start]
+        return [*lines, f"{failure.remedy}, then start a new sweep with:", start]
     more = () if result.num_left else _more_trials(result)
     command = paths.command("resume", *more, program=program) + _cluster()
-    return [*lines, f"{remedy(result.kind)}, then continue with:", command]
+    return [*lines, f"{failure.remedy}, then continue with:", command]
 
 
 def _changes(result: SweepOutcome, findings: Findings | None) -> list[str]:
@@ -178,17 +179,6 @@ def task_facts(console: Console, facts: TaskFacts) -> None:
         paragraph(console, f"  {fact}")
     for caution in (*facts.cautions, *facts.checked):
         paragraph(console, caution, style="yellow")
-
-
-def not_checked(spec: SweepSpec) -> list[str]:
-    """Return the keys that `sweep check` cannot check: it has no root and connects to nothing."""
-    outside = {
-        "search.warm_start": spec.search.warm_start,
-        "tracking.uri": spec.tracking.uri,
-        "storage.ledger": spec.storage.ledger,
-        "storage.checkpoints": spec.storage.checkpoints,
-    }
-    return [key for key, value in outside.items() if value]
 
 
 def plan(console: Console, spec: SweepSpec, sweep_plan: SweepPlan) -> None:

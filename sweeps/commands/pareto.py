@@ -19,7 +19,7 @@ from sweeps.formatting import format_best, format_cells, format_parameter, joine
 from sweeps.paths import SweepPaths
 
 if TYPE_CHECKING:
-    from sweeps.results.sweep_status import SweepOutcome
+    from sweeps.results.outcome import SweepOutcome
 
 
 def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[RenderableType]:

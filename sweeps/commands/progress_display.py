@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,10 +18,12 @@ from sweeps.commands.plain_console import redraws
 from sweeps.commands.trial_table import trial_table
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_duration, format_number, joined
-from sweeps.ledger.reader import TrialSummary
 from sweeps.results.observer import TrialProgress
 from sweeps.results.remaining_time import DeliveryEstimate
 from sweeps.results.sweep_progress import SweepProgress, best_name, best_of
+
+if TYPE_CHECKING:
+    from sweeps.ledger.reader import TrialSummary
 
 
 def view_on(

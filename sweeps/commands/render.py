@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -37,14 +36,14 @@ from sweeps.formatting import (
     titles,
 )
 from sweeps.paths import command_line
+from sweeps.results.findings import findings_at_end
 from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
 from sweeps.results.sweep_progress import row_of
 from sweeps.results.sweep_status import STATES, SweepStatus
-from tracking.outbox_status import backlog
 from trainable.tested import latest_tested
 
 if TYPE_CHECKING:
-    from sweeps.commands.doctor import Finding
+    from sweeps.operations.doctor import Finding
     from sweeps.results.findings import Findings
 
 _STATE_STYLES = {**STATE_STYLES, "finished": "green"}
@@ -99,9 +98,10 @@ def status(
         )
     ]
     outcome = None if view.running else view.outcome()
-    if outcome is not None and outcome.cause:
-        who = "it stopped itself" if outcome.is_aborted else "stopped"
-        lines.append(Text(f"{who}: {outcome.cause}", style="red"))
+    failure = outcome.failure if outcome is not None else None
+    if failure is not None:
+        who = "it stopped itself" if failure.is_aborted else "stopped"
+        lines.append(Text(f"{who}: {failure.cause}", style="red"))
     if view.stop is not None:
         lines.append(Text(f"{view.stop.key} ended it: {view.stop.why}"))
     if isinstance(found["best"], list):
@@ -122,8 +122,7 @@ def status(
             if command := view.finish_command(record):
                 lines.append(line(f"train it to its end: {command}"))
     lines += map(Text, messages.found_lines(findings))
-    failed = outcome is not None and outcome.cause
-    if findings is not None and findings.overrides and not failed:
+    if findings is not None and findings.overrides and failure is None:
         changes = [word for change in findings.overrides for word in ("-s", change)]
         lines.append(line(f"{messages.next_label(findings)}: {paths.command('resume', *changes)}"))
     if found["outbox_pending"]:
@@ -135,8 +134,8 @@ def status(
         lines.append(Text(found["outbox_held"], style="yellow"))
     if found["outbox_refused"]:
         lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
-    if outcome is not None and failed:
-        lines += map(line, messages.after_failure(outcome, paths))
+    if outcome is not None and failure is not None:
+        lines += map(line, messages.after_failure(outcome, failure, paths))
     elif found["state"] == "interrupted":
         lines.append(line(f"continue with: {paths.command('resume')}"))
     return Group(*lines)
@@ -372,11 +371,11 @@ def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2
         while True:
             view = look()
             now = view.status()
-            found = status(now, view)
+            found = status(now, view, findings_at_end(view))
             if not view.running:
                 break
             if live is not None:
-                delivery = delivery or DeliveryEstimate(partial(backlog, view.paths.outbox))
+                delivery = delivery or DeliveryEstimate.of(view.paths)
                 live.update(_running(console, view, found, delivery))
             if live is None and (changed := (now["trials"], now["best"])) != printed:
                 console.print(found, crop=False)

@@ -1,6 +1,6 @@
 """`sweep rm`: say what is removed, ask, and remove it.
 
-What must not live here: removing anything (`removal`).
+What must not live here: removing anything (`operations.removal`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sweeps.commands.plain_console import line
 from sweeps.exit_codes import LATE, WRONG_INPUT
 
 if TYPE_CHECKING:
-    from sweeps.commands.removal import Removal
+    from sweeps.operations.removal import Removal
 
 _INTERRUPTED = 130
 
@@ -33,7 +33,7 @@ def rm(
     as_json: AsJson = False,
 ) -> None:
     """Remove a sweep: its files, its study in a database, its objects in a store."""
-    from sweeps.commands.removal import plan_removal, remove
+    from sweeps.operations.removal import plan_removal, remove
     from sweeps.paths import SweepPaths, resolve_root
 
     with input_errors():
@@ -77,7 +77,6 @@ def _ask(planned: Sequence[Removal]) -> None:
 def _sentences(one: Removal) -> list[str]:
     """What is to be removed, in lines."""
     from sweeps.formatting import format_bytes
-    from tracking.outbox_status import read_outbox
 
     size = format_bytes(one.num_bytes)
     if one.directory != one.paths.directory:
@@ -91,8 +90,10 @@ def _sentences(one: Removal) -> list[str]:
         lines.append(f"  the ledger {one.study}")
     if one.run_ids:
         lines.append(f"  {len(one.run_ids)} MLflow runs")
-    if left := read_outbox(one.directory / one.paths.outbox.name).pending:
-        lines.append(f"  {left} records that are not delivered yet; `sweep sync` delivers them")
+    if one.num_waiting:
+        lines.append(
+            f"  {one.num_waiting} records that are not delivered yet; `sweep sync` delivers them"
+        )
     if one.owner is not None:
         lines.append(f"  it is a copy: what {one.owner} keeps elsewhere stays")
     if one.links:

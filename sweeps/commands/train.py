@@ -6,7 +6,6 @@ must not live here: how a trial of a sweep is trained again (`retrain`).
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 import time
@@ -27,14 +26,13 @@ from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
 from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_duration, format_number
+from sweeps.operations.trial_process import as_a_trial
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
-from sweeps.store_access import withheld_variables
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError
 from trainable.storage.regular_files import replace_regular
-from trainable.task_import import prepared
 
 if TYPE_CHECKING:
     from trainable.custom_loop import CustomLoop
@@ -250,19 +248,6 @@ class _RunProgress(Progress):
             return float(self.epoch)
         progress, plan = self._trainer.state.progress, self._trainer.report_plan
         return progress.reports + min(progress.since_report / plan.windows_per_report, 1.0)
-
-
-@contextmanager
-def as_a_trial(spec: SweepSpec) -> Iterator[None]:
-    """Prepare this process as a trial's worker: import paths, and no credentials."""
-    withheld = os.environ.keys() & withheld_variables(spec)
-    kept = {name: os.environ[name] for name in withheld}
-    with prepared():
-        os.environ.update(dict.fromkeys(withheld, ""))
-        try:
-            yield
-        finally:
-            os.environ.update(kept)
 
 
 def _resumed_config(directory: Path, config: TrialConfig) -> TrialConfig:

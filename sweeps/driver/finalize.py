@@ -10,6 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +31,9 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
+from sweeps.results.outcome import SweepFailure, SweepOutcome, Waiting, find_failure
 from sweeps.results.remaining_time import MAX_DELIVERY_SECONDS
-from sweeps.results.sweep_status import NoBest, SweepOutcome, failure_cause
+from sweeps.results.sweep_status import NoBest
 from tracking.notification_queue import Undelivered
 from tracking.tracker import BackgroundDelivery
 from trainable.errors import StorageError
@@ -74,17 +76,20 @@ def finalize_attempt(
     recorder.tag(None, health_tags(trials))
     left, stop = sweep.num_remaining, sweep.stopped
     published = _Published()
-    failed, cause, kind, aborts = _failure(abort_reason, left, best, trials)
-    if abort_reason is not None and aborts and cause is not None:
-        ledger.store_abort(Abort(abort_reason.key, cause, abort_reason.numbers[-1], kind or ""))
-    elif cause is not None and stop:
-        cause = f"{cause} before {stop.key} ended the sweep: {stop.why}"
-    why = cause or (stop.why if stop else None)
+    failure = _failure(abort_reason, left, best, trials)
+    if abort_reason is not None and failure is not None and failure.is_aborted:
+        ledger.store_abort(
+            Abort(abort_reason.key, failure.cause, abort_reason.numbers[-1], failure.kind or "")
+        )
+    elif failure is not None and stop:
+        cause = f"{failure.cause} before {stop.key} ended the sweep: {stop.why}"
+        failure = replace(failure, cause=cause)
+    why = failure.cause if failure else stop.why if stop else None
     description = {DESCRIPTION: describe_sweep(trials, best, spec, why)}
     if interruption.requested:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
-    elif cause is not None:
-        recorder.finish(None, "FAILED", {"reason": cause, **description})
+    elif failure is not None:
+        recorder.finish(None, "FAILED", {"reason": failure.cause, **description})
     else:
         if len(spec.metrics) > 1:
             # No weights are published, because the user chooses among these trials.
@@ -97,26 +102,23 @@ def finalize_attempt(
         recorder.finish(None, "FINISHED", stopped | description)
     pending = _deliver(sweep.delivery, interruption, say)
     undelivered = _deliver_notifications(sweep, interruption)
-    code = interruption.exit_code or (NO_SUCCESS if cause else 0)
+    code = interruption.exit_code or (NO_SUCCESS if failure else 0)
     if not interruption.requested and not left and published.pending_weights is None:
         ledger.mark_published()
     return SweepOutcome(
-        code,
-        best,
-        num_searched,
-        pending,
-        left,
-        cause,
-        failed,
-        spec.metrics,
-        stop,
-        spec.max_trials(2 * num_searched),
-        published.pending_weights,
-        published.missing_weights,
-        undelivered,
-        kind,
-        is_aborted=aborts,
+        exit_code=code,
+        metrics=spec.metrics,
+        best=best,
         can_finish=len(best) == 1 and can_offer_finish(spec, best[0], trials),
+        lost_weights=published.missing_weights,
+        num_trials=num_searched,
+        max_trials=spec.max_trials(2 * num_searched),
+        num_left=left,
+        stop=stop,
+        failure=failure,
+        waiting=Waiting(
+            records=pending, weights=published.pending_weights, notifications=undelivered
+        ),
     )
 
 
@@ -125,16 +127,12 @@ def _failure(
     left: int,
     best: Sequence[TrialRecord],
     trials: Sequence[TrialRecord],
-) -> tuple[int | None, str | None, str | None, bool]:
-    """Return the failed trial, the cause, its kind, and whether the sweep stopped itself for it.
-
-    A stop that prevented no trial does not count.
-    """
+) -> SweepFailure | None:
+    """Return why the sweep failed; a failure that prevented no trial does not count."""
     if abort_reason is not None and (left or not best):
-        return abort_reason.numbers[-1], abort_reason.cause, abort_reason.failure.kind, True
-    if best:
-        return None, None, None, False
-    return (*failure_cause(trials), False)
+        kind = abort_reason.failure.kind
+        return SweepFailure(abort_reason.cause, abort_reason.numbers[-1], kind, is_aborted=True)
+    return None if best else find_failure(trials)
 
 
 def _deliver(

@@ -31,7 +31,7 @@ from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
-from sweeps.results.sweep_status import SweepOutcome
+from sweeps.results.outcome import SweepOutcome
 from sweeps.store_access import withheld_variables
 from sweeps.sweep_lock import SweepLock
 from tracking.outbox_file import OutboxError

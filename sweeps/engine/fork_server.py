@@ -39,11 +39,11 @@ import psutil
 
 from sweeps.engine import worker_launcher
 from trainable.lazy_imports import load_training
+from trainable.parent_death import end_with_parent
 
 WORKER_START = Path(worker_launcher.__file__)
 """The program that Ray starts instead of its own."""
 
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _EXIT_SIGNAL = signal.SIGUSR1
 """The signal that tells the server to exit: its driver has ended, or no longer needs it."""
@@ -320,10 +320,7 @@ def _apply(request: Mapping[str, Any]) -> None:
 
 
 def _end_with(parent: int, sent: signal.Signals) -> None:
-    """Make the kernel send this process a signal when its parent ends."""
-    import ctypes
-
-    if ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent) != 0 or os.getppid() != parent:
+    if not end_with_parent(sent) or os.getppid() != parent:
         os._exit(1)  # this process would outlive its parent, or does already
 
 

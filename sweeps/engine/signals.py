@@ -18,19 +18,13 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from sweeps.errors import ExitRequested
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS = 0.25
 """Seconds between two calls of `look`, which reads stop requests."""
 _CLOSE = b"\0"
 """Ends the thread; no signal has the number 0."""
-
-
-class ExitRequested(BaseException):
-    """A signal arrived while there was nothing to drain."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from redaction.secrets import redact
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.spec import SweepSpec, trial_yaml
+from sweeps.errors import NoReport, NoVersion
 from sweeps.ledger.reader import TrialSummary, ranking
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing.model_card import (
@@ -32,14 +33,6 @@ from trainable.errors import StorageError
 from trainable.export import STORAGE_UNAVAILABLE, Exported
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import latest_tested
-
-
-class NoReport(Exception):
-    """A sweep's report could not be written."""
-
-
-class NoVersion(Exception):
-    """A model could not be registered."""
 
 
 def export_best(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:

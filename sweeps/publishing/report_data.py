@@ -22,9 +22,9 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import TrialSummary, of_search
 from sweeps.paths import SweepPaths
+from sweeps.publishing.study_copy import make_study, stored_trials
 from sweeps.results.comparable_trials import ComparableTrials, compare_all, compare_survivors
 from sweeps.results.findings import short_names
 from sweeps.results.sweep_status import SweepStatus
@@ -89,13 +89,13 @@ class SweepData:
 
     def counted(self) -> optuna.Study:
         """Return a study of the trials that can be the best, each complete with its values."""
-        study = optuna.create_study(directions=self.study.directions)
+        found = []
         for trial, record in zip(self.study.trials, self.view.records, strict=True):
             if record.has_result and record.values:
                 complete = copy.copy(trial)
                 complete.state, complete.values = TrialState.COMPLETE, list(record.values)
-                study.add_trial(complete)
-        return study
+                found.append(complete)
+        return make_study(found, self.view.ledger.minimizes)
 
     def distributions(self, name: str) -> list[BaseDistribution]:
         """Return the distributions of a parameter: of each trial, and of the current space."""
@@ -124,20 +124,16 @@ def read_sweep(paths: SweepPaths) -> SweepData:
     view = SweepStatus(paths)
     drawn = (key for record in view.records for key in record.params)
     names = short_names(list(dict.fromkeys([*view.spec.space, *drawn])))
-    # Without trials that were added after the view was read.
-    stored = Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
+    stored = stored_trials(view)
     known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
     known = _with_whole_ranges(known)
     low = view.ledger.minimizes
-    study = optuna.create_study(directions=["minimize" if one else "maximize" for one in low])
-    for trial in known:
-        study.add_trial(_renamed(trial, names, trial.state, trial.values))
+    study = make_study([_renamed(one, names, one.state, one.values) for one in known], low)
     states = {record.number: view.trial_state(record) for record in view.records}
     curves = view.ledger.reports()
     searched = {record.number: states[record.number] for record in of_search(view.records)}
     everyone = compare_all(view.spec, searched, curves)
     further = compare_survivors(view.spec, searched, curves)
-    direction = study.directions[0]
     return SweepData(
         view,
         study,
@@ -145,8 +141,8 @@ def read_sweep(paths: SweepPaths) -> SweepData:
         states,
         {t.number: t.datetime_start for t in stored if t.datetime_start is not None},
         curves,
-        _compared(everyone, known, names, direction),
-        _compared(further, known, names, direction) if further.epoch > everyone.epoch else None,
+        _compared(everyone, known, names, low[0]),
+        _compared(further, known, names, low[0]) if further.epoch > everyone.epoch else None,
     )
 
 
@@ -154,16 +150,16 @@ def _compared(
     trials: ComparableTrials,
     known: Sequence[FrozenTrial],
     names: Mapping[str, str],
-    direction: optuna.study.StudyDirection,
+    minimize: bool,
 ) -> Compared:
-    study = optuna.create_study(direction=direction)
+    shown = []
     for number, trial in enumerate(known):
         if number in trials.values:
             value = [trials.values[number]]
-            study.add_trial(_renamed(trial, names, TrialState.COMPLETE, value))
+            shown.append(_renamed(trial, names, TrialState.COMPLETE, value))
         else:
-            study.add_trial(_renamed(trial, names, TrialState.FAIL, None))
-    return Compared(trials, study)
+            shown.append(_renamed(trial, names, TrialState.FAIL, None))
+    return Compared(trials, make_study(shown, [minimize]))
 
 
 def _at_its_best(

@@ -3,7 +3,7 @@
 A store that was restored from an older copy, emptied or edited by hand raises no error. So this
 module compares its contents. It only reads, and keeps one trial's curve in memory at a time. What
 must not live here: reading a store (`tracking.stored_runs`), and sending what it lacks
-(`commands.sync`).
+(`operations.sync`).
 """
 
 from __future__ import annotations

@@ -1,24 +1,26 @@
 """Measure how much space the files of a sweep take, by kind; symbolic links are not followed.
 
-What must not live here: removing files (`commands.removal`), and tables (`commands.render`).
+What must not live here: removing files (`operations.removal`), and tables (`commands.render`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweeps.config.revisions import read_spec
 from sweeps.config.spec import SweepSpec
-from sweeps.paths import REMOVED, SweepPaths, artifact_root
+from sweeps.paths import REMOVED, SweepPaths, artifact_root, list_sweeps
 from sweeps.results.sweep_status import UnknownSweep
 from sweeps.store_access import check_store
 
 KINDS = ("checkpoints", "logs", "ledger", "outbox", "report", "other")
 """What takes space in a sweep's directory."""
+_NUM_THREADS = 16
 _OF_A_TRIAL = {"checkpoints": "checkpoints", "inherited": "checkpoints", "figures": "report"}
 
 
@@ -92,6 +94,28 @@ def sweep_usage(paths: SweepPaths, *, with_objects: bool = True) -> dict[str, An
         "total": sum(sizes.values()),
         "object_store": address,
     }
+
+
+def total_usage(root: Path, warn: Callable[[str], None]) -> dict[str, Any]:
+    """Return the object that `sweep du --json` prints: all sweeps, the largest first.
+
+    Args:
+        root: The directory of all sweeps.
+        warn: Receives why the objects of a sweep cannot be listed; its files are still measured.
+    """
+
+    def measure(paths: SweepPaths) -> dict[str, Any]:
+        try:
+            return sweep_usage(paths)
+        except ValueError as error:  # the spec or the object store
+            warn(str(error))
+            return sweep_usage(paths, with_objects=False)
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # object stores answer slowly
+        sweeps = sorted(pool.map(measure, list_sweeps(root)), key=lambda one: -one["total"])
+    more = root_usage(root)
+    total = sum(one["total"] for one in sweeps) + sum(more.values())
+    return {"sweeps": sweeps, **more, "total": total}
 
 
 def root_usage(root: Path) -> dict[str, int]:

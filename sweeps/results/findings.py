@@ -54,6 +54,13 @@ class Findings:
     overrides: Sequence[str]
     """Overrides of `sweep resume` that continue a finished sweep; none if it cannot continue."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the `findings` of `sweep status --json`."""
+        return {
+            "sentences": [one._asdict() for one in self.sentences],
+            "resume_with": list(self.overrides),
+        }
+
     @property
     def changes_space(self) -> bool:
         """Whether the overrides narrow or widen the space."""
@@ -70,6 +77,17 @@ def find(view: SweepStatus) -> Findings:
         LedgerError: The ledger can no longer be read.
     """
     return _Evidence(view).findings()
+
+
+def findings_at_end(view: SweepStatus) -> Findings | None:
+    """Return what a sweep found; None if it has not ended."""
+    return find(view) if view.state in ("finished", "failed") else None
+
+
+def status_with_findings(view: SweepStatus) -> dict[str, Any]:
+    """Return the object that `sweep status --json` prints; `findings` is None before the end."""
+    findings = findings_at_end(view)
+    return {**view.status(), "findings": findings and findings.as_dict()}
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

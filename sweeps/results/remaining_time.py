@@ -13,7 +13,9 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.halving import SuccessiveHalving
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.ledger.reader import of_search
+from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
+from tracking.outbox_status import backlog
 
 MAX_DELIVERY_SECONDS = 60.0
 """For how long a driver waits at its end until its records are delivered."""
@@ -104,6 +106,11 @@ class DeliveryEstimate:
         self._waiting, self._first = backlog()
         self._waiting_at_start = self._waiting
         self._rate = _USUAL_RATE
+
+    @classmethod
+    def of(cls, paths: SweepPaths) -> DeliveryEstimate:
+        """Return the estimate for the outbox of a sweep."""
+        return cls(lambda: backlog(paths.outbox))
 
     def seconds(self, training: float) -> float:
         """Return the seconds from the end of training until all records are delivered.

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from sweeps.checkpoint_locations import (
     trial_files,
     trial_store,
 )
-from sweeps.config.provenance_check import FIXED
 from sweeps.config.revisions import read_spec
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
@@ -29,16 +26,16 @@ from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
 from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary, count_trials, of_search
-from sweeps.paths import SweepPaths, list_sweeps
-from sweeps.policies.failure_policy import kind_of
-from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
+from sweeps.paths import SweepPaths, list_sweeps, resolve_root
+from sweeps.policies.stop_criteria import active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.finishing import can_offer_finish
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
+from sweeps.recording.trial_config import load_trial_config
+from sweeps.results.outcome import SweepFailure, SweepOutcome, Waiting, find_failure
 from sweeps.sweep_lock import describe_foreign_lock
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
-from trainable.errors import ConfigError
 from trainable.tested import latest_tested
 
 _REQUESTS = 16
@@ -46,56 +43,16 @@ _REQUESTS = 16
 STATES = ("waiting", "running", "complete", "pruned", "failed")
 
 
-@dataclass(frozen=True)
-class SweepOutcome:
-    """How a sweep ended, and what can be done next."""
-
-    exit_code: int
-    best: Sequence[TrialSummary]
-    """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
-    num_trials: int
-    """How many trials the search has; those that finish a pruned one do not count."""
-    pending: int
-    """Records that were not delivered to the tracking server yet."""
-    num_left: int = 0
-    """Trials that have not ended, or not started."""
-    cause: str | None = None
-    """Why no trial succeeded, or why the sweep stopped, in one line."""
-    failed: int | None = None
-    """The number of a trial that failed for this cause."""
-    metrics: Sequence[str] = ()
-    """The metrics by which the best trials were chosen."""
-    stop: StopCriterionMet | None = None
-    """The criterion that ended the sweep before all of its trials ran."""
-    max_trials: int = 0
-    """To how many trials a resume can extend the sweep; `num_trials` if it cannot grow."""
-    pending_weights: str | None = None
-    """Why the best weights are published only by the next resume."""
-    lost_weights: str | None = None
-    """Why there are no weights of the best trial."""
-    undelivered: Undelivered | None = None
-    """The notifications that wait for the webhook; None if none does."""
-    kind: str | None = None
-    """The kind of the failure that is the cause."""
-    is_aborted: bool = False
-    """Whether the sweep stopped itself because of a failure that each further trial repeats."""
-    can_finish: bool = False
-    """Whether the best trial is a pruned one that `--finish` can train to its end."""
-
-    @property
-    def grows(self) -> bool:
-        """Whether a resume can add trials."""
-        return self.max_trials > self.num_trials
-
-    @property
-    def needs_new_sweep(self) -> bool:
-        """Whether no trial succeeded because of a key that a resume may not change."""
-        cause = self.cause or ""
-        return not self.best and any(f": {ConfigError.kind}: {key}: " in cause for key in FIXED)
-
-
 class UnknownSweep(ValueError):
-    """There is no sweep of that name."""
+    """There is no sweep of that name.
+
+    Examples:
+        >>> from sweeps import UnknownSweep
+        >>> try:
+        ...     Sweep.open("misspelled")
+        ... except UnknownSweep as error:
+        ...     print(error)
+    """
 
     def __init__(self, name: str, root: Path) -> None:
         names = [paths.name for paths in list_sweeps(root)]
@@ -157,6 +114,24 @@ class SweepStatus:
         """The criterion that ends the sweep before all of its trials have run."""
         self._pauses = make_pausing_rule(self.spec)
 
+    @classmethod
+    def open(cls, name: str, root: str | Path | None = None) -> SweepStatus:
+        """Read a sweep by its name.
+
+        Args:
+            name: The sweep's name.
+            root: The directory of all sweeps; default: `$SWEEP_ROOT`, or `./runs`.
+
+        Raises:
+            UnknownSweep: There is no such sweep below the root.
+        """
+        return cls(SweepPaths(resolve_root(None if root is None else Path(root)), name))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Damaged files, and a process that blocks the lock, a sentence each."""
+        return [one for one in (self.damage, self.delivered.damage, self.stranger) if one]
+
     @property
     def state(self) -> str:
         """`running`, `interrupted`, `finished` or `failed`."""
@@ -202,28 +177,23 @@ class SweepStatus:
 
     def outcome(self) -> SweepOutcome:
         """Return how a sweep ended, or why it stopped itself; not of a running one."""
-        best, abort = self.ledger.front(), self.abort
-        failed, cause, kind = None, None, None
+        best, abort, failure = self.ledger.front(), self.abort, None
         if abort is not None:
-            failed, cause, kind = abort.trial, abort.why, abort.kind
+            failure = SweepFailure(abort.why, abort.trial, abort.kind, is_aborted=True)
         elif self.state == "failed":
-            failed, cause, kind = failure_cause(self.records)
+            failure = find_failure(self.records)
         return SweepOutcome(
-            NO_SUCCESS if cause else 0,
-            best,
-            len(of_search(self.records)),
-            pending=0,
-            num_left=self.num_left,
-            cause=cause,
-            failed=failed,
-            kind=kind,
-            is_aborted=abort is not None,
+            exit_code=NO_SUCCESS if failure else 0,
             metrics=self.spec.metrics,
-            stop=self.stop,
-            max_trials=self.spec.max_trials(2 * len(of_search(self.records))),
-            lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
-            undelivered=self.undelivered,
+            best=best,
             can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
+            lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
+            num_trials=len(of_search(self.records)),
+            max_trials=self.spec.max_trials(2 * len(of_search(self.records))),
+            num_left=self.num_left,
+            stop=self.stop,
+            failure=failure,
+            waiting=Waiting(notifications=self.undelivered),
         )
 
     def finish_command(self, record: TrialSummary) -> str | None:
@@ -277,7 +247,7 @@ class SweepStatus:
         return self.num_trials - len(self.records)
 
     def status(self) -> dict[str, Any]:
-        """Return the object that `sweep status --json` prints."""
+        """Return what `sweep list --json` prints of a sweep."""
         reason = self.stop or self.abort
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
@@ -379,6 +349,37 @@ class SweepStatus:
             "test": None if tested is None else tested.metrics,
         }
 
+    def details(self, number: int) -> dict[str, Any]:
+        """Return the object that `sweep show --json` prints.
+
+        Raises:
+            UnknownTrial: There is no trial of that number.
+        """
+        record = self.record(number)
+        return {
+            **self.trial(record),
+            "reports": self.ledger.reports_of(number),
+            "lineage": [mutation._asdict() for mutation in record.lineage],
+            "accumulation": record.accumulation,
+            "traceback": record.traceback,
+            "directory": str(self.paths.trial(number)),
+        }
+
+    def checkpoint(self, record: TrialSummary) -> str:
+        """Return where the checkpoint of a trial's value is: a directory, or a prefix of objects.
+
+        Raises:
+            NoBest: It is lost, or the trial never saved one.
+        """
+        found = best_generation(self.paths, self.spec, record)
+        if isinstance(found, str):
+            raise NoBest(found)
+        return found.address
+
+    def config(self, record: TrialSummary) -> dict[str, Any]:
+        """Return the resolved configuration with which a trial trained."""
+        return load_trial_config(self.paths, self.spec, record)
+
     def _row(self, record: TrialSummary) -> dict[str, Any]:
         return {
             "number": record.number,
@@ -415,21 +416,3 @@ class SweepStatus:
 def _iso(time: datetime | None) -> str | None:
     """Return a local time with its offset from UTC."""
     return None if time is None else time.astimezone().isoformat(timespec="seconds")
-
-
-def failure_cause(records: Sequence[TrialSummary]) -> tuple[int | None, str, str | None]:
-    """Return why no trial succeeded.
-
-    Returns:
-        The last failed trial's number, the cause in one line, and the kind of the failure.
-    """
-    failed = [record for record in records if record.state == "failed"]
-    if not failed:
-        return None, "no trial succeeded", None
-    count, last = len(failed), failed[-1]
-    who = (
-        f"no trial succeeded, {count} failed; trial {last.number}"
-        if count > 1
-        else "the trial failed"
-    )
-    return last.number, f"{who}: {last.reason}", kind_of(last.reason or "")

@@ -17,8 +17,8 @@ from sweeps.driver.run import run_sweep
 from sweeps.engine.resources import Gpu, Machine, ResourceError, plan
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
+from sweeps.results.outcome import SweepOutcome
 from sweeps.results.sweep_progress import SweepProgress
-from sweeps.results.sweep_status import SweepOutcome
 from tests.integration.commandline import wait_until
 from tests.message_parts import assert_parts
 

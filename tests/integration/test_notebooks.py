@@ -14,6 +14,8 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 from sweeps import Sweep
+from sweeps.operations.sync import deliver
+from sweeps.results.sweep_status import SweepStatus
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import wait_until
 from tests.time_limits import scaled
@@ -38,16 +40,26 @@ def test_notebook_runs(page: Path, tmp_path: Path) -> None:
     NotebookClient(notebook, timeout=int(scaled(180)), resources=resources).execute()
 
 
-def test_progress_bar_shows_the_best_trial(tmp_path: Path) -> None:
+def test_notebook_shows_progress_and_plain_errors(tmp_path: Path) -> None:
     source = KEYS.replace('"epochs": 200', '"epochs": 2').replace("trials=1", "trials=2")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source + "sweep.run()")])
-    resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=int(scaled(180)), resources=resources).execute()
+    cells = [nbformat.v4.new_code_cell(code) for code in (source + "sweep.run()", "sweep.run()")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = NotebookClient(
+        notebook,
+        timeout=int(scaled(180)),
+        allow_errors=True,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
     best = Sweep.open("long", root=tmp_path / "runs").best
     assert best.value is not None
     shown = "".join(str(output) for output in notebook.cells[0].outputs)
     assert f"{best.value:.4g} (trial {best.number})" in shown
     assert "2/2" in shown
+    refused = notebook.cells[1].outputs[-1].evalue.splitlines()
+    assert refused[0].endswith("exit code 2:")
+    assert refused[1].startswith("sweep 'long' exists already")
+    assert len(refused) == 2  # the kernel's FORCE_COLOR does not reach the command
 
 
 @pytest.fixture
@@ -87,6 +99,10 @@ def test_row_06_killed_kernel_is_a_killed_driver(kernel: KernelManager, tmp_path
     expected = undisturbed.curves("train/loss", "val/loss")
     pd.testing.assert_frame_equal(sweep.curves("train/loss", "val/loss"), expected)
     assert sweep.status["trials"]["complete"] == 1
+    delivered = deliver(SweepStatus(sweep.paths), verify=True)
+    assert delivered.num_runs == 2  # the trial's and the sweep's own
+    assert not delivered.left
+    assert not delivered.missing
 
 
 def _lives(process: psutil.Process) -> bool:

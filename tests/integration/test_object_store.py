@@ -25,12 +25,12 @@ from typer.testing import CliRunner
 from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.cli import app
 from sweeps.commands import messages
-from sweeps.commands.doctor import check_object_stores
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
 from sweeps.engine.node_checks import _make_check, fault_of
+from sweeps.operations.doctor import check_object_stores
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing import export
 from sweeps.reconciliation.repairs import close_store
@@ -414,10 +414,10 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
         else:
             store.wire.cut()
         outcome, run = ended()
-    said = str(outcome.pending_weights)
+    said = str(outcome.waiting.weights)
     where = f"{PREFIX}/small/trials/0000/checkpoints"
     assert re.match(rf"the checkpoints at {where}\S* cannot be read: .*untouched; .*resume$", said)
-    assert (outcome.exit_code, outcome.cause, outcome.best[0].number) == (0, None, number)
+    assert (outcome.exit_code, outcome.failure, outcome.best[0].number) == (0, None, number)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", f"waiting: {said}")
     assert run.artifacts == {}
     assert not made.view.ledger.num_published, "the next resume has something to do"
@@ -432,7 +432,7 @@ def test_store_unavailable_at_the_end_is_published_later(store, tmp_path, monkey
 
     store.wire.mend()
     outcome, run = ended()
-    assert (outcome.exit_code, outcome.pending_weights) == (0, None)
+    assert (outcome.exit_code, outcome.waiting.weights) == (0, None)
     assert (run.status, run.tags["best_checkpoint"]) == ("FINISHED", "")
     assert "best/model.safetensors" in run.artifacts
     assert made.view.ledger.num_published == 1

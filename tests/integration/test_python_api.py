@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import json
 import os
 import signal
@@ -16,7 +18,9 @@ import psutil
 import pytest
 import torch
 
+import sweeps
 from sweeps import Sweep, SweepCommandError
+from sweeps.driver.stop_requests import StopResult
 from sweeps.publishing.report_data import NotEnough
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import CommandLine, wait_until
@@ -48,13 +52,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sweep(root: Path) -> Sweep:
     """A finished sweep, run from Python."""
-    return Sweep(name="finished", trials=5, root=root, **KEYS).run()
+    return Sweep(name="digits", trials=5, root=root, **KEYS).run()
 
 
 @pytest.fixture
 def listed(sweep: Sweep) -> list[dict[str, Any]]:
     """What the command line says of the same trials."""
-    command = [Path(sys.executable).with_name("sweep"), "trials", "finished", "--json"]
+    command = [Path(sys.executable).with_name("sweep"), "trials", "digits", "--json"]
     done = subprocess.run([*command, "--root", sweep.paths.root], capture_output=True, check=True)
     return list(json.loads(done.stdout))
 
@@ -111,7 +115,7 @@ def test_loaded_model_has_the_recorded_loss(sweep: Sweep) -> None:
 
 def test_exported_tables_are_those_of_python(sweep: Sweep, tmp_path: Path) -> None:
     for kind, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
-        command = [Path(sys.executable).with_name("sweep"), "export", "finished", f"--{kind}"]
+        command = [Path(sys.executable).with_name("sweep"), "export", "digits", f"--{kind}"]
         where = tmp_path / kind
         subprocess.run([*command, where, "--root", sweep.paths.root], check=True)
         trials, curves = read(where / f"trials.{kind}"), read(where / f"curves.{kind}")
@@ -152,7 +156,7 @@ def test_figures_are_those_of_the_report(sweep: Sweep) -> None:
 def test_file_that_is_written_gives_the_same_sweep(sweep: Sweep, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(sweep.to_yaml())
     again = Sweep.from_file(tmp_path / "sweep.yaml", {"name": "again"}, root=sweep.paths.root)
-    assert again.to_yaml() == sweep.to_yaml().replace("name: finished", "name: again")
+    assert again.to_yaml() == sweep.to_yaml().replace("name: digits", "name: again", 1)
     found = again.run().trials()
     for column in ("val/loss", "state", *SPACE):
         pd.testing.assert_series_equal(found[column], sweep.trials()[column])
@@ -161,9 +165,37 @@ def test_file_that_is_written_gives_the_same_sweep(sweep: Sweep, tmp_path: Path)
 def test_second_run_of_a_name_is_refused(sweep: Sweep) -> None:
     before = sorted(sweep.paths.directory.rglob("*"))
     with pytest.raises(SweepCommandError) as caught:
-        Sweep(name="finished", trials=5, root=sweep.paths.root, **KEYS).run()
+        Sweep(name="digits", trials=5, root=sweep.paths.root, **KEYS).run()
     assert caught.value.exit_code == 2
     assert sorted(sweep.paths.directory.rglob("*")) == before
+
+
+def _examples() -> Iterator[tuple[str, str]]:
+    """Names and code of the examples in the docstrings of the public names."""
+    for name in sweeps.__all__:
+        public = getattr(sweeps, name)
+        for member, one in [("", public), *vars(public).items()]:
+            text = inspect.getdoc(one) or "" if not member.startswith("_") else ""
+            if found := doctest.DocTestParser().get_examples(text):
+                yield f"{name}.{member}".rstrip("."), "".join(part.source for part in found)
+
+
+@pytest.mark.parametrize(("name", "code"), list(_examples()))
+def test_example_of_a_docstring_runs(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str
+) -> None:
+    """Only what would start another sweep is left out."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    for each in ("digits", "wider"):
+        (root / each).symlink_to(sweep.paths.directory)
+    (tmp_path / "sweep.yaml").write_text(sweep.to_yaml())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sweeps.api.sweep.run_command", lambda *_: None)
+    checked = {"plan": {"hours": 0.1}, "warnings": []}
+    monkeypatch.setattr("sweeps.api.sweep.read_command", lambda *_: checked)
+    monkeypatch.setattr("sweeps.api.sweep.stop", lambda _: StopResult("", None, True, "", ""))
+    exec(compile(code, name, "exec"), {"Sweep": Sweep})
 
 
 _SCRIPT = """

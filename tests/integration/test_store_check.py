@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from sweeps.commands import ui
-from sweeps.commands.doctor import check_stores
 from sweeps.commands.messages import synced
-from sweeps.commands.plain_console import PlainConsole
-from sweeps.commands.sync import deliver
 from sweeps.config.provenance_check import Origin
 from sweeps.driver.session import open_sweep
+from sweeps.operations import ui
+from sweeps.operations.doctor import check_stores
+from sweeps.operations.sync import deliver
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox
@@ -310,7 +309,7 @@ def test_damaged_store_is_refused_with_the_remedy(root: Path, how: str) -> None:
     for act in (
         lambda: deliver(_view(root)),
         lambda: deliver(_view(root), verify=True),
-        lambda: ui.serve(PlainConsole(), root, _view(root), port=0, open_browser=False),
+        lambda: ui.serve(print, root, _view(root), port=0, open_browser=False),
     ):
         with pytest.raises(TrackingUnusable, match=r"is damaged .*sweep sync NAME --verify"):
             act()

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from sweeps.commands import sync, ui
-from sweeps.commands.sync import Drawing, draw_missing, record_drawing
 from sweeps.config.spec import trial_yaml
+from sweeps.operations import sync, ui
+from sweeps.operations.sync import Drawing, draw_missing, record_drawing
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.publishing import trial_figures
 from sweeps.publishing.trial_figures import draw_figures, figure_files, trials_without_figures
@@ -261,7 +261,13 @@ def test_missing_figures_are_drawn_while_the_page_is_served(
     if who == "driver":
         lock.acquire()
     view = None if who == "no sweep" else sweep.view
-    ui.serve(Console(file=text, width=200), tmp_path, view, port=0, open_browser=False)
+    ui.serve(
+        Console(file=text, width=200).print,
+        tmp_path,
+        view,
+        port=0,
+        open_browser=False,
+    )
     lock.release()
     assert server.stopped
     said = "drawing the figures of 2 trials; reload the page to see them\n"
@@ -282,6 +288,6 @@ def test_end_of_the_page_ends_the_drawing(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ui, "start_idle", start)
     monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
-    ui.serve(Console(quiet=True), tmp_path, sweep.view, port=0, open_browser=False)
+    ui.serve(print, tmp_path, sweep.view, port=0, open_browser=False)
     (process,) = started
     assert process.returncode is not None

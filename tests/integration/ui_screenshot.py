@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from sweeps.commands.ui import page_of
+from sweeps.operations.ui import page_of
 from sweeps.paths import SweepPaths, artifact_root, tracking_uri
 from sweeps.results.sweep_status import SweepStatus
 from tests.integration.browser import open_page

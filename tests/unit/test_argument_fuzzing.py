@@ -23,17 +23,17 @@ SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntria
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 STARTED = (
     "sweeps.engine.task_check.TaskInspector",
-    "sweeps.commands.run.attempt",
+    "sweeps.operations.run.attempt",
     "sweeps.driver.stop_requests.stop_sweep",
     "sweeps.publishing.export.export_best",
     "sweeps.publishing.export.register_best",
     "sweeps.publishing.export.draw_report",
-    "sweeps.commands.sync.deliver",
-    "sweeps.commands.removal.remove",
-    "sweeps.commands.ui.serve",
+    "sweeps.operations.sync.deliver",
+    "sweeps.operations.removal.remove",
+    "sweeps.operations.ui.serve",
     "sweeps.commands.train.train_once",
-    "sweeps.commands.evaluation.evaluate_trial",
-    "sweeps.commands.doctor.examine",
+    "sweeps.operations.evaluation.evaluate_trial",
+    "sweeps.operations.doctor.examine",
 )
 ODD = (
     *("", " ", "-", "--", "-1", "0", "1", "1.5", "nan", "inf", "1e400", "9" * 400, "x" * 300),

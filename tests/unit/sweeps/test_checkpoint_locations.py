@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sweeps.checkpoint_locations import address_of, probe_store, trial_files
-from sweeps.commands.sync import deliver
 from sweeps.config.spec import parse_spec
 from sweeps.ledger.location import StorageMoved, check_kept, ledger_location
+from sweeps.operations.sync import deliver
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
 from tests.integration.commandline import TINY

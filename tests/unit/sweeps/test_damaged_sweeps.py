@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import check_sweeps
-from sweeps.commands.sync import queue_interruptions
 from sweeps.config.revisions import read_spec
+from sweeps.operations.doctor import check_sweeps
+from sweeps.operations.sync import queue_interruptions
 from sweeps.paths import SweepPaths
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import check_sweeps
 from sweeps.commands.train import _resumed_config
 from sweeps.config.revisions import read_spec, write_spec
 from sweeps.config.spec import trial_yaml
 from sweeps.ledger.ledger import Ledger
+from sweeps.operations.doctor import check_sweeps
 from sweeps.paths import FORMAT, SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import OrphanedRun, StaleRunStatus, reconcile

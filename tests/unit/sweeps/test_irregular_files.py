@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import check_sweeps
+from sweeps.operations.doctor import check_sweeps
 from sweeps.sweep_lock import SweepLock
 from tests.time_limits import scaled
 from tracking.outbox import Outbox

@@ -27,7 +27,9 @@ def test_cmaes_is_not_resumed_from_another_users_ledger(
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     tried = []
-    monkeypatch.setattr("sweeps.commands.run.attempt", lambda *_, **__: tried.append(1) or 0)
+    monkeypatch.setattr(
+        "sweeps.operations.run.attempt", lambda *_, **__: tried.append(1) or made.view.outcome()
+    )
     done = CliRunner().invoke(app, ["resume", "small", "--root", str(tmp_path), "--offline"])
     words = " ".join(done.stderr.split())
     assert done.exit_code == (2 if sampler == "cmaes" else 0), words

@@ -17,13 +17,13 @@ import psutil
 import pytest
 from optuna.samplers import RandomSampler
 
-from sweeps.commands import doctor
-from sweeps.commands.doctor import Finding, check_sweeps, clean_up, examine, probe_writable
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.engine.process_cleanup import TOKEN_VARIABLE
 from sweeps.engine.resources import Gpu, Machine
 from sweeps.ledger.ledger import Ledger
+from sweeps.operations import doctor
+from sweeps.operations.doctor import Finding, check_sweeps, clean_up, examine, probe_writable
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 from tests.make_trials import ask

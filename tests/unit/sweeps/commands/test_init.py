@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.init import write_starter
 from sweeps.config.spec import load_spec
 from sweeps.errors import UserError
+from sweeps.operations.starter import write_starter
 from tests.message_parts import assert_parts
 
 

@@ -215,3 +215,18 @@ def test_list_contacts_silent_databases_concurrently(
     assert open_at_the_last == [True]
     assert said.output.count("cannot be used") == 3
     assert "d      interrupted" in said.output
+
+
+def test_status_in_json_and_watched_says_what_was_found(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for value in (0.5, 0.4, 0.3):
+        sweep.add("complete", value)
+    line = ["status", "small", "--root", str(tmp_path)]
+    found = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)["findings"]
+    best = found["sentences"][0]
+    assert best["topic"] == "best"
+    assert found["resume_with"] == ["trials=6"]
+    assert best["sentence"] in CliRunner().invoke(app, line).stdout
+    assert best["sentence"] in CliRunner().invoke(app, [*line, "--watch"]).stdout
+    sweep.add(None, 0.6)
+    assert json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)["findings"] is None

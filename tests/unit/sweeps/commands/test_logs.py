@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli import app
-from sweeps.commands import logs
+from sweeps.results import trial_output
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -72,7 +72,7 @@ def test_follow_prints_new_lines_until_the_trial_ends(
         looked.release()
         assert go_on.acquire(timeout=60)
 
-    monkeypatch.setattr(logs.time, "sleep", sleep)
+    monkeypatch.setattr(trial_output.time, "sleep", sleep)
     lock = SweepLock(sweep.paths.lock)
     lock.acquire()
     try:

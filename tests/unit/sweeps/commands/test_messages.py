@@ -14,10 +14,11 @@ from sweeps.commands import messages
 from sweeps.config.spec import parse_spec
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.reader import TrialSummary
+from sweeps.operations.check import not_checked
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import Failure, RepeatedFailure
 from sweeps.results.findings import Finding, Findings
-from sweeps.results.sweep_status import SweepOutcome, failure_cause
+from sweeps.results.outcome import SweepFailure, SweepOutcome, find_failure
 from trainable.errors import ConfigError
 
 SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
@@ -34,11 +35,13 @@ SPEC = "name: small\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 2\n"
     ],
 )
 def test_check_names_what_only_a_run_checks(more: str, keys: list[str]) -> None:
-    assert messages.not_checked(parse_spec(SPEC + more, "s.yaml")) == keys
+    assert not_checked(parse_spec(SPEC + more, "s.yaml")) == keys
 
 
 def test_sweep_at_its_limit_suggests_no_more_trials(tmp_path: Path) -> None:
-    failed = SweepOutcome(NO_SUCCESS, [], 4, pending=0, cause="none", max_trials=4)
+    failed = SweepOutcome(
+        exit_code=NO_SUCCESS, num_trials=4, max_trials=4, failure=SweepFailure("none")
+    )
     for outcome, last in (
         (failed, "run FILE --name NAME\n"),
         (replace(failed, num_left=1), "resume small --root .*\n"),
@@ -52,10 +55,16 @@ def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool)
     error = ConfigError("'val/los' is not reported; write val/loss", key=key)
     failure = Failure(error.kind, f"{error.kind}: {error}", "", "loop.py:358")
     ended = TrialSummary(number=0, state="failed", params={}, value=None, reason=failure.reason)
-    for cause in (failure_cause([ended])[1], RepeatedFailure((0, 1, 2), failure).cause):
+    for cause in (find_failure([ended]).cause, RepeatedFailure((0, 1, 2), failure).cause):
         for left in (0, 3):
             said = _said(
-                SweepOutcome(NO_SUCCESS, [], 6, 0, num_left=left, cause=cause, max_trials=12),
+                SweepOutcome(
+                    exit_code=NO_SUCCESS,
+                    num_trials=6,
+                    num_left=left,
+                    max_trials=12,
+                    failure=SweepFailure(cause),
+                ),
                 tmp_path,
             )
             last = ", then start a new sweep with:\n.* run FILE --name NAME\n$"
@@ -64,7 +73,9 @@ def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool)
 
 def test_end_of_a_run_states_what_was_found(tmp_path: Path) -> None:
     best = TrialSummary(number=3, state="complete", params={}, value=0.5)
-    outcome = SweepOutcome(0, [best], 8, pending=0, metrics=["val/loss"], max_trials=16)
+    outcome = SweepOutcome(
+        exit_code=0, best=[best], num_trials=8, metrics=["val/loss"], max_trials=16
+    )
     for overrides, command in (
         (("trials=16",), "try more: .* -s trials=16 --root"),
         (
@@ -89,7 +100,12 @@ def test_aborted_sweep_says_what_to_change(
     tmp_path: Path, code: int, kind: str, change: str
 ) -> None:
     cause = f"trial 2 failed: {kind}: x"
-    aborted = SweepOutcome(code, [], 4, 0, 2, cause, 2, kind=kind, is_aborted=True)
+    aborted = SweepOutcome(
+        exit_code=code,
+        num_trials=4,
+        num_left=2,
+        failure=SweepFailure(cause, 2, kind, is_aborted=True),
+    )
     said = _said(aborted, tmp_path).splitlines()
     assert said[0] == f"stopped: {cause}"
     assert change in said[-2]
@@ -101,7 +117,12 @@ def test_end_of_a_sweep_offers_to_finish_its_pruned_best(tmp_path: Path) -> None
     for can_finish in (True, False):
         out = io.StringIO()
         outcome = SweepOutcome(
-            0, [pruned], 6, 0, metrics=["val/loss"], max_trials=6, can_finish=can_finish
+            exit_code=0,
+            best=[pruned],
+            num_trials=6,
+            metrics=["val/loss"],
+            max_trials=6,
+            can_finish=can_finish,
         )
         messages.outcome(
             Console(file=out), Console(file=io.StringIO()), outcome, SweepPaths(tmp_path, "small")

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli import app
-from sweeps.commands import removal
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.postgres import LedgerDatabase
+from sweeps.operations import removal
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.sweep_lock import SweepLock
 from tests.chaos.postgres import Cluster

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.run import report_error
+from sweeps.commands.run_console import report_error
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine
 from sweeps.errors import LedgerBusy, LedgerError, LockLost

@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from rich.console import Console
 
-from sweeps.commands import render, ui
+from sweeps.commands import render
+from sweeps.operations import ui
 from sweeps.recording.tags import leaders_view
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_chart_view import SharedView
@@ -57,23 +58,23 @@ def test_page_of_a_server_is_opened_and_none_started(
     sweep = MadeSweep(tmp_path, more=f"tracking: {{uri: '{SERVER}'}}")
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    text = io.StringIO()
+    said: list[str] = []
 
-    ui.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    ui.serve(said.append, tmp_path, sweep.view, port=0, open_browser=True)
     assert opened == [SERVER], "it has recorded nothing there yet"
     outbox = Outbox(sweep.paths.outbox)
     outbox.found("12")
     outbox.close()
-    ui.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=True)
+    ui.serve(said.append, tmp_path, sweep.view, port=0, open_browser=True)
     page = (
         f"{SERVER}/#/experiments/12/runs?workflowType=machine_learning"
         "&orderByKey=metrics.%60best%2Fval%2Floss%60&orderByAsc=true"
         "&searchFilter=tags.%60gradsweep.sweep_id%60%20%3D%20%27id-small%27"
     )
     assert opened == [SERVER, page]
-    ui.serve(Console(file=text), tmp_path, sweep.view, port=0, open_browser=False)
+    ui.serve(said.append, tmp_path, sweep.view, port=0, open_browser=False)
     assert opened == [SERVER, page]
-    assert text.getvalue().split() == [SERVER, page, page]
+    assert said == [SERVER, page, page]
     _deliver(sweep, leaders_view(sweep.spec, "id-small"))
     url = ui.page_of(SERVER, sweep.view)
     query = parse_qs(urlsplit(url).fragment.split("?")[1])
@@ -120,7 +121,7 @@ def test_browser_gets_a_file_name_and_not_the_login(
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
     text = io.StringIO()
-    ui.serve(Console(file=text, width=200), tmp_path, None, port=0, open_browser=True)
+    ui.serve(Console(file=text, width=200).print, tmp_path, None, port=0, open_browser=True)
     assert opened == [(tmp_path / "5000.html").as_uri()]
     assert text.getvalue().splitlines()[-1] == f"{Served.url}/?login=secret"
 
@@ -132,7 +133,7 @@ def test_sighup_ends_the_ui_unless_ignored(
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     monkeypatch.setattr(ui, "start_server", lambda *_, **__: Served())
     try:
-        ui.serve(Console(quiet=True), tmp_path, None, port=0, open_browser=False)
+        ui.serve(print, tmp_path, None, port=0, open_browser=False)
         assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
     finally:
         signal.signal(signal.SIGHUP, before)

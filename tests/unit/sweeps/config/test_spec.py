@@ -365,7 +365,7 @@ def test_names_that_may_not(name: str) -> None:
 def test_importing_the_spec_loads_nothing_heavy() -> None:
     code = (
         "import sys, sweeps.config.spec, sweeps.engine.resources\n"
-        "import sweeps.commands.doctor, sweeps.commands.init\n"
+        "import sweeps.operations.doctor, sweeps.operations.starter\n"
         "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'numpy', 'sklearn'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -61,13 +61,14 @@ def test_repeated_failure_fails_sweep_unless_it_is_complete(
     )
     made.ledger.add_attempt({})
     outcome = finalize_attempt(sweep, uninterrupted, same.abort_reason)
-    assert outcome.is_aborted is bool(code)
+    failure = outcome.failure
+    assert (failure is not None and failure.is_aborted) is bool(code)
     assert (outcome.exit_code, recorder.runs[None].status) == (code, status)
-    if code:
-        assert "failed in the same way: ValueError: x (task.py:3)" in str(outcome.cause)
+    if failure is not None:
+        assert "failed in the same way: ValueError: x (task.py:3)" in failure.cause
         abort = made.ledger.abort
         assert abort is not None
-        assert (abort.key, abort.why) == ("failures.same_failure_limit", outcome.cause)
+        assert (abort.key, abort.why) == ("failures.same_failure_limit", failure.cause)
         assert made.ledger.abort == LedgerReader(made.paths.ledger).abort
         made.ledger.add_attempt({})
         assert made.ledger.abort is None, "the next driver has not stopped itself"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.engine.signals import ExitRequested, Interruption, exit_on_signal
+from sweeps.engine.signals import Interruption, exit_on_signal
+from sweeps.errors import ExitRequested
 
 
 class Heard:

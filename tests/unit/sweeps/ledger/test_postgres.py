@@ -27,7 +27,6 @@ from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from sweeps.cli import app
-from sweeps.commands.doctor import check_sweeps
 from sweeps.config.provenance_check import Origin
 from sweeps.config.spec import load_spec
 from sweeps.driver.session import open_ledger
@@ -37,6 +36,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import ledger_lock
 from sweeps.ledger.postgres import LedgerDatabase, SweepTaken
 from sweeps.ledger.reader import LedgerReader
+from sweeps.operations.doctor import check_sweeps
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 from tests.chaos.postgres import Cluster, own_cluster

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps.publishing.export import NoReport, draw_report, export_best
+from sweeps.errors import NoReport
+from sweeps.publishing.export import draw_report, export_best
 from sweeps.results.sweep_status import NoBest
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import sweeps.commands.run as run_command
+import sweeps.operations.run as operation
 from sweeps.cli import app
 from sweeps.config.spec import SweepSpec
 from sweeps.results.findings import Findings, find, short_names
+from sweeps.results.outcome import SweepOutcome
 from sweeps.results.rank_effects import rank_effects
 from sweeps.results.space_regions import bad_regions
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -224,11 +225,11 @@ def test_printed_command_is_accepted_by_a_resume(
     words = shlex.split(command.partition("sweep ")[2])
     resumed: list[SweepSpec] = []
 
-    def attempt(_paths: object, spec: SweepSpec, *_: object, **__: object) -> int:
+    def attempt(_paths: object, spec: SweepSpec, *_: object, **__: object) -> SweepOutcome:
         resumed.append(spec)
-        return 0
+        return sweep.view.outcome()
 
-    monkeypatch.setattr(run_command, "attempt", attempt)
+    monkeypatch.setattr(operation, "attempt", attempt)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert resumed[0].trials == 48

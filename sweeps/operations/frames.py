@@ -1,6 +1,6 @@
 """Trials and curves of a sweep as pandas DataFrames, read from its ledger and its trials' files.
 
-What must not live here: what a trial is (`ledger.reader`).
+What must not live here: what a trial is (`ledger.reader`), and files (`tables`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,34 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
     whole = dict.fromkeys(["best_epoch", "best_step", "finishes"], "Int64")
     return frame.astype(whole).set_index("trial")
+
+
+def leaders_frame(found: Mapping[str, Any]) -> pd.DataFrame:
+    """Return one row for each leader of a comparison; see `Comparison.leaders`."""
+    import pandas as pd
+
+    several = not isinstance(found["metric"], str)
+    metrics = found["metric"] if several else [found["metric"]]
+    rows = [
+        {
+            "sweep": one["sweep"],
+            "trial": one["number"],
+            "state": one["state"],
+            **dict(zip(metrics, one["value"] or () if several else [one["value"]], strict=False)),
+            **({"pareto": one["pareto"]} if several else {}),
+            "epochs": one["epoch"],
+            "attempts": one["attempts"],
+            "seconds": one["duration"],
+            "clip_fraction": one["clip_fraction"],
+            "run_id": one["mlflow_run_id"],
+            **{name: one["params"].get(name) for name in found["differing"]},
+        }
+        for one in found["leaders"]
+    ]
+    more = ["pareto"] if several else []
+    middle = ["epochs", "attempts", "seconds", "clip_fraction", "run_id"]
+    columns = ["sweep", "trial", "state", *metrics, *more, *middle, *found["differing"]]
+    return pd.DataFrame(rows, columns=columns).set_index(["sweep", "trial"])
 
 
 def best_metrics(view: SweepStatus, number: int) -> dict[str, float]:

@@ -3,7 +3,7 @@
 The directory is first renamed to `<root>/.removed/<sweep>`, where no command takes it for a sweep.
 What is elsewhere is removed next, and then `sweep.yaml`, which says where that was. So whatever
 interrupts a removal, the next one continues. Symbolic links are removed and never followed.
-What must not live here: printing and questions (`rm`).
+What must not live here: printing and questions (`commands.rm`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sweeps.results.sweep_status import UnknownSweep
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import SweepLock, is_held, read_holder, sweep_locked
 from sweeps.tracker import find_tracker
+from tracking.outbox_status import read_outbox
 from trainable.storage.durable import make_directory, sync_directory
 
 
@@ -45,6 +46,8 @@ class Removal:
     """None: what is elsewhere is removed already, and only files are left."""
     num_trials: int = 0
     num_bytes: int = 0
+    num_waiting: int = 0
+    """Records that are not delivered to the tracking store yet."""
     links: list[Path] = field(default_factory=list)
     """Symbolic links among its files; what they lead to stays."""
     owner: str | None = None
@@ -163,6 +166,7 @@ def _planned(
         spec,
         num_trials=sum(1 for _ in where.trial(0).parent.glob("[0-9]*")),
         num_bytes=usage.total,
+        num_waiting=read_outbox(where.outbox).pending,
         links=usage.links,
     )
     if spec is None:

@@ -1,15 +1,13 @@
 """Compare the tracking store with a sweep before it is run or resumed.
 
-What must not live here: sending lost runs again (`driver.session`, `commands.sync`).
+What must not live here: sending lost runs again (`driver.session`, `operations.sync`).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
-from rich.console import Console
-
-from sweeps.commands import messages
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.paths import SweepPaths
@@ -19,7 +17,7 @@ from sweeps.tracker import find_tracker
 from tracking.stored_runs import StoreUnreadable
 
 
-def has_lost_runs(view: SweepStatus, err: Console, *, offline: bool) -> bool:
+def has_lost_runs(view: SweepStatus, warn: Callable[[str], None], *, offline: bool) -> bool:
     """Whether the store has lost runs of a finished sweep, which a resume then sends again.
 
     Warns if the store does not answer.
@@ -39,21 +37,19 @@ def has_lost_runs(view: SweepStatus, err: Console, *, offline: bool) -> bool:
             untagged_env(),
         )
     except StoreUnreadable as error:
-        messages.sentence(err, str(error), style="yellow")
+        warn(str(error))
         return False
     return bool(found)
 
 
-def warn_of_other_sweeps(paths: SweepPaths, spec: SweepSpec, err: Console) -> None:
+def warn_of_other_sweeps(paths: SweepPaths, spec: SweepSpec, warn: Callable[[str], None]) -> None:
     """Warn that the experiment of a new sweep has runs of other sweeps."""
     tracker = find_tracker(paths, spec)
     with contextlib.suppress(StoreUnreadable):  # the sweep can run without this warning
         if others := tracker.other_sweeps(spec.name):
             ids = ", ".join(f"{one} ({count} runs)" for one, count in others.items())
-            messages.sentence(
-                err,
+            warn(
                 f"the tracking store has runs of earlier sweeps named '{spec.name}'; the tag "
                 f"gradsweep.sweep_id tells sweeps apart: {ids}; {paths.command('ui')} shows only "
-                "the runs of this sweep",
-                style="yellow",
+                "the runs of this sweep"
             )

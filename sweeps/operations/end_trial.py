@@ -6,11 +6,11 @@ What must not live here: stopping a running sweep or trial (`driver.stop_request
 from __future__ import annotations
 
 from sweeps.checkpoint_locations import trial_files
-from sweeps.commands.sync import queue_interruptions
 from sweeps.driver.stop_requests import StopResult
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
+from sweeps.operations.sync import queue_interruptions
 from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state

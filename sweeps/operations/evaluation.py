@@ -1,4 +1,4 @@
-"""`sweep test`: evaluate one trial's best checkpoint on test data, and record the values.
+"""Evaluate one trial's best checkpoint on test data, and record the values.
 
 The values are written beside the trial first, and then queued for the trial's run. What must not
 live here: the evaluation (`trainable.evaluate_test`), and what a test value is worth
@@ -8,28 +8,21 @@ live here: the evaluation (`trainable.evaluate_test`), and what a test value is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
-
 from sweeps.checkpoint_locations import best_generation
-from sweeps.commands import messages
-from sweeps.commands.plain_console import line
-from sweeps.commands.sync import queue_interruptions
-from sweeps.commands.train import as_a_trial
 from sweeps.config.trial_run import num_threads, with_accumulation
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
-from sweeps.formatting import format_best, format_time, joined
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
 from sweeps.ledger.reader import TrialSummary
+from sweeps.operations.sync import queue_interruptions
+from sweeps.operations.trial_process import as_a_trial
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
@@ -90,7 +83,7 @@ def evaluate_trial(
     again: bool,
     accept_changes: bool,
     offline: bool,
-    err: Console,
+    doing: Callable[[str], object] = lambda _: None,
 ) -> TrialTest:
     """Evaluate a trial's best checkpoint on test data, unless that was done before.
 
@@ -100,7 +93,7 @@ def evaluate_trial(
         again: Evaluate also if the trial was tested before.
         accept_changes: Evaluate although the task builds something else than it trained.
         offline: Contact no tracking server; everything stays in the outbox.
-        err: Shows what happens.
+        doing: Receives what happens now, in words.
 
     Raises:
         NoBest: There is no best trial, or no checkpoint of its value.
@@ -139,14 +132,14 @@ def evaluate_trial(
             generation = best_generation(paths, view.spec, record)
             if isinstance(generation, str):
                 raise NoBest(generation)
-            with err.status("evaluating on the test data"):
-                found = _evaluate(view, record, generation, accept_changes=accept_changes)
-                changed = list(_changed_code(view))
+            doing("evaluating on the test data")
+            found = _evaluate(view, record, generation, accept_changes=accept_changes)
+            changed = list(_changed_code(view))
             lock.check()
             step = max([found.step, *(one.step + 1 for one in before)])
             append_tested(directory, found._replace(step=step))
-        with err.status("delivering to the tracking store"):
-            undelivered = _deliver(paths, view, offline=offline)
+        doing("delivering to the tracking store")
+        undelivered = _deliver(paths, view, offline=offline)
     done = _outcome(SweepStatus(paths), record, is_new=is_new)
     return replace(done, cautions=[*changed, *done.cautions], undelivered=undelivered)
 
@@ -217,32 +210,3 @@ def _deliver(paths: SweepPaths, view: SweepStatus, *, offline: bool) -> str | No
         place, sweep_id = (tracker.uri, tracker.artifact_root), view.ledger.sweep_id
         sync(*place, spec.name, sweep_id, paths.outbox, patience=_PATIENCE)
     return fault
-
-
-def shown(done: TrialTest, view: SweepStatus) -> RenderableType:
-    """Return the lines of `sweep test`."""
-    newest, spec, record = done.results[-1], view.spec, done.record
-    final = spec.select == "final"
-    when = datetime.fromtimestamp(newest.timestamp_ms / 1000).astimezone().isoformat()
-    chosen = format_best(spec.metrics, record.result or [], final=final)
-    lines: list[RenderableType] = [
-        Text(f"trial {record.number} on test data: {joined(newest.metrics)}", style="bold"),
-        Text(f"chosen by validation: {chosen}"),
-        Text(
-            f"{newest.num_samples:,} samples, checkpoint of epoch {newest.epoch}, step "
-            f"{newest.checkpoint_step}; {newest.precision} on {newest.device}"
-        ),
-    ]
-    if not done.is_new:
-        again = view.paths.command("test", "--trial", str(record.number), "--again")
-        lines.append(line(f"recorded {format_time(when)}; evaluate again with: {again}"))
-    if done.pending:
-        waiting = f"{done.pending} records are not delivered to the tracking store yet"
-        lines.append(line(f"{waiting}; deliver them with: {view.paths.command('sync')}"))
-    return Group(*lines)
-
-
-def warn(done: TrialTest, err: Console) -> None:
-    """Print what the values are worth, and why they could not be delivered."""
-    for caution in (*done.cautions, *filter(None, [done.undelivered])):
-        messages.sentence(err, caution, style="yellow")

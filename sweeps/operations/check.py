@@ -1,0 +1,105 @@
+"""Check a spec and its task, and find out what the sweep will take; starts nothing.
+
+What must not live here: what a plan consists of (`engine.sweep_plan`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sweeps.config.metric_direction import direction_warnings
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.resources import Machine, ResourcePlan, plan
+from sweeps.engine.sweep_plan import SweepPlan, make_plan
+from sweeps.engine.task_check import TaskFacts, TaskInspector
+from sweeps.operations.run import check_tracking
+from sweeps.search.dry_run import dry_run
+from sweeps.webhook import check_webhook
+
+_SHOWN_FACTS = (
+    "own_loop",
+    "num_parameters",
+    "num_train",
+    "num_val",
+    "steps_per_epoch",
+    "total_steps",
+    "device",
+    "precision",
+    "weight_bytes",
+    "optimizer_bytes",
+    "step_seconds",
+    "evaluation_seconds",
+)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """A valid spec, and what its sweep will take."""
+
+    file: Path
+    spec: SweepSpec
+    resources: ResourcePlan
+    facts: TaskFacts
+    plan: SweepPlan
+
+    @property
+    def warnings(self) -> list[str]:
+        """Probable mistakes, a sentence each."""
+        return [
+            *self.facts.cautions,
+            *self.facts.checked,
+            *direction_warnings(self.spec),
+            *self.plan.warnings(),
+        ]
+
+    @property
+    def not_checked(self) -> list[str]:
+        """The keys that only a run checks."""
+        return not_checked(self.spec)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        return {
+            "file": str(self.file),
+            "name": self.spec.name,
+            "resources": asdict(self.resources),
+            "task": {key: getattr(self.facts, key) for key in _SHOWN_FACTS},
+            "plan": self.plan.as_dict(),
+            "warnings": self.warnings,
+            "not_checked": self.not_checked,
+        }
+
+
+def check_sweep(file: Path, spec: SweepSpec, *, thorough: bool) -> CheckResult:
+    """Check a spec and its task without starting a sweep.
+
+    Args:
+        file: The spec's file.
+        spec: The spec.
+        thorough: Whether to check the task's whole contract.
+
+    Raises:
+        UserError: The spec or the task is wrong.
+    """
+    dry_run(spec)
+    check_tracking(spec)
+    check_webhook(spec)
+    machine = Machine.probe()
+    resources = plan(spec.resources, spec.trials, spec.concurrency, machine)
+    facts = TaskInspector(spec, resources, thorough=thorough).facts()
+    resources = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
+    sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
+    return CheckResult(file, spec, resources, facts, sweep_plan)
+
+
+def not_checked(spec: SweepSpec) -> list[str]:
+    """Return the keys that only a run checks: a check has no root and connects to nothing."""
+    outside = {
+        "search.warm_start": spec.search.warm_start,
+        "tracking.uri": spec.tracking.uri,
+        "storage.ledger": spec.storage.ledger,
+        "storage.checkpoints": spec.storage.checkpoints,
+    }
+    return [key for key, value in outside.items() if value]

@@ -1,0 +1,30 @@
+"""The report's figures and the study of a sweep, for a Python caller.
+
+What must not live here: how figures are drawn (`publishing.report_figures`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sweeps.publishing.report_data import NotEnough, read_sweep
+from sweeps.publishing.report_figures import figures
+from sweeps.publishing.study_copy import copy_study as copy_study
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from sweeps.paths import SweepPaths
+
+
+def draw_figure(paths: SweepPaths, title: str) -> go.Figure:
+    """Draw a figure of the report.
+
+    Raises:
+        NotEnough: There is too little data; the message says what is missing.
+    """
+    data = read_sweep(paths)
+    known = {figure.title: figure for figure in figures(data.spec)}
+    if title not in known:
+        raise NotEnough("the sweep has one metric; a Pareto front needs two or three")
+    return known[title].draw(data)

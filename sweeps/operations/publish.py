@@ -1,0 +1,45 @@
+"""Export and register trials, and write reports.
+
+What must not live here: how they are made (`publishing`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sweeps.path_checks import check_file, check_private
+from sweeps.paths import check_name
+from sweeps.publishing.export import draw_report, export_best, register_best
+from sweeps.results.sweep_status import SweepStatus
+from sweeps.store_access import reach_tracking
+
+
+def check(view: SweepStatus, *, directory: Path | None = None, model: str | None = None) -> None:
+    """Check where a trial is to be exported and under which name it is to be registered."""
+    if model is not None:
+        check_name(model, model=True)
+        reach_tracking(view.paths, view.spec)
+    if directory is not None:
+        check_private(directory, "--export")
+
+
+def export(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
+    """Write a trial's weights, configuration and model card; see `export_best`."""
+    check(view, directory=directory)
+    return export_best(view, directory, trial)
+
+
+def register(view: SweepStatus, trial: int, model: str, *, pickled: bool = False) -> str:
+    """Register a trial's model in MLflow, and return its version; see `register_best`."""
+    check(view, model=model)
+    return register_best(view.paths, trial, model, pickled=pickled)
+
+
+def report(view: SweepStatus, target: Path) -> Path:
+    """Write a sweep's report as a page of HTML.
+
+    Raises:
+        NoReport: It could not be written; the message says why.
+    """
+    check_file(target, "--output")
+    return draw_report(view.paths, target)

@@ -1,0 +1,415 @@
+"""Deliver queued records, draw missing figures, and compare the tracking store.
+
+Only for sweeps that no driver runs; a driver delivers by itself. What must not live here: the
+delivery (`tracking`), and the search for missing data (`reconciliation.store_check`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sweeps.config.logged_params import flatten
+from sweeps.config.revisions import read_revisions
+from sweeps.config.spec import SweepSpec
+from sweeps.engine.process_cleanup import end_orphans
+from sweeps.errors import NoReport
+from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
+from sweeps.ledger.reader import LedgerReader
+from sweeps.paths import SCRATCH, SweepPaths
+from sweeps.publishing.export import draw_report, export_trial
+from sweeps.publishing.trial_figures import (
+    DrawnTrial,
+    draw_figures,
+    figure_files,
+    record_figures,
+    record_figures_again,
+    trials_without_figures,
+)
+from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.reconcile import tracking_gaps
+from sweeps.reconciliation.repairs import send_to_tracker
+from sweeps.reconciliation.store_check import (
+    Missing,
+    MissingData,
+    SweepRun,
+    check_all,
+    check_runs,
+)
+from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
+from sweeps.recording.tags import (
+    STOPPED_BY_INTERRUPT,
+    attempt_tags,
+    best_tags,
+    curve_tags,
+    front_tags,
+    health_tags,
+    leaders_views,
+)
+from sweeps.results.outcome import find_failure
+from sweeps.results.sweep_status import NoBest, SweepStatus
+from sweeps.sweep_lock import SweepLock
+from sweeps.tracker import find_tracker, open_tracker
+from sweeps.webhook import deliver_waiting
+from tracking.notification_queue import Undelivered
+from tracking.outbox_recorder import reset_trials, set_target, sync
+from tracking.outbox_status import DeliveryStatus, read_outbox
+from tracking.recorder import Status, stored_status
+from tracking.tracker import OpenTracker, Tracker
+
+_INTERRUPTED: Status = "INTERRUPTED"
+_BATCH_SIZE = 50
+"""How many trials' metrics are in memory at a time."""
+
+
+class SyncResult(NamedTuple):
+    """What `sweep sync` delivered, drew and found missing."""
+
+    delivered: int
+    left: int
+    """How many records still wait."""
+    refused: int
+    """How many records the server has rejected for good, since the sweep began."""
+    held: str | None
+    """How many artifacts wait although the server answers, and why."""
+    drawn: int
+    """For how many trials figures were drawn."""
+    missing: Missing = Missing()
+    """What the store lacked of the records that had been delivered."""
+    still_missing: Missing = Missing()
+    """What it still lacks."""
+    num_runs: int = 0
+    """How many runs the store should have."""
+    undelivered: Undelivered | None = None
+    """The notifications that still wait for the webhook; None if none does."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return {
+            **self._asdict(),
+            "missing": asdict(self.missing),
+            "still_missing": asdict(self.still_missing),
+            "undelivered": self.undelivered._asdict() if self.undelivered else None,
+        }
+
+
+def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) -> SyncResult:
+    """Deliver queued records, those of a killed driver, lost runs, missing figures and the report.
+
+    Args:
+        view: The sweep.
+        verify: Compare the whole store with the sweep's files, and send what the store lacks.
+        patience: Seconds without any delivery after which it gives up.
+
+    Raises:
+        StorageMoved: The sweep is a copy, or was renamed.
+        SweepLockedError: A driver runs the sweep, and delivers by itself.
+        TrackingUnusable: The tracking server does not answer or refuses, or the store is damaged.
+        StoreUnreadable: The store does not answer.
+    """
+    paths, spec = view.paths, view.spec
+    check_kept(paths, spec, spec)
+    tracker = find_tracker(paths, spec)
+    place = tracker.uri, tracker.artifact_root
+    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
+    with contextlib.ExitStack() as stack:
+        drawing = Drawing()
+        if view.state != "running":  # otherwise the lock cannot be acquired
+            scratch = tempfile.TemporaryDirectory(dir=paths.directory, prefix=SCRATCH)
+            drawing = draw_missing(view, Path(stack.enter_context(scratch)))
+        lock.acquire()
+        stack.callback(lock.release)
+        if lock.previous is not None:
+            end_orphans(lock.previous.token)
+        undelivered = deliver_waiting(paths, spec, seconds=patience)
+        tracker.probe(known=spec.tracking.uri is None)
+        set_target(paths.outbox, tracker)
+        drawn = record_drawing(paths, spec, drawing)
+        before = read_outbox(paths.outbox)
+        resender = _Resender(paths, spec, before.tracked_sweep_status, tracker)
+        sent = left = 0
+
+        def send() -> None:
+            nonlocal sent, left
+            waiting = read_outbox(paths.outbox).pending
+            left = sync(*place, spec.name, resender.sweep_id, paths.outbox, patience=patience)
+            sent += waiting - left
+
+        still: list[MissingData] = []
+        if verify:
+            send()  # queued records are not missing
+            missing = [] if left else resender.all_missing()
+            resender.send(missing)
+            send()
+            still = resender.all_missing() if missing and not left else []
+        else:
+            missing = resender.missing_runs()
+            # A user deleted the runs in the trash; they stay there.
+            still = [one for one in missing if one.is_deleted]
+            resender.send([one for one in missing if not one.is_deleted])
+            send()
+    after = read_outbox(paths.outbox)
+    num_refused = after.refused - before.refused
+    return SyncResult(
+        sent - num_refused,
+        left,
+        after.refused,
+        after.blocked_artifacts,
+        drawn,
+        Missing.of(missing),
+        Missing.of(still),
+        1 + len(resender.records),
+        undelivered if undelivered and undelivered.waiting else None,
+    )
+
+
+def queue_interruptions(paths: SweepPaths, spec: SweepSpec) -> None:
+    """Queue the records that a killed driver could not send, and mark its runs as interrupted.
+
+    The caller holds the sweep's lock.
+    """
+    ledger = LedgerReader(ledger_location(paths, spec))
+    records = {record.number: record for record in ledger.records()}
+    looks_live = read_outbox(paths.outbox).tracked_sweep_status == "RUNNING"
+    recorder, delivery = _queue(paths, spec, ledger)
+    for first in range(0, len(records), _BATCH_SIZE):
+        batch = list(records.values())[first : first + _BATCH_SIZE]
+        for gap in list(tracking_gaps(read_sweep_state(paths, spec, batch, live=False))):
+            send_to_tracker(gap, paths, spec, records[gap.number], recorder)
+    if looks_live:
+        recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
+    delivery.close(0.0)
+
+
+class Drawing(NamedTuple):
+    """Figures and a report in a scratch directory that are not recorded yet."""
+
+    figures: Sequence[DrawnTrial] = ()
+    report: Path | None = None
+    no_report: str | None = None
+    """Why the report could not be drawn."""
+
+
+def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
+    """Draw missing figures of the trials that have ended, and the report of a concluded sweep.
+
+    Needs no lock, because trials that have ended do not change.
+    """
+    paths = view.paths
+    figures = draw_figures(view.spec, paths, trials_without_figures(paths, view.records), scratch)
+    # A trial that ended after the last report has no figures either.
+    if not _is_concluded(view.ledger) or (paths.report.exists() and not figures):
+        return Drawing(figures)
+    try:
+        return Drawing(figures, draw_report(paths, scratch / paths.report.name))
+    except NoReport as error:
+        return Drawing(figures, no_report=str(error))
+
+
+def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
+    """Queue the figures for the trials' runs, and report and best figures for the sweep's own run.
+
+    The caller holds the sweep's lock.
+
+    Returns:
+        How many trials have figures now that had none.
+    """
+    ledger = LedgerReader(ledger_location(paths, spec))
+    recorder, delivery = _queue(paths, spec, ledger)
+    all_again = delivery.needs_figures
+    # Before the figures: after a crash here, figures are missing, and the report is drawn again.
+    if drawing.report is not None:
+        drawing.report.replace(paths.report)
+    if drawing.report is not None or (all_again and paths.report.exists()):
+        recorder.artifact(None, paths.report, paths.report.name)
+    if all_again:
+        record_figures_again(paths, [one.number for one in ledger.trials], recorder)
+    num_drawn = record_figures(paths, drawing.figures, recorder)
+    best = ledger.best() if len(spec.metrics) == 1 and _is_concluded(ledger) else None
+    if best and (all_again or best.number in [one.number for one in drawing.figures]):
+        for file in figure_files(paths, best.number):
+            recorder.artifact(None, file, f"figures/{file.name}")
+    if all_again:
+        delivery.figures_sent()
+    if drawing.no_report is not None:
+        recorder.tag(None, {"report": f"missing: {drawing.no_report}"})
+    delivery.close(0.0)
+    return num_drawn
+
+
+def _is_concluded(ledger: LedgerReader) -> bool:
+    """Return whether a driver has published the best of all trials."""
+    return 0 < ledger.num_published == len(ledger.trials)
+
+
+class _Resender:
+    """Finds the records that the tracking store lacks and queues them again.
+
+    The caller holds the sweep's lock.
+    """
+
+    def __init__(
+        self,
+        paths: SweepPaths,
+        spec: SweepSpec,
+        tracked_sweep_status: str | None,
+        tracker: Tracker,
+    ) -> None:
+        self._paths, self._spec = paths, spec
+        self._ledger = LedgerReader(ledger_location(paths, spec))
+        self.sweep_id = self._ledger.sweep_id
+        self.records = self._ledger.records()
+        self._concluded = _is_concluded(self._ledger)
+        self._best = self._ledger.best() if len(spec.metrics) == 1 else None
+        if tracked_sweep_status is None and self._concluded:
+            tracked_sweep_status = "FINISHED" if self._ledger.front() else "FAILED"
+        endings: tuple[Status, ...] = ("FINISHED", "FAILED")
+        self._ending = next((one for one in endings if one == tracked_sweep_status), _INTERRUPTED)
+        self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
+        known = read_outbox(paths.outbox).experiment_id
+        self._store = tracker.reader(spec.name, known)
+
+    def missing_runs(self) -> list[MissingData]:
+        """Return the runs that the store lacks or has with another status."""
+        delivered = read_outbox(self._paths.outbox)
+        runs = self._store.runs(self.sweep_id)
+        return check_runs(self.records, delivered, runs, self._status(delivered))
+
+    def all_missing(self) -> list[MissingData]:
+        """Return everything that the store lacks of the delivered records."""
+        params = dict(flatten(self._spec.model_dump(mode="json")))
+        delivered = read_outbox(self._paths.outbox)
+        own = SweepRun(self._status(delivered), params, self._sweep_tags(), self._sweep_files())
+        return check_all(
+            self._paths,
+            self._spec,
+            self.records,
+            self._store,
+            self.sweep_id,
+            own,
+            densities=self._densities,
+            more_tags=self._front_tags(),
+            drawn=lambda number: figure_files(self._paths, number),
+        )
+
+    def send(self, missing: Iterable[MissingData]) -> None:
+        """Queue missing records, and those that a killed driver could not send."""
+        by_trial = {one.trial: one for one in missing}
+        again = {one.trial: one.is_gone for one in by_trial.values() if one.is_of_the_run}
+        reset_trials(self._paths.outbox, again)
+        own = by_trial.pop(None, None)
+        if own is not None:
+            self._send_sweep_run(own)
+        queue_interruptions(self._paths, self._spec)
+        more = self._front_tags()
+        recorder, delivery = _queue(self._paths, self._spec, self._ledger)
+        for number, one in by_trial.items():
+            assert number is not None, "the sweep's own run is handled above"
+            recorder.tag(number, more.get(number, {}))
+            files = figure_files(self._paths, number)
+            for file in files:
+                if one.is_gone or f"figures/{file.name}" in one.files:
+                    recorder.artifact(number, file, f"figures/{file.name}")
+            if files and one.is_gone:
+                recorder.tag(number, {"figures": "drawn"})
+        if any(again.values()):
+            delivery.figures_sent()  # above, of each run that is gone
+        delivery.close(0.0)
+
+    def _status(self, delivered: DeliveryStatus) -> str | None:
+        """Return the status of the sweep's own run; None: a killed driver did not send it."""
+        return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
+
+    def _send_sweep_run(self, missing: MissingData) -> None:
+        recorder, delivery = _queue(
+            self._paths, self._spec, self._ledger, announce=missing.is_of_the_run
+        )
+        if missing.is_of_the_run:
+            recorder.finish(None, self._ending, self._sweep_tags(), at_ms=self._ended_ms())
+        with tempfile.TemporaryDirectory(dir=self._paths.directory, prefix=SCRATCH) as made:
+            for file, name in self._publish(Path(made), missing):
+                recorder.artifact(None, file, name)
+        delivery.close(0.0)
+
+    def _publish(self, directory: Path, missing: MissingData) -> Iterable[tuple[Path, str]]:
+        """Yield the missing artifacts of the sweep's own run, with their names in the store."""
+
+        def lacks(name: str) -> bool:
+            return missing.is_gone or any(one.startswith(name) for one in missing.files)
+
+        if lacks("sweep.yaml"):
+            yield self._paths.spec, "sweep.yaml"
+        if self._paths.report.exists() and lacks("report.html"):
+            yield self._paths.report, "report.html"
+        if not self._concluded or self._best is None:
+            return
+        for file in figure_files(self._paths, self._best.number):
+            if lacks(f"figures/{file.name}"):
+                yield file, f"figures/{file.name}"
+        if lacks("best/"):
+            where = attempt_tags(self._ledger.attempts)
+            ended = sum(one.finished for one in self.records)
+            with contextlib.suppress(NoBest):  # the driver exported no trial either
+                for file in export_trial(
+                    self._paths, self._spec, self._best, directory / "best", where, ended
+                ):
+                    yield file, f"best/{file.name}"
+
+    def _sweep_tags(self) -> dict[str, str]:
+        best = [one for one in self.records if self._best and one.number == self._best.number]
+        return {
+            **attempt_tags(self._ledger.attempts),
+            **curve_tags(self._densities),
+            **health_tags(self.records),
+            **(best_tags(best[0]) if best and self._concluded else {}),
+            **self._front_tags().get(None, {}),
+            **(STOPPED_BY_INTERRUPT if self._ending == "INTERRUPTED" else self._description()),
+        }
+
+    def _description(self) -> dict[str, str]:
+        front = self._ledger.front()
+        why = None if front else find_failure(self.records).cause
+        return {DESCRIPTION: describe_sweep(self.records, front, self._spec, why)}
+
+    def _front_tags(self) -> Mapping[int | None, Mapping[str, str]]:
+        if len(self._spec.metrics) == 1 or not self._concluded:
+            return {}
+        numbers = {one.number for one in self._ledger.front()}
+        front = [one for one in self.records if one.number in numbers]
+        return front_tags(front, self.records)
+
+    def _sweep_files(self) -> dict[str, frozenset[str]]:
+        files = {"": {"sweep.yaml"}}
+        if self._concluded and self._best is not None:
+            files["best"] = {"config.yaml"}
+            files["figures"] = {f.name for f in figure_files(self._paths, self._best.number)}
+        return {folder: frozenset(names) for folder, names in files.items()}
+
+    def _ended_ms(self) -> int | None:
+        return max((one.ended_ms or 0 for one in self.records), default=0) or None
+
+
+def _queue(
+    paths: SweepPaths, spec: SweepSpec, ledger: LedgerReader, *, announce: bool = False
+) -> OpenTracker:
+    """Return a recorder that writes to the outbox and contacts no server.
+
+    Args:
+        announce: Whether to record the sweep's own run, too.
+    """
+    tags = attempt_tags(ledger.attempts)
+    if announce:
+        tags |= curve_tags([one.tracking.every for one in read_revisions(paths.spec)])
+    return open_tracker(
+        paths,
+        spec,
+        ledger.sweep_id,
+        tags=tags,
+        inherited=ledger.attempts[-1] if ledger.attempts else {},
+        experiment_tags=leaders_views(spec, ledger.sweep_id),
+        announce=announce,
+    )

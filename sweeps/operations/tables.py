@@ -1,0 +1,39 @@
+"""Write a sweep's trials and curves as files, for other programs.
+
+What must not live here: how trials and curves are read (`frames`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sweeps.operations.frames import curves_frame, trials_frame
+from sweeps.path_checks import check_file, check_private
+from sweeps.results.sweep_status import SweepStatus
+
+
+def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
+    """Write `trials` and `curves` of a sweep into a directory.
+
+    Returns:
+        The files written.
+    """
+    targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
+    check_private(directory, f"--{kind}")
+    for target in targets:
+        check_file(target, f"--{kind}")
+    frames = [
+        trials_frame(view).reset_index(),
+        curves_frame(view, range(len(view.records)), view.spec.metrics),
+    ]
+    # Made whole before a file is: pandas takes some paths for addresses.
+    tables = [
+        frame.to_csv(index=False).encode() if kind == "csv" else frame.to_parquet()
+        for frame in frames
+    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    for table, target in zip(tables, targets, strict=True):
+        aside = target.with_name(f".{target.name}.writing")
+        aside.write_bytes(table)
+        aside.replace(target)
+    return targets

@@ -1,0 +1,27 @@
+"""Prepare the present process to build or evaluate a trial's model, as a worker does.
+
+What must not live here: training (`commands.train`), and evaluating (`evaluation`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sweeps.config.spec import SweepSpec
+from sweeps.store_access import withheld_variables
+from trainable.task_import import prepared
+
+
+@contextmanager
+def as_a_trial(spec: SweepSpec) -> Iterator[None]:
+    """Prepare this process as a trial's worker: import paths, and no credentials."""
+    withheld = os.environ.keys() & withheld_variables(spec)
+    kept = {name: os.environ[name] for name in withheld}
+    with prepared():
+        os.environ.update(dict.fromkeys(withheld, ""))
+        try:
+            yield
+        finally:
+            os.environ.update(kept)

@@ -1,0 +1,41 @@
+"""The status of every sweep below a root.
+
+What must not live here: the status of one sweep (`sweep_status`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
+from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.results.sweep_status import SweepStatus
+from tracking.trusted_stores import StoreUntrusted
+
+_NUM_THREADS = 16
+
+
+def statuses(root: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield each sweep's status; a sentence if it cannot be read.
+
+    Raises:
+        UserError: The root is a file.
+    """
+    if root.exists() and not root.is_dir():
+        raise UserError(
+            f"--root {root}: is a file; the root is the directory that holds all sweeps; "
+            "name that directory"
+        )
+    # In threads, because an unresponsive database takes five seconds.
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        yield from pool.map(_status, list_sweeps(root))
+
+
+def _status(paths: SweepPaths) -> dict[str, Any] | str:
+    try:
+        return SweepStatus(paths).status()
+    except (RevisionError, SpecError, LedgerError, StoreUntrusted, OSError) as error:
+        return str(error)  # the other sweeps are still listed

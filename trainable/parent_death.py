@@ -1,0 +1,26 @@
+"""End a process with its parent, however the parent ends.
+
+What must not live here: processes that are ended by anything else (`sweeps.engine`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+def end_with_parent(sent: signal.Signals = signal.SIGKILL) -> bool:
+    """Make the kernel send this process a signal when the thread that started it ends.
+
+    A parent that ended before this call is not noticed: then `os.getppid()` is another process.
+
+    Returns:
+        Whether the kernel does so: only Linux can, and a sandbox may forbid it.
+    """
+    if sys.platform != "linux":
+        return False
+    refused: int = ctypes.CDLL(None).prctl(_DEATH_SIGNAL, sent)
+    return refused == 0
