@@ -159,6 +159,7 @@ class Average:
         waiting = self._frozen | self._statistics
         self._add({name: waiting[name] for name in state["values"] if name in unknown})
         self._frozen = {k: p for k, p in self._frozen.items() if k not in self._values}
+        self._statistics = {k: b for k, b in self._statistics.items() if k not in self._values}
         self.count = state["count"]
         for name, average in self._values.items():
             value = state["values"].get(name, self._sources[name])

@@ -159,13 +159,23 @@ def test_infinite_buffers_do_not_become_nan():
 
 
 def test_lazy_layers_are_averaged():
+    def train(model, average, steps):
+        for step in steps:
+            model(torch.randn(4, 5, generator=torch.Generator().manual_seed(step)))
+            _move(model, step)
+            average.update(step)
+
     model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
     average = Average(model, [], EMA)
-    for step in (1, 2, 3):
-        model(torch.randn(4, 5))
-        _move(model, step)
-        average.update(step)
+    train(model, average, (1, 2, 3))
     assert len(average.state_dict()["values"]) == 6
+    again = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    resumed = Average(again, [], EMA)
+    again.load_state_dict(model.state_dict())
+    resumed.load_state_dict(average.state_dict())
+    train(model, average, (4, 5))
+    train(again, resumed, (4, 5))
+    assert _same(_averaged(average, model), _averaged(resumed, again))
 
 
 def test_plan_has_starts_and_intervals():
