@@ -235,8 +235,8 @@ class Task:
         Args:
             name: Such as `train/aux_loss`; not a name that the run itself reports.
             value: One number.
-            over: Log a row for each `step`, or one value with the report of each `epoch`. The
-                hooks of an epoch always log for the epoch.
+            over: Log a row for each `step`, or one value with the report of each `epoch`: of
+                all steps since the report before. The hooks of an epoch always log for the epoch.
             reduce: `mean` or `sum`.
             weight: The value's weight in the mean, such as the number of targets in the batch.
 

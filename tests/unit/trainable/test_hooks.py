@@ -137,6 +137,21 @@ def test_epoch_sums_are_those_of_all_samples(tmp_path, opened, configure):
     assert ends[0]["train/mean"] == pytest.approx(losses / 44)
 
 
+@pytest.mark.parametrize("every", ["1 step", "3 steps", "1 report"])
+@pytest.mark.parametrize("crash_at", [2, 4, 5, 8, 9])
+def test_hooks_follow_epochs_and_sums_follow_reports(tmp_path, opened, configure, every, crash_at):
+    config = configure(budget={"steps": 12, "report_every": 5}, every=every)
+    _, task = _run(opened, config, tmp_path / "whole")
+    assert task.calls == CALLS
+    rows = dict(_curve(tmp_path / "whole"))
+    assert [rows[step]["train/samples"] for step in (5, 10, 12)] == [56, 56, 20]
+    assert [rows[step]["seen"] for step in (5, 10, 12)] == [44, 44, 44]
+    _run(opened, config, tmp_path / "cut", crash_at=crash_at)
+    _, again = _run(opened, config, tmp_path / "cut")
+    assert again.calls == CALLS
+    assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
+
+
 def test_smaller_batches_do_not_begin_the_epoch_again(tmp_path, opened, configure):
     config = configure(every="1 step", batch_size=6)
     _run(opened, config, tmp_path, crash_at=2)
