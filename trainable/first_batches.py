@@ -209,7 +209,9 @@ def reported_names(parts: Parts, config: TrainConfig, layers: Iterable[str] = ()
     if parts.precision.scaler is not None:
         names.add("num_skipped_steps")
     every = config.layer_norms_every
-    if every and parts.train.plan.windows % every == 0:  # else only in some epochs
+    plan = parts.reports
+    if every and not (plan.windows_per_report % every or plan.total_steps % every):
+        # else only in some reports
         names |= {f"grad_norm/{layer}" for layer in layers}
     return names
 

@@ -93,8 +93,10 @@ def loss_plateau(losses: Sequence[float], start: float = math.inf) -> Signal | N
     )
 
 
-def overfitting(train: Sequence[float], val: Sequence[float], patience: int = 3) -> Signal | None:
-    """Warn when validation loss rose for `patience` epochs while training loss kept falling."""
+def overfitting(
+    train: Sequence[float], val: Sequence[float], patience: int = 3, word: str = "epoch"
+) -> Signal | None:
+    """Warn when validation loss rose for `patience` reports while training loss kept falling."""
     if min(len(train), len(val)) <= patience:
         return None
     train, val = train[-patience - 1 :], val[-patience - 1 :]
@@ -105,7 +107,7 @@ def overfitting(train: Sequence[float], val: Sequence[float], patience: int = 3)
         return None
     return Signal(
         "overfitting",
-        f"val/loss rose from {val[0]:.3g} to {val[-1]:.3g} over {patience} epochs while "
+        f"val/loss rose from {val[0]:.3g} to {val[-1]:.3g} over {patience} {word}s while "
         f"train/loss fell to {train[-1]:.3g}: stop earlier, or add weight decay, dropout or data",
     )
 
@@ -221,7 +223,9 @@ class HealthMonitor:
         self._memory: dict[str, deque[float]] = {}
         self._applied: deque[float] = deque(maxlen=LATEST)
         self._scheduled: deque[float] = deque(maxlen=LATEST)
-        self._epoch_losses: list[float] = []
+        self._losses_since_report: list[float] = []
+        self._word = "epoch"
+        """What messages call a report."""
 
     def load_history(self, rows: Iterable[Row]) -> None:
         """Observe the rows that the run wrote before it was interrupted."""
@@ -245,7 +249,7 @@ class HealthMonitor:
             self._loss.append(metrics["train/loss"])
             if len(self._first) < LATEST:
                 self._first.append(metrics["train/loss"])
-            self._epoch_losses.append(metrics["train/loss"])
+            self._losses_since_report.append(metrics["train/loss"])
         if "train/grad_norm" in metrics:
             self._norm.append(metrics["train/grad_norm"])
         if scheduled is not None and "train/lr" in metrics:
@@ -255,11 +259,13 @@ class HealthMonitor:
             self._rate.append(metrics["train/samples_per_second"])
         if metrics.get("train/seconds", 0) > 0 and "train/device_seconds" in metrics:
             self._busy.append(100 * metrics["train/device_seconds"] / metrics["train/seconds"])
+        if "report" in metrics:
+            self._word = "report"
         if "val/loss" in metrics:
             self._val.append(metrics["val/loss"])
-            if self._epoch_losses:
-                self._train.append(statistics.fmean(self._epoch_losses))
-            self._epoch_losses = []
+            if self._losses_since_report:
+                self._train.append(statistics.fmean(self._losses_since_report))
+            self._losses_since_report = []
 
     def signals(self) -> list[Signal]:
         """Return all present warnings."""
@@ -269,7 +275,7 @@ class HealthMonitor:
             loss_not_finite(self._val, "val/loss"),
             loss_spike(list(self._loss)),
             loss_plateau(list(self._loss), start),
-            overfitting(list(self._train), list(self._val)),
+            overfitting(list(self._train), list(self._val), word=self._word),
             norm_spikes(list(self._norm)),
             norm_collapse(list(self._norm)),
             lr_stuck(list(self._scheduled), list(self._applied)),

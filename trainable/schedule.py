@@ -48,7 +48,7 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
     if steps >= total_steps and steps > 0:
         raise ConfigError(
             f"{steps} steps of {total_steps} steps in all; it must be shorter than the run; lower "
-            "train.schedule.warmup or raise budget.epochs",
+            "train.schedule.warmup or lengthen the budget",
             key="train.schedule.warmup",
         )
     return steps

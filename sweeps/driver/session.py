@@ -380,10 +380,10 @@ def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecor
 def _check_reported_trials(
     paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
 ) -> None:
-    """Refuse a configuration change if a trial would train epochs again that it has reported.
+    """Refuse a configuration change if a trial would train again what it has reported.
 
     Raises:
-        OriginChanged: A trial has reported epochs that it has not saved; the error names the
+        OriginChanged: A trial has made reports that it has not saved; the error names the
             first such trial.
     """
     for trial in trials:
@@ -392,15 +392,15 @@ def _check_reported_trials(
         differing = _config_diff(before, after, trial)
         if not differing:
             continue
-        epoch = max(trial.reports)
+        epoch, word = max(trial.reports), before.budget.report_word
         saved = trial_store(paths, before, trial.number).saved_epoch()
         if saved < epoch:
             raise OriginChanged(
-                f"trial {trial.number} has reported epoch {epoch} and saved epoch {saved}, so it "
-                "trains the epochs between again; ledger and tracking keep the first reports, "
-                f"which would not fit the changed configuration ({differing}); resume without the "
-                f"change until the trial has saved epoch {epoch} or ended, or resume with "
-                "--accept-changes"
+                f"trial {trial.number} has reported {word} {epoch} and saved {word} {saved}, so "
+                f"it trains the {word}s between again; ledger and tracking keep the first "
+                f"reports, which would not fit the changed configuration ({differing}); resume "
+                f"without the change until the trial has saved {word} {epoch} or ended, or "
+                "resume with --accept-changes"
             )
 
 

@@ -24,7 +24,7 @@ class GeometricRungs(StoppingRule):
     first_epoch_key: ClassVar[str | None] = "grace_epochs"
 
     grace_epochs: int = Field(default=1, ge=1)
-    """Epochs that every trial gets; below `budget.epochs`."""
+    """Epochs that every trial gets; below `budget.epochs`. With another budget: reports."""
     reduction: int = Field(default=3, ge=2)
     """One trial in this many continues beyond a rung; also the factor between two rungs."""
 

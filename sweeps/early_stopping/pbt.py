@@ -34,7 +34,8 @@ class Pbt(StoppingRule):
     is_population: ClassVar[bool] = True
 
     interval_epochs: int = Field(default=1, ge=1)
-    """`pbt`, `pb2`: epochs from one comparison to the next; below `budget.epochs`."""
+    """`pbt`, `pb2`: epochs from one comparison to the next; below `budget.epochs`. With another
+    budget: reports."""
     quantile: Number = Field(default=0.25, gt=0, le=0.5)
     """`pbt`, `pb2`: the share of trials that is replaced each time, by as many of the best."""
     resample: Number = Field(default=0.25, ge=0, le=1)

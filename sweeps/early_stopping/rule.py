@@ -1,6 +1,8 @@
 """The interface of a stopping rule, as a spec, the driver, samplers and the report use it.
 
-Each rule has its own module in this package, and `registry` lists all rules. What must not live
+Each rule has its own module in this package, and `registry` lists all rules. Rules count reports.
+An `epoch` in their names and parameters is a report: with a budget in epochs, each epoch ends with
+one. What must not live
 here: a particular rule, Ray, and the ledger. This package lies below `sweeps.config`, so that the
 rules can check a spec. Rules therefore receive plain numbers instead of a spec.
 """
@@ -27,8 +29,8 @@ class TrialStopper(Protocol):
 
         Args:
             number: The trial's number.
-            epoch: How many epochs the trial has trained.
-            value: The metric after these epochs; it may be NaN or infinite.
+            epoch: How many reports the trial has made.
+            value: The metric at the last one; it may be NaN or infinite.
         """
 
 
@@ -48,7 +50,7 @@ class StoppingRule(Section):
     needs_one_metric: ClassVar[bool] = True
     """Whether the rule compares trials by one number, so that a sweep has a single metric."""
     first_epoch_key: ClassVar[str | None] = None
-    """The parameter with the first epoch at which the rule decides, below `budget.epochs`."""
+    """The parameter with the first report at which the rule decides, below those of the budget."""
     is_population: ClassVar[bool] = False
     """Whether trials continue from each other's checkpoints."""
     models_gains: ClassVar[bool] = False
@@ -60,7 +62,7 @@ class StoppingRule(Section):
         """Return the epochs at which the rule compares trials, ascending; none by default.
 
         Args:
-            epochs: The budget of a full run. Every rung lies below it.
+            epochs: The reports of a full run. Every rung lies below it.
         """
         del epochs
         return ()
@@ -70,7 +72,7 @@ class StoppingRule(Section):
 
         Args:
             number: The trial's number.
-            epochs: The budget of a full run.
+            epochs: The reports of a full run.
         """
         del number, epochs
         return 0
@@ -81,7 +83,7 @@ class StoppingRule(Section):
         By default every trial trains to the end.
 
         Args:
-            epochs: The budget of a full run.
+            epochs: The reports of a full run.
             num_trials: How many trials the sweep will have.
         """
         return epochs * num_trials
@@ -97,7 +99,7 @@ class StoppingRule(Section):
         own last value.
 
         Args:
-            epochs: The budget of a full run.
+            epochs: The reports of a full run.
         """
         del epochs
         return ()
@@ -106,7 +108,7 @@ class StoppingRule(Section):
         """Return when trials pause and which one is promoted next; None: no trial pauses.
 
         Args:
-            epochs: The budget of a full run.
+            epochs: The reports of a full run.
             minimize: Whether less is better.
             num_trials: How many trials the sweep will have.
         """
@@ -117,7 +119,7 @@ class StoppingRule(Section):
         """Return an object that decides after each report; None: the rule stops no running trial.
 
         Args:
-            epochs: The budget of a full run.
+            epochs: The reports of a full run.
             minimize: Whether less is better.
         """
         del epochs, minimize

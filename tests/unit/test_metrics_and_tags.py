@@ -21,8 +21,8 @@ from trainable import open_trainer, read_rows
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/metrics-and-tags.md").read_text(encoding="utf-8")
 METRICS, TAGS = PAGE.split("\n## Tags", 1)
-ELSEWHERE = {"memory/gpu_mb", "num_skipped_steps", "param/<key>"}
-"""Metrics that need a GPU, fp16 or a population."""
+ELSEWHERE = {"memory/gpu_mb", "num_skipped_steps", "param/<key>", "report"}
+"""Metrics that need a GPU, fp16, a population, or a budget in steps."""
 SPEC = """
 name: metrics
 task: digits

@@ -275,6 +275,31 @@ def test_loop_that_ends_early_finishes_the_run(tmp_path):
     assert again.metrics == reports[-1].metrics
 
 
+@pytest.mark.parametrize("until", [None, 1, 2, 3])
+def test_patience_ends_a_loop(tmp_path, until):
+    values = _values(5.0, 3.0, 4.0, 3.5, 1.0, 1.0, state={"x": 1})
+    data = _config().model_dump()
+    config = TrialConfig.model_validate(data | {"patience": 2})
+    reports = []
+    if until is not None:  # paused there, and resumed
+        with _open(values, tmp_path, config, until=until) as trainer:
+            reports += trainer.events()
+    with _open(values, tmp_path, config) as trainer:
+        reports += trainer.events()
+    assert [report.epoch for report in reports] == [1, 2, 3, 4]
+    assert reports[-1].finished
+    assert reports[-1].out_of_patience
+    assert reports[-1].metrics["best/val/loss"] == 3.0
+
+
+def test_loop_counts_reports_of_a_budget_in_steps(tmp_path):
+    data = _config().model_dump() | {"budget": {"steps": 100, "report_every": 40}}
+    config = TrialConfig.model_validate(data)
+    with _open(_values(3.0, 2.0, 1.0, 0.5, state={"x": 1}), tmp_path, config) as trainer:
+        assert [report.epoch for report in trainer.events()] == [1, 2, 3]
+    assert [metrics["report"] for _, metrics in _curve(tmp_path)] == [1, 2, 3]
+
+
 def test_endless_loop_is_closed_at_the_budget(tmp_path):
     closed = []
 

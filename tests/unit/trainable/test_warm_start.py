@@ -14,7 +14,7 @@ import torch
 
 from tests.chaos.killed_runs import curve, differences, without_measured
 from trainable.checkpoint import CheckpointStore, Generation
-from trainable.config import TrialConfig
+from trainable.config import CheckpointConfig, TrialConfig
 from trainable.metrics_file import read_rows
 from trainable.storage.local import LocalFiles
 from trainable.warm_start import copy_generations, inherited, link_checkpoint_from_donor
@@ -101,6 +101,32 @@ def test_interruption_changes_nothing(heir: Path, train: Train, tmp_path: Path) 
     assert differences(once["optimizer"], twice["optimizer"]) == []
     for directory in (heir, again):
         assert [row.step for row in read_rows(directory)] == list(range(1, 17))
+
+
+def test_warm_start_in_the_middle_of_an_epoch(
+    tmp_path: Path, opened: Any, configure: Any, toy: Any
+) -> None:
+    def run(directory: Path, pause: int, *, seed: int, **optimizer: float) -> dict[str, Any]:
+        budget = {"steps": 14, "report_every": 3}
+        config = configure(budget=budget, seed=seed, optimizer={"name": "adamw", **optimizer})
+        config = config.model_copy(update={"checkpoint": CheckpointConfig(every="1 report")})
+        with opened(config, directory, toy(), until=pause) as trainer:
+            list(trainer.events())
+        return newest(directory)
+
+    donor, own = (
+        run(tmp_path / "donor", 2, seed=1, **DONOR),
+        run(tmp_path / "a", 2, seed=2, **HEIR),
+    )
+    link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    once = run(tmp_path / "a", 5, seed=2, **HEIR)
+    for until in (3, 4, 5):
+        twice = run(tmp_path / "b", until, seed=2, **HEIR)
+    assert (own["progress"]["epoch"], own["progress"]["window"]) == (1, 2)
+    assert differences(donor["model"], own["model"]) != []
+    assert differences(without_measured(once), without_measured(twice)) == []
+    assert once["progress"]["step"] == 14
 
 
 def test_best_value_stays_its_own(heir: Path, train: Train) -> None:

@@ -189,6 +189,33 @@ CASES = [
         HEAD + "early_stopping: {scheduler: asha_promote, grace_epochs: 10}\n",
         id="55 grace of all epochs, with pauses",
     ),
+    *(
+        pytest.param(HEAD + f"budget: {budget}\n" + more, id=name)
+        for name, budget, more in (
+            ("a budget in two units", "{epochs: 3, steps: 100, report_every: 5}", ""),
+            ("a budget without a length", "{epochs: null}", ""),
+            ("a budget in steps without reports", "{steps: 100}", ""),
+            ("reports further apart than the budget", "{steps: 100, report_every: 101}", ""),
+            ("a report in the middle of a step", "{samples: 100, report_every: 2.5}", ""),
+            ("an interval of evaluations by another name", "{epochs: 3, evaluate_every: 2}", ""),
+            (
+                "a first rung after the last report",
+                "{steps: 100, report_every: 30}",
+                "early_stopping: {scheduler: asha, grace_epochs: 4}\n",
+            ),
+            (
+                "a population without a comparison of reports",
+                "{steps: 100, report_every: 100}",
+                "early_stopping: {scheduler: pbt}\nspace: {train.optimizer.lr: {uniform: [0.1, 1]}}\n",
+            ),
+            (
+                "other samples for each batch size",
+                "{samples: 900, report_every: 300, val_batches: 2}",
+                "space: {train.batch_size: {choice: [8, 16]}}\n",
+            ),
+            ("no patience", "{epochs: 3}", "early_stopping: {patience: 0}\n"),
+        )
+    ),
     pytest.param(
         HEAD + "early_stopping: {scheduler: median, grace_epochs: 12, min_trials: 0}\n",
         id="55 grace beyond all epochs",

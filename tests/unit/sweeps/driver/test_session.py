@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from sweeps.config.provenance_check import Origin
+from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.run import run_sweep
 from sweeps.driver.session import SweepSession, open_ledger
 from sweeps.engine.resources import Machine, plan
-from sweeps.errors import OriginChanged
+from sweeps.errors import OriginChanged, SearchChanged
 from tests.fake_checkpoints import commit
 from tests.message_parts import assert_parts
 from tests.specs import with_overrides
@@ -135,6 +136,23 @@ def test_settings_a_step_ignores_may_always_change(tmp_path: Path, override: str
     made = MadeSweep(tmp_path)
     _told_beyond_its_checkpoint(made)
     _resume(made, override)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["budget.report_every=0.5"],
+        ["budget.val_batches=3"],
+        ["budget.epochs=null", "budget.steps=90", "budget.report_every=10"],
+    ],
+)
+def test_what_a_report_is_cannot_change(tmp_path: Path, overrides: list[str]) -> None:
+    made = MadeSweep(tmp_path)
+    after = with_overrides(made.spec, overrides)
+    check_search_changes(made.spec, after, 0)
+    with pytest.raises(SearchChanged, match="epochs: 10 in this sweep and cannot become"):
+        check_search_changes(made.spec, after, 1)
+    check_search_changes(after, with_overrides(after, [f"budget.{after.budget.unit}=200"]), 1)
 
 
 def test_finished_trials_do_not_forbid_other_settings(tmp_path: Path) -> None:

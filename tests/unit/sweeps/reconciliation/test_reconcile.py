@@ -20,7 +20,7 @@ from sweeps.commands.sync import queue_interruptions
 from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.errors import LedgerError
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.reader import PbtPerturbation
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
@@ -347,6 +347,53 @@ def test_fully_trained_trial_without_a_value_failed(sweep: Sweep, told: bool) ->
     live = NonFiniteMetric("val/loss", 1, math.nan)
     assert (record.state, record.reason) == ("failed", f"non_finite: {live}")
     assert (run.status, run.tags["failure.kind"]) == ("FAILED", "non_finite")
+
+
+PATIENT = ["early_stopping.patience=2", "early_stopping.scheduler=none"]
+
+
+def test_trial_out_of_patience_is_complete(sweep: Sweep) -> None:
+    sweep.spec = with_overrides(sweep.spec, PATIENT)
+    number = sweep.ask()
+    sweep.train(number, [0.3, 0.4, 0.5])
+    sweep.apply()
+    record, run = sweep.ledger.trial(number), sweep.recorder.runs[number]
+    reason = "patience at epoch 3: val/loss not better than 0.3 of epoch 1 in 2 epochs"
+    assert (record.state, record.value, record.reason) == ("complete", 0.3, reason)
+    assert (run.status, run.tags["outcome"], run.tags["reason"]) == (
+        "FINISHED",
+        "complete",
+        reason,
+    )
+    assert run.tags["stopped_by"] == "patience"
+
+
+def test_patience_needs_the_checkpoint_of_the_last_report(sweep: Sweep) -> None:
+    sweep.spec = with_overrides(sweep.spec, PATIENT)
+    number = sweep.ask()
+    sweep.train(number, [0.3, 0.4, 0.5])
+    sweep.ledger.report_all(
+        number, [LedgerReport(n, 2 * n, v, [], None) for n, v in ((1, 0.3), (2, 0.4), (3, 0.5))]
+    )
+    shutil.rmtree(sweep.paths.trial(number) / "checkpoints/step-00000006")
+    sweep.commit(number, 2)
+    sweep.apply()
+    assert sweep.ledger.trial(number).state == "running"
+
+
+def test_reports_within_an_epoch_are_known_by_their_numbers(sweep: Sweep) -> None:
+    sweep.spec = parse_spec(
+        SPEC.replace("{epochs: 4}", "{steps: 8, report_every: 2}"), "quad.yaml"
+    )
+    number = sweep.ask()
+    rows = [
+        Row(2 * n, 0, {"val/loss": 1 / n, "epoch": n / 3, "report": float(n)}) for n in range(1, 5)
+    ]
+    append_rows(sweep.paths.trial(number), rows)
+    sweep.commit(number, 4)
+    sweep.apply()
+    record = sweep.ledger.trial(number)
+    assert (record.state, record.reports) == ("complete", {1: 1.0, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4})
 
 
 def test_run_of_an_ended_trial_keeps_trained_parameters(
