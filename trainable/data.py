@@ -222,8 +222,9 @@ class TensorSource:
         """Yield the windows of an epoch from `start` on."""
         for index in self.plan.indices(epoch, start, self._tensors[0].device):
             gathered = [self._gather(tensor, index) for tensor in self._tensors]
-            micro = self.plan.micro_size(len(index))
-            if micro >= len(index):
+            size = index.size(0)
+            micro = self.plan.micro_size(size)
+            if micro >= size:
                 yield (tuple(gathered),)
             else:
                 yield zip(*(torch.split(tensor, micro) for tensor in gathered), strict=True)

@@ -263,6 +263,10 @@ class StreamSource:
         self._last_reader = 0
         self._places: list[_Place | None] = [None] * max(1, self._workers)
         self._restored = False
+        # An evaluation may end before the stream does, and each begins at the same place.
+        rewinds = format.split == "val" and not self._workers
+        rewinds = rewinds and has_state(stream) and not begins_anew(stream)
+        self._initial = _Place(state=_save_state(stream)) if rewinds else None
         self._reader: StreamReader | None = None
         self._loaded: Iterator[_Window] | None = None
 
@@ -337,14 +341,14 @@ class StreamSource:
     def _places_at_start(self, epoch: int) -> list[_Place | None]:
         """Return where each process begins: in mid-epoch, or with its state at the last end."""
         restored, self._restored = self._restored, False
-        nothing: list[_Place | None] = [None] * len(self._places)
+        nothing: list[_Place | None] = [self._initial] * len(self._places)
         if restored and self._epoch == epoch and not self._ended:
             return self._places
         follows = self._ended and self._epoch == epoch - 1
         if not follows or begins_anew(self.stream):
             return nothing
         if not restored and not self._workers:
-            return nothing  # the object itself goes on
+            return nothing  # the object itself goes on, or begins as at first
         return [None if p is None else _Place(state=p.state) for p in self._places]
 
     def _read_here(self, place: _Place | None) -> Iterator[_Window]:
@@ -460,7 +464,7 @@ def open_stream(
         batched=batched,
         collate=data.collate_of(split) or default_collate,
         drop_last=is_train and loader.drop_last,
-        skips=loader.resume == "skip",
+        skips=is_train and loader.resume == "skip",
         most=batches if batches is None or batched else batches * config.batch_size // items,
     )
     length = length_of(stream) or 0

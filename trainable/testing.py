@@ -33,7 +33,6 @@ from trainable.seeding import (
     set_seed,
 )
 from trainable.splits import is_stream
-from trainable.streams import first_items
 from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import first_batch, is_mean, no_targets, uncalled_methods
 from trainable.task_state import modules_state
@@ -272,6 +271,8 @@ def _data_problems(task: Task, data: Data, seed: int) -> Iterator[str]:
     set_seed(seed)
     again = check_data(task.build_data(), task)
     for split, first, second in (("train", data.train, again.train), ("val", data.val, again.val)):
+        if is_stream(first):  # reading it again is checked before each sweep
+            continue
         if not _same(_seeded(first, seed), _seeded(first, seed)):
             yield (
                 f"{split}[0] is another sample under the same seed; draw augmentation from "
@@ -291,9 +292,6 @@ def _seeded(samples: Samples, seed: int) -> list[Any]:
     """Return the first samples, each fetched under its own seed, as the loop does."""
     if isinstance(samples, tuple):
         return [tensor[:_SAMPLES] for tensor in samples]
-    if is_stream(samples):
-        seed_host(seed)
-        return first_items(samples, _SAMPLES)
     found = []
     for index in range(min(_SAMPLES, len(samples))):  # type: ignore[arg-type]
         seed_host(derive_seed(seed, index))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.chaos.sampled_data import sampled
+from tests.chaos.sampled_data import ShuffledStream, sampled
 from tests.unit.trainable.conftest import Noisy, Toy
 from tests.unit.trainable.test_resume import Crash, _crash_at, _curve, _equal, _run
 from trainable.config import TrialConfig
@@ -303,3 +303,25 @@ def test_same_sample_is_augmented_anew_each_time(tmp_path, opened, configure):
 
     _run(opened(configure(epochs=1), tmp_path, Twice()))
     assert len(seen[0].unique(dim=0)) == 12
+
+
+def test_each_evaluation_reads_the_same_samples(tmp_path, opened, configure):
+    """From the start of the stream, although `val_batches` ends it early."""
+    seen = []
+
+    class Partly(Sampled):
+        def evaluate(self, model, batches):
+            found = list(batches)
+            seen.append(torch.cat([batch[0] for batch in found]))
+            return super().evaluate(model, found)
+
+        def build_data(self):
+            data = super().build_data()
+            return Data(data.train, ShuffledStream(Noisy(43)))
+
+    config = configure().model_dump() | {"budget": {"epochs": 3, "val_batches": 2}}
+    _run(opened(TrialConfig.model_validate(config), tmp_path, Partly("stream")))
+    assert len(seen) == 3
+    assert len(seen[0]) == 24
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
