@@ -64,7 +64,7 @@ def test_bar_moves_within_an_epoch(tmp_path: Path) -> None:
     trainer = open_trainer(spec.trial_config(0, {}), tmp_path, device="cpu")
     try:
         console = Console(file=io.StringIO(), force_terminal=True, width=100)
-        bar = _RunProgress(console, trainer, spec.name, spec.budget.epochs)
+        bar = _RunProgress(console, trainer, spec.name, spec.budget.reports, "epoch")
         list(bar.get_renderables())
         assert (bar.tasks[0].completed, bar.tasks[0].fields["left"]) == (0, "")
         assert isinstance(trainer, Trainer)
