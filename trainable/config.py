@@ -160,7 +160,14 @@ def _fraction_or_count(value: float | None) -> float | None:
     return value
 
 
-class OptimizerConfig(Section):
+class _HasArguments(Section):
+    """A section with `arguments`, which may be anything: its hash is that of the other fields."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(value for key, value in self.__dict__.items() if key != "arguments"))
+
+
+class OptimizerConfig(_HasArguments):
     """The optimizer. An option that is left out or `null` has the chosen optimizer's default."""
 
     name: Annotated[str, _known_or_own(*OPTIMIZER_DEFAULTS, own="package.module:Class")] = "adamw"
@@ -229,7 +236,7 @@ SCHEDULES = (
 )
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(_HasArguments):
     """The learning rate as a function of the step."""
 
     name: Annotated[str, _known_or_own(*SCHEDULES, own="package.module:function")] = "cosine"
