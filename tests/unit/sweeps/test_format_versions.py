@@ -87,6 +87,7 @@ def test_inspecting_an_older_sweep_changes_nothing(paths: SweepPaths) -> None:
         "waiting": 2, "running": 0, "complete": 1, "pruned": 1, "failed": 0
     }  # fmt: skip
     assert status["best"]["number"] == 0
+    assert status.pop("findings") is None
     assert _shown("list") == [status]
     trials = _shown("trials", "chaos")
     assert isinstance(trials, list)
