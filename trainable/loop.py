@@ -11,10 +11,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainable import heartbeat
 from trainable.base_run import (
@@ -42,7 +41,6 @@ from trainable.errors import (
 )
 from trainable.evaluation import as_metrics, run_evaluation
 from trainable.logged import (
-    Sums,
     close_log,
     close_run,
     means,
@@ -50,7 +48,8 @@ from trainable.logged import (
     open_log,
 )
 from trainable.metrics_file import History, Row
-from trainable.optim import Scalar, applied_lr
+from trainable.optim import applied_lr
+from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
@@ -70,17 +69,6 @@ _MEMORY_SAMPLES = 4
 # CheckFreq, FAST 2021). Only the next optimizer step changes it, and that step waits. Parameters
 # are copied before training continues (7 ms for 67 MB): a forward pass may write to them.
 _ASYNC_COPY_KEYS = ("optimizer",)
-
-
-class _Pending(NamedTuple):
-    """A step whose values may still be on the device."""
-
-    step: int
-    timestamp_ms: int
-    outcome: StepOutcome
-    lr: float
-    layers: list[str] | None
-    logged: Sums
 
 
 class Trainer(BaseRun):
@@ -152,7 +140,7 @@ class Trainer(BaseRun):
         self._sample_memory_every = max(1, plan.windows_per_report // _MEMORY_SAMPLES)
         self._log = open_log(step.task, history.directory)
         self._logged: list[Row] = []
-        self._pending: list[_Pending] = []
+        self._pending: list[PendingStep] = []
         self._unwritten: list[Row] = []
         # The metrics of the last step taken. They are needed at the epoch's end if fp16 has
         # skipped all windows since a save.
@@ -339,7 +327,7 @@ class Trainer(BaseRun):
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
         now = int(self._wall_clock() * 1000)
-        self._pending.append(_Pending(number, now, outcome, lr, layers, logged))
+        self._pending.append(PendingStep(number, now, outcome, lr, layers, logged))
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch()
 
@@ -359,7 +347,7 @@ class Trainer(BaseRun):
         """
         pending, self._pending = self._pending, []
         all_logged = means(entry.logged for entry in pending)
-        values = _values(pending)
+        values = fetch_values(pending)
         for entry, (loss, norm, clipped, weight), logged in zip(
             pending, values, all_logged, strict=True
         ):
@@ -503,18 +491,3 @@ def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
         yield batch
         heartbeat.beat("evaluation")
-
-
-def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
-    """Return loss, gradient norm, whether clipped, and weight of each step."""
-    rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, *_ in pending]
-    if not any(isinstance(value, Tensor) for row in rows[:1] for value in row):
-        return [tuple(map(float, row)) for row in rows]
-    columns = [_column(values) for values in zip(*rows, strict=True)]
-    fetched = torch.stack(columns).tolist()  # device synchronisation: one for all these steps
-    return list(zip(*fetched, strict=True))
-
-
-def _column(values: Sequence[Scalar | bool]) -> Tensor:
-    """Stack one value of many steps, on the device where it was computed."""
-    return torch.stack([v for v in values if isinstance(v, Tensor)]).double()
