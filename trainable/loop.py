@@ -11,10 +11,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainable import heartbeat
 from trainable.base_run import (
@@ -45,12 +44,13 @@ from trainable.held_out import HeldOut
 from trainable.hooks import Hooks
 from trainable.logged import close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
-from trainable.optim import Scalar, applied_lr
+from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
+from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
-from trainable.sums import Sums, means
+from trainable.sums import means
 from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
@@ -68,17 +68,6 @@ _MEMORY_SAMPLES = 4
 # and that step waits. Parameters are copied before training continues (7 ms for 67 MB): a forward
 # pass may write to them.
 _ASYNC_COPY_KEYS = ("optimizer", "average")
-
-
-class _Pending(NamedTuple):
-    """A step whose values may still be on the device."""
-
-    step: int
-    timestamp_ms: int
-    outcome: StepOutcome
-    lr: float
-    layers: list[str] | None
-    logged: Sums
 
 
 class Trainer(BaseRun):
@@ -156,7 +145,7 @@ class Trainer(BaseRun):
         self._hooks = Hooks(step.task, self._log, step.model, step.parameters)
         self._hooks.forbid_steps(step.optimizer)
         self._logged: list[Row] = []
-        self._pending: list[_Pending] = []
+        self._pending: list[PendingStep] = []
         self._unwritten: list[Row] = []
         # The metrics of the last step taken. They are needed at the epoch's end if fp16 has
         # skipped all windows since a save.
@@ -363,7 +352,7 @@ class Trainer(BaseRun):
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
         now = int(self._wall_clock() * 1000)
-        self._pending.append(_Pending(number, now, outcome, lr, layers, logged))
+        self._pending.append(PendingStep(number, now, outcome, lr, layers, logged))
         if len(self._pending) >= _FETCH_EVERY:
             self._fetch()
 
@@ -383,7 +372,7 @@ class Trainer(BaseRun):
         """
         pending, self._pending = self._pending, []
         all_logged = means(entry.logged for entry in pending)
-        values = _values(pending)
+        values = fetch_values(pending)
         for entry, (loss, norm, clipped, weight), logged in zip(
             pending, values, all_logged, strict=True
         ):
@@ -553,18 +542,3 @@ def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
         yield batch
         heartbeat.beat("evaluation")
-
-
-def _values(pending: list[_Pending]) -> list[tuple[float, ...]]:
-    """Return loss, gradient norm, whether clipped, and weight of each step."""
-    rows = [(o.loss, o.grad_norm, o.clipped, o.weight) for _, _, o, *_ in pending]
-    if not any(isinstance(value, Tensor) for row in rows[:1] for value in row):
-        return [tuple(map(float, row)) for row in rows]
-    columns = [_column(values) for values in zip(*rows, strict=True)]
-    fetched = torch.stack(columns).tolist()  # device synchronisation: one for all these steps
-    return list(zip(*fetched, strict=True))
-
-
-def _column(values: Sequence[Scalar | bool]) -> Tensor:
-    """Stack one value of many steps, on the device where it was computed."""
-    return torch.stack([v for v in values if isinstance(v, Tensor)]).double()
