@@ -86,7 +86,9 @@ class Processes:
         whole["seen"] = whole["seen"][-len(resumed["seen"]) :]
         assert differences(whole, resumed) == []
         last = whole["state"]["progress"]
-        assert [step for step, _ in resumed["curve"]] == list(range(1, last["step"] + 1))
+        # a report before any step is taken, because fp16 skips all of them, has a row of its own
+        steps = [step for step, _ in resumed["curve"] if step > 0]
+        assert steps == list(range(1, last["step"] + 1))
         return began | {"skipped_at_last": last["skipped"]}
 
 
