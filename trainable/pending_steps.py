@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainable.logged import Sums
 from trainable.optim import Scalar
 from trainable.step import StepOutcome
+from trainable.sums import Sums
 
 
 class PendingStep(NamedTuple):

@@ -209,7 +209,7 @@ def _leave_out(self, model):
 @pytest.mark.parametrize(
     ("methods", "said"),
     [
-        ({"on_epoch_start": _grow}, "'late.weight' requires a gradient .*make all modules in bui"),
+        ({"on_epoch_start": _grow}, "'late.weight' requires a gradient .*make all modules in"),
         ({"on_epoch_end": _unfreeze, "on_epoch_start": Task.on_epoch_start,
           "param_groups": _leave_out}, "'0.weight' requires .*list frozen parameters"),
         ({"on_epoch_start": lambda self: None}, "def on_epoch_start.self, epoch.:`; .*self.net"),
