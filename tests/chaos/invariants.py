@@ -192,7 +192,7 @@ def assert_trials(
             problems.append(f"U3: trial {number} has {len(runs)} runs: {[r.run_id for r in runs]}")
             continue
         (run,) = runs
-        stopped = ours["state"] == "pruned" and ours["reason"] == _STOPPED_BY_USER
+        stopped = ours["state"] == "pruned" and ours.get("reason") == _STOPPED_BY_USER
         if run.status != ("KILLED" if stopped else _STATUS[ours["state"]]):
             problems.append(
                 f"U3: trial {number} is {ours['state']}, its run says {run.status} {run.tags}"

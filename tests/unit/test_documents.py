@@ -7,13 +7,13 @@ What must not live here: links (`test_document_links`), and code blocks, which
 from __future__ import annotations
 
 import functools
-import json
 import re
 import tomllib
 from operator import getitem
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -43,7 +43,7 @@ def test_keys_in_the_documents_have_these_defaults() -> None:
     assert len(lines) >= 10
     defaults = TrainConfig().model_dump(mode="json")
     for key, shown in lines:
-        assert json.loads(shown) == functools.reduce(getitem, key.split("."), defaults), key
+        assert yaml.safe_load(shown) == functools.reduce(getitem, key.split("."), defaults), key
 
 
 @pytest.mark.parametrize(

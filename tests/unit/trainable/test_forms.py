@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from tests.golden.messages import compare_messages
 from trainable.build import build_parts
@@ -147,7 +147,6 @@ class Table(dict):  # type: ignore[type-arg]
 
 SPLITS: dict[str, Any] = {
     "a text": "data/train",
-    "a loader": DataLoader(TensorDataset(X, Y)),
     "a dict of tensors": {"x": X, "y": Y},
     "a dict of arrays": {"x": NX, "y": NY},
     "a dict of splits": {"train": TensorDataset(X, Y), "test": TensorDataset(X, Y)},
