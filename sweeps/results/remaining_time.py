@@ -6,7 +6,8 @@ What must not live here: following a sweep (`sweep_progress`), and text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from sweeps.config.spec import SweepSpec
@@ -25,7 +26,7 @@ _USUAL_RATE = 50.0
 
 def epochs_left(
     spec: SweepSpec,
-    ended: Sequence[int],
+    ended: Mapping[int, int],
     unfinished: Sequence[int],
     num_unstarted: int,
     finishing: Sequence[int] = (),
@@ -34,8 +35,8 @@ def epochs_left(
 
     Args:
         spec: The sweep.
-        ended: The epochs of each trial that has ended. A trial probably trains the mean of those
-            that came further than it.
+        ended: How many trials have ended after so many epochs. A trial probably trains the mean of
+            those that came further than it.
         unfinished: The epochs so far of each trial that has started and not ended.
         num_unstarted: How many trials have not started.
         finishing: The epochs so far of each trial that finishes a pruned one, to its end.
@@ -45,18 +46,24 @@ def epochs_left(
     pausing = make_pausing_rule(spec)
     if isinstance(pausing, SuccessiveHalving):  # the trials that end first are the longest
         whole = _epochs_of_halving(pausing, budget)
-        most = (len(ended) + len(unfinished) + num_unstarted) * whole
-        return max(most - sum(ended) - sum(unfinished), 0.0) + whole_trials
+        num_ended, done = _total(ended)
+        most = (num_ended + len(unfinished) + num_unstarted) * whole
+        return max(most - done - sum(unfinished), 0.0) + whole_trials
     if pausing is not None:
-        ended = ()  # a population trains to the end
+        ended = {}  # a population trains to the end
     started = sum(_expected(epoch, ended, budget) - epoch for epoch in unfinished)
     return whole_trials + started + num_unstarted * _expected(0, ended, budget)
 
 
-def _expected(epoch: int, ended: Sequence[int], budget: int) -> float:
+def _expected(epoch: int, ended: Mapping[int, int], budget: int) -> float:
     """Return how many epochs a trial trains that has trained some already."""
-    longer = [one for one in ended if one > epoch]
-    return sum(longer) / len(longer) if longer else float(max(budget, epoch))
+    number, epochs = _total({one: count for one, count in ended.items() if one > epoch})
+    return epochs / number if number else float(max(budget, epoch))
+
+
+def _total(ended: Mapping[int, int]) -> tuple[int, int]:
+    """Return how many trials have ended, and how many epochs they trained."""
+    return sum(ended.values()), sum(epochs * count for epochs, count in ended.items())
 
 
 def _epochs_of_halving(rule: SuccessiveHalving, budget: int) -> float:
@@ -73,10 +80,10 @@ def seconds_left(view: SweepStatus, delivery: DeliveryEstimate) -> float | None:
     None before its first epochs, and if all of its trials have ended.
     """
     searched = of_search(view.records)
-    ended = [record.epoch for record in searched if record.finished]
+    ended = Counter(record.epoch for record in searched if record.finished)
     unfinished = [record.epoch for record in searched if not record.finished]
     finishing = [r.epoch for r in view.records if r.finishes is not None and not r.finished]
-    done = sum(ended) + sum(unfinished)
+    done = _total(ended)[1] + sum(unfinished)
     num_unstarted = view.num_left - len(unfinished) - len(finishing)
     if not (done and view.ledger.seconds and view.num_left):
         return None

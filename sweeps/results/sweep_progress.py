@@ -6,7 +6,9 @@ What must not live here: printing, and the layout of a table (`commands.trial_ta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +93,9 @@ def in_order(rows: Sequence[TrialRow], best: TrialRow | None) -> list[TrialRow]:
 class SweepProgress:
     """The trials of a sweep, by the events of its driver.
 
+    It counts with each event, so that a line of progress costs the same however many trials there
+    are.
+
     Args:
         spec: The sweep.
         before: The trials that earlier drivers have started.
@@ -119,7 +124,14 @@ class SweepProgress:
         }
         for changed, row in enumerate(self._rows.values()):
             row.changed = changed
-        self._epochs_before = sum(row.epoch for row in self._rows.values())
+        self.num_finished = 0
+        """How many trials have ended."""
+        self._epochs = 0
+        self._ended: Counter[int] = Counter()  # of the search, by the epochs that they trained
+        self._open: dict[int, TrialRow] = {}
+        for row in self._rows.values():
+            self._count(row)
+        self._epochs_before = self._epochs
         self._changes = len(self._rows)
         self.is_starting = True
         """Whether no trial has started under this driver."""
@@ -136,11 +148,6 @@ class SweepProgress:
         """Seconds since this driver began."""
         return self._clock() - self._start
 
-    @property
-    def num_finished(self) -> int:
-        """How many trials have ended."""
-        return sum(row.state in ENDINGS for row in self.rows)
-
     def row(self, number: int) -> TrialRow:
         """Return the row of a trial."""
         return self._rows[number]
@@ -152,14 +159,13 @@ class SweepProgress:
 
     def started(self, number: int, params: Mapping[str, Any]) -> None:
         """A worker starts a trial, or starts it again."""
-        row = self._rows.setdefault(number, TrialRow(number, params))
-        row.params = params
+        self._row_of(number).params = params
         self._run(number)
 
     def reported(self, progress: TrialProgress) -> None:
         """A trial reported metrics."""
-        row = self._rows[progress.number]
-        row.epoch, row.metrics = progress.epoch, progress.metrics
+        with self._changing(progress.number) as row:
+            row.epoch, row.metrics = progress.epoch, progress.metrics
 
     def promoted(self, number: int) -> None:
         """A paused trial resumes."""
@@ -167,7 +173,7 @@ class SweepProgress:
 
     def ended(self, number: int, state: str) -> None:
         """A trial has no worker any more: it ended, waits, or was interrupted."""
-        self._rows.setdefault(number, TrialRow(number, {}))
+        self._row_of(number)
         self._change(number, state)
 
     def seconds_left(self) -> float | None:
@@ -175,13 +181,11 @@ class SweepProgress:
 
         None before the first epoch, after the last trial, and when the sweep stops early.
         """
-        rows = self.rows
-        done = sum(row.epoch for row in rows) - self._epochs_before
-        searched = [row for row in rows if not row.finishes]
-        ended = [row.epoch for row in searched if row.state in ENDINGS]
-        unfinished = [row.epoch for row in searched if row.state not in ENDINGS]
-        finishing = [r.epoch for r in rows if r.finishes and r.state not in ENDINGS]
-        num_unstarted = max(self.total - len(rows), 0)
+        done = self._epochs - self._epochs_before
+        rows, ended = list(self._open.values()), self._ended.copy()  # another thread may add some
+        unfinished = [row.epoch for row in rows if not row.finishes]
+        finishing = [row.epoch for row in rows if row.finishes]
+        num_unstarted = max(self.total - len(self._rows), 0)
         if self.is_stopping or done <= 0 or not (unfinished or finishing or num_unstarted):
             return None
         left = epochs_left(self.spec, ended, unfinished, num_unstarted, finishing)
@@ -196,8 +200,33 @@ class SweepProgress:
             self._first_start = self._clock()
 
     def _change(self, number: int, state: str) -> None:
-        row, now = self._rows[number], self._clock()
-        row.seconds = row.duration(now)
-        row.state, row.since = state, now if state == "running" else None
+        now = self._clock()
+        with self._changing(number) as row:
+            row.seconds = row.duration(now)
+            row.state, row.since = state, now if state == "running" else None
         self._changes += 1
         row.changed = self._changes
+
+    def _row_of(self, number: int) -> TrialRow:
+        if number not in self._rows:
+            self._rows[number] = TrialRow(number, {})
+            self._count(self._rows[number])
+        return self._rows[number]
+
+    @contextmanager
+    def _changing(self, number: int) -> Iterator[TrialRow]:
+        """Count a trial anew after its epochs or its state have changed."""
+        row = self._rows[number]
+        self._count(row, -1)
+        yield row
+        self._count(row)
+
+    def _count(self, row: TrialRow, sign: int = 1) -> None:
+        self._epochs += sign * row.epoch
+        if row.state not in ENDINGS:
+            self._open[row.number] = row
+            return
+        self._open.pop(row.number, None)
+        self.num_finished += sign
+        if not row.finishes:
+            self._ended[row.epoch] += sign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,8 @@ def test_finishing_trials_train_to_the_end() -> None:
         for rule in ("asha", "asha_promote")
     )
     ended = [1] * 8 + [9]
-    assert epochs_left(asha, ended, [], 0, finishing=[3]) == 6
-    assert epochs_left(halving, [], [], 0, finishing=[3, 8]) == 6 + 1
+    assert epochs_left(asha, Counter(ended), [], 0, finishing=[3]) == 6
+    assert epochs_left(halving, Counter([]), [], 0, finishing=[3, 8]) == 6 + 1
 
 
 def test_final_values_are_compared_as_they_were_at_the_epoch() -> None:
