@@ -109,7 +109,7 @@ class Trial:
         The metrics are recorded beside the trial and on its run in MLflow. A second call returns
         what is recorded. It runs in a child process.
 
-        Example:
+        Examples:
             >>> Sweep.open("digits").best.test()
             {'test/loss': 0.0312, 'test/accuracy': 0.989}
 

@@ -64,6 +64,7 @@ def _read_trial(trial: Trial) -> None:
     curve: pd.Series[float] = trial.curve("val/loss")
     model: nn.Module = trial.load_model()
     task: Task = trial.load_task()
+    assert_type(trial.test(), dict[str, float])
     assert_type(trial.export("best"), list[Path])
     del curve, model, task
 
