@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 _TARGETS = ("labels", "label", "targets", "target", "y")
 """Usual keys of the targets in a batch that is a dict."""
@@ -44,12 +43,6 @@ def split_problem(samples: object, collate: Callable[..., Any] | None) -> str | 
     if isinstance(samples, str | bytes):
         return f"is the text {samples!r}; give the samples themselves" + _write(
             "x, y = torch.load(path)", "Data(train=(x, y), val=...)"
-        )
-    if isinstance(samples, DataLoader) and not hasattr(samples, "state_dict"):
-        return (
-            "is a DataLoader; give its data set: the run makes the batches, of train.batch_size "
-            "samples, in an order that it can resume"
-            + _write("Data(train=loader.dataset, val=..., collate=loader.collate_fn)")
         )
     if isinstance(samples, Mapping) and 0 not in samples:  # else samples by their numbers
         return _mapping_problem(samples)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from tests.golden.messages import compare_messages
 from trainable.build import build_parts
@@ -147,7 +147,6 @@ class Table(dict):  # type: ignore[type-arg]
 
 SPLITS: dict[str, Any] = {
     "a text": "data/train",
-    "a loader": DataLoader(TensorDataset(X, Y)),
     "a dict of tensors": {"x": X, "y": Y},
     "a dict of arrays": {"x": NX, "y": NY},
     "a dict of splits": {"train": TensorDataset(X, Y), "test": TensorDataset(X, Y)},
@@ -169,7 +168,7 @@ def test_lines_of_a_refused_split_make_data(case: str, request: pytest.FixtureRe
     line = message.rpartition("`")[0].rpartition("`")[2]
     parts = given if isinstance(given, list | tuple) else (X, Y)
     names = dict(zip("xy", parts, strict=False))
-    names |= {"train": given, "data": given, "loader": given, "torch": torch, "Data": Data}
+    names |= {"train": given, "data": given, "torch": torch, "Data": Data}
     whole = (torch.ones(2), torch.ones(2))
     data = check_data(eval(line.replace("...", "whole"), names | {"whole": whole}), task)
     assert isinstance(data.train, tuple | TensorDataset)
