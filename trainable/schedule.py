@@ -106,12 +106,13 @@ class Schedule:
         config: The schedule's name and options.
         peak: The learning rate that the factors multiply.
         total_steps: Optimizer steps of the whole run.
-        steps_per_epoch: Optimizer steps of one epoch.
+        steps_per_epoch: Optimizer steps of one epoch; 0 where a stream does not say.
         mode: Whether a lower (`min`) or a higher (`max`) metric is an improvement for `plateau`.
         train: The section `train`, which a user's own function receives.
 
     Raises:
-        ConfigError: The run is too short for it, or the user's function cannot be used.
+        ConfigError: The run is too short for it, it counts epochs of unknown length, or the
+            user's function cannot be used.
     """
 
     def __init__(
@@ -124,6 +125,13 @@ class Schedule:
         mode: str = "min",
         train: TrainConfig | None = None,
     ) -> None:
+        if config.name in ("step", "exponential") and not steps_per_epoch:
+            raise ConfigError(
+                f"{config.name}, which counts epochs, and train is a stream that does not tell "
+                "its length; choose another schedule, such as cosine, or let the stream tell it "
+                "by __len__()",
+                key="train.schedule.name",
+            )
         self._config = config
         self._peak = peak
         self._total = total_steps
