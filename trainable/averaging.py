@@ -11,9 +11,9 @@ The average is evaluated, exported and registered instead of the weights that ar
   buffer is the model's own: an average of a mask with -inf would be NaN.
 - The average of half-precision weights is in fp32: `1 - decay` is lost in bf16.
 
-The formulas and the order (after the optimizer's step; the first update copies) are those of
-`torch.optim.swa_utils`. Nothing here waits for the device. What must not live here: when a run
-evaluates (`loop.py`), and what of a run is saved (`train_state.py`).
+The formulas and the order (after the optimizer's step and the task's `on_step_end`; the first
+update copies) are those of `torch.optim.swa_utils`. Nothing here waits for the device. What must
+not live here: when a run evaluates (`loop.py`), and what of a run is saved (`train_state.py`).
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ class Step:
         schedule: Writes the learning rate of each step.
         precision: Autocast and gradient scaling.
         clipper: Divides and clips the gradients.
-        average: The average of the weights, updated at the end of each step; None without one.
+        average: The average of the weights, which the loop updates after the task's hook of a
+            step; None without one.
     """
 
     def __init__(
@@ -125,8 +126,6 @@ class Step:
         taken = self.precision.update()
         if taken:
             self.schedule.set_lr(self.optimizer, step)
-            if self.average is not None:
-                self.average.update(step)
         return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
 
     def _backward(self, loss: Tensor) -> None:
