@@ -143,7 +143,9 @@ class Schedule:
         self._plateau_best = math.inf
         self._plateau_bad = 0
         self._plateau_factor = 1.0
-        self.lr = peak * self.factor(0)
+        self.written = self.factor(0)
+        """The factor last written."""
+        self.lr = peak * self.written
         """The learning rate last written, before the multipliers of parameter groups."""
 
     def factor(self, step: int) -> float:
@@ -190,7 +192,7 @@ class Schedule:
 
     def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Write the learning rate of the next step, after `step` steps, into the optimizer."""
-        factor = self.factor(step)
+        factor = self.written = self.factor(step)
         self.lr = self._peak * factor
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
