@@ -274,6 +274,14 @@ def test_unknown_length_has_no_epochs_to_count(tmp_path, monkeypatch, configure,
             inspect_config(first, *others[:1], variants=others[1:])
 
 
+def test_second_save_of_a_place_is_the_first(tmp_path, opened, configure):
+    """Although the first one has read a sample ahead."""
+    trainer = opened(configure(), tmp_path, Sampled("stream"), should_stop=lambda: True)
+    _run(trainer)
+    saved = trainer.store.load(trainer.store.newest())
+    assert _equal(saved["position"], trainer.state.state_dict()["position"])
+
+
 def test_other_number_of_stream_readers_is_refused(tmp_path, opened, configure):
     config = configure(every="1 step")
     crashed = opened(config, tmp_path, Sampled("stream"), should_stop=_crash_at(2))
