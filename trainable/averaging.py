@@ -11,9 +11,9 @@ The average is evaluated, exported and registered instead of the weights that ar
   buffer is the model's own: an average of a mask with -inf would be NaN.
 - The average of half-precision weights is in fp32: `1 - decay` is lost in bf16.
 
-The formulas and the order (after the optimizer's step; the first update copies) are those of
-`torch.optim.swa_utils`. Nothing here waits for the device. What must not live here: when a run
-evaluates (`loop.py`), and what of a run is saved (`train_state.py`).
+The formulas and the order (after the optimizer's step and the task's `on_step_end`; the first
+update copies) are those of `torch.optim.swa_utils`. Nothing here waits for the device. What must
+not live here: when a run evaluates (`loop.py`), and what of a run is saved (`train_state.py`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,25 @@ def averaging_plan(
 ) -> AveragingPlan | None:
     """Return when a run averages its weights; None without averaging.
 
+    Args:
+        config: The section `train`.
+        total_steps: Optimizer steps of the whole run.
+        steps_per_epoch: Optimizer steps of one epoch; 0 where a stream does not say.
+
     Raises:
-        ConfigError: The run ends before the first update.
+        ConfigError: The run ends before the first update, or the epochs of an interval have an
+            unknown length.
     """
     if config.ema.decay is not None:
         key, start, every, decay = "train.ema.start", config.ema.start, 1, config.ema.decay
     elif config.swa.start is not None:
         interval = config.swa.every
+        if interval.unit == "epoch" and not steps_per_epoch:
+            raise ConfigError(
+                f"'{interval}', and train is a stream that does not tell its length; write an "
+                "interval in steps, such as '100 steps', or let the stream tell it by __len__()",
+                key="train.swa.every",
+            )
         every = interval.count * (steps_per_epoch if interval.unit == "epoch" else 1)
         key, start, decay = "train.swa.start", config.swa.start, None
     else:
@@ -64,8 +76,8 @@ def averaging_plan(
     if total_steps // every * every <= steps:
         raise ConfigError(
             f"{steps} steps of {total_steps} steps in all, and the weights go into the average "
-            f"every {every}: the run would end before the first time; lower {key} or raise "
-            "budget.epochs",
+            f"every {every}: the run would end before the first time; lower {key} or lengthen "
+            "the budget",
             key=key,
         )
     return AveragingPlan(steps, every, decay)

@@ -256,26 +256,14 @@ def build_parts(
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
-    windows = train_source.plan.windows
     reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)
     windows = train_source.plan.windows
-    if train.schedule.name in ("step", "exponential") and not windows:
-        raise ConfigError(
-            f"{train.schedule.name}, which counts epochs, and train is a stream that does not "
-            "tell its length; choose another schedule, such as cosine, or let the stream tell it "
-            "by __len__()",
-            key="train.schedule.name",
-        )
-    averaging = averaging_plan(
-        train,
-        total_steps=reports.total_steps,
-        steps_per_epoch=windows or reports.total_steps,
-    )
+    averaging = averaging_plan(train, total_steps=reports.total_steps, steps_per_epoch=windows)
     schedule = Schedule(
         train.schedule,
         peak=train.optimizer.lr,
         total_steps=reports.total_steps,
-        steps_per_epoch=windows or reports.total_steps,
+        steps_per_epoch=windows,
         mode=config.modes[0],
         train=train,
     )
@@ -327,7 +315,7 @@ def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None =
         plan = _window_plan(config.train, plan.samples, config.seed)
     total = ReportPlan(config.budget, plan, tokens_per_sample).total_steps
     check_length(config.train.schedule, total)
-    averaging_plan(config.train, total_steps=total, steps_per_epoch=plan.windows or total)
+    averaging_plan(config.train, total_steps=total, steps_per_epoch=plan.windows)
 
 
 def check_batch_size_applies(plan: Plan) -> None:

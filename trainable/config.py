@@ -327,11 +327,11 @@ class SwaConfig(Section):
 
     @field_validator("every")
     @classmethod
-    def _every_is_no_time(cls, every: Interval) -> Interval:
-        if every.unit == "second":
+    def _every_is_epochs_or_steps(cls, every: Interval) -> Interval:
+        if every.unit not in ("epoch", "step"):
             raise ValueError(
-                f"'{every}' depends on the machine's speed; write epochs or steps, such as '1 "
-                "epoch' or '100 steps'"
+                f"'{every}' is no interval in epochs or steps, the same on every machine and for "
+                "every trial; write such as '1 epoch' or '100 steps'"
             )
         return every
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from trainable.errors import TaskError
 from trainable.logged import Log
+from trainable.optimizers import members
 from trainable.task import Task
 from trainable.task_code import task_code
 
@@ -81,7 +82,8 @@ class Hooks:
                     "your own loop (docs/guides/own-loop.md)"
                 )
 
-        optimizer.register_step_pre_hook(refuse)
+        for one in members(optimizer):
+            one.register_step_pre_hook(refuse)
 
     def _call_for_epoch(self, name: str, epoch: int) -> None:
         self._log.in_epoch_hook = True

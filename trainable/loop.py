@@ -343,6 +343,8 @@ class Trainer(BaseRun):
             self._health.sample(memory_in_use(self._step.device))
         if outcome.taken:
             self._hooks.step_end(number)
+            if self._step.average is not None:  # of the weights as the hook leaves them
+                self._step.average.update(number)
         logged = self._log.take()
         progress.sums = self._log.end_step(taken=outcome.taken)
         if not outcome.taken:

@@ -17,7 +17,10 @@ from trainable.build import build_parts, build_step
 from trainable.config import TrialConfig
 from trainable.data import Source
 from trainable.errors import OutOfMemory
+from trainable.hooks import Hooks
+from trainable.logged import collecting
 from trainable.memory import CONTEXT_BYTES, release_memory
+from trainable.optimizers import evaluated_weights
 from trainable.step import Step, translate_torch_errors
 
 
@@ -65,19 +68,25 @@ def run_two_steps(config: TrialConfig, device: torch.device) -> None:
         parts = build_parts(config.model_copy(update={"train": train}), device=device)
         with contextlib.closing(parts.train), contextlib.closing(parts.val):
             step = build_step(parts, train)
-            windows = chain(parts.train.windows(0), parts.train.windows(1))
-            for number, window in enumerate(islice(windows, 2), start=1):
-                step(window, number)
-            if step.average is not None:
-                step.average.count = 1  # whatever its start: evaluation then copies the weights
-            _evaluate(step, parts.val)
+            with collecting(parts.task) as log:
+                hooks = Hooks(parts.task, log, parts.model, step.parameters)
+                windows = chain(parts.train.windows(0), parts.train.windows(1))
+                hooks.epoch_start(0)
+                for number, window in enumerate(islice(windows, 2), start=1):
+                    step(window, number)
+                    hooks.step_end(number)
+                if step.average is not None:
+                    step.average.count = 1  # whatever its start: evaluation copies the weights
+                log.prefix = "val/"
+                _evaluate(step, parts.val)
 
 
 def _evaluate(step: Step, source: Source) -> None:
     batches: Iterator[object] = (batch for window in source.windows(0) for batch in window)
     average = contextlib.nullcontext() if step.average is None else step.average.in_model()
     step.model.eval()
-    with average, torch.no_grad(), step.precision.autocast():
+    weights = evaluated_weights(step.optimizer)  # keeps a copy, too
+    with weights, average, torch.no_grad(), step.precision.autocast():
         step.task.evaluate(step.model, islice(batches, 1))
 
 

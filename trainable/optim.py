@@ -254,6 +254,20 @@ def applied_lr(optimizer: torch.optim.Optimizer) -> float:
     return float(group["lr"] / (group["lr_multiplier"] or 1.0))
 
 
+def scheduled_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Return the learning rate that the schedule wants, before group multipliers.
+
+    The rate that it multiplies is read from the optimizer: a task may have changed it, as the
+    schedulers of a `LightningModule` do.
+    """
+    group = max(optimizer.param_groups, key=_multiplier)
+    return float(group["initial_lr"] / (_multiplier(group) or 1.0) * factor)
+
+
+def _multiplier(group: dict[str, Any]) -> float:
+    return float(group.get("lr_multiplier", 1.0))
+
+
 class Clipper:
     """Divide gradients by the window's weight and clip them, in one pass.
 

@@ -320,13 +320,17 @@ class TuneTrial(tune.Trainable):
     def _split_batch(self) -> bool:
         """Reopen the run with smaller micro-batches; return False where that is not possible.
 
-        It is not possible without `halve_batch`, with micro-batches of one sample, or in a custom
-        loop.
+        It is not possible without `halve_batch`, with micro-batches of one sample, in a custom
+        loop, or with a stream that gives batches: a step would have more of them, as large.
         """
         from trainable.loop import Trainer
+        from trainable.streams import StreamPlan
 
         accumulation = finer_accumulation(self._config.train)
         if not (self._halve_batch and accumulation and isinstance(self._trainer, Trainer)):
+            return False
+        plan = self._trainer.plans[0]
+        if isinstance(plan, StreamPlan) and plan.batched:
             return False
         train = self._config.train.model_copy(update={"accumulation": accumulation})
         self._config = self._config.model_copy(update={"train": train})

@@ -106,12 +106,13 @@ class Schedule:
         config: The schedule's name and options.
         peak: The learning rate that the factors multiply.
         total_steps: Optimizer steps of the whole run.
-        steps_per_epoch: Optimizer steps of one epoch.
+        steps_per_epoch: Optimizer steps of one epoch; 0 where a stream does not say.
         mode: Whether a lower (`min`) or a higher (`max`) metric is an improvement for `plateau`.
         train: The section `train`, which a user's own function receives.
 
     Raises:
-        ConfigError: The run is too short for it, or the user's function cannot be used.
+        ConfigError: The run is too short for it, it counts epochs of unknown length, or the
+            user's function cannot be used.
     """
 
     def __init__(
@@ -124,6 +125,13 @@ class Schedule:
         mode: str = "min",
         train: TrainConfig | None = None,
     ) -> None:
+        if config.name in ("step", "exponential") and not steps_per_epoch:
+            raise ConfigError(
+                f"{config.name}, which counts epochs, and train is a stream that does not tell "
+                "its length; choose another schedule, such as cosine, or let the stream tell it "
+                "by __len__()",
+                key="train.schedule.name",
+            )
         self._config = config
         self._peak = peak
         self._total = total_steps
@@ -135,7 +143,9 @@ class Schedule:
         self._plateau_best = math.inf
         self._plateau_bad = 0
         self._plateau_factor = 1.0
-        self.lr = peak * self.factor(0)
+        self.written = self.factor(0)
+        """The factor last written."""
+        self.lr = peak * self.written
         """The learning rate last written, before the multipliers of parameter groups."""
 
     def factor(self, step: int) -> float:
@@ -182,7 +192,7 @@ class Schedule:
 
     def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Write the learning rate of the next step, after `step` steps, into the optimizer."""
-        factor = self.factor(step)
+        factor = self.written = self.factor(step)
         self.lr = self._peak * factor
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor

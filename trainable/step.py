@@ -22,7 +22,7 @@ from trainable.errors import (
     TaskError,
 )
 from trainable.memory import is_out_of_memory
-from trainable.optim import Clipper, Scalar
+from trainable.optim import Clipper, Scalar, scheduled_lr
 from trainable.precision import Precision, device_name
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
@@ -42,7 +42,7 @@ class StepOutcome(NamedTuple):
             unchanged.
         loss: Mean loss of the window.
         grad_norm: Global L2 norm of the mean gradient, before clipping.
-        lr: Learning rate applied, before the multipliers of parameter groups.
+        lr: Learning rate of the schedule, before the multipliers of parameter groups.
         clipped: Whether clipping changed the gradient.
         weight: What the window's loss was divided by.
         norms: L2 norm of each gradient before the division, shape (parameters with a gradient,).
@@ -73,7 +73,8 @@ class Step:
         schedule: Writes the learning rate of each step.
         precision: Autocast and gradient scaling.
         clipper: Divides and clips the gradients.
-        average: The average of the weights, updated at the end of each step; None without one.
+        average: The average of the weights, which the loop updates after the task's hook of a
+            step; None without one.
     """
 
     def __init__(
@@ -120,13 +121,11 @@ class Step:
         weight = self._divisor(weight)
         norm, clipped, norms = self.clipper(self._gradients(), weight)
         self._guard(loss / weight, norm, step)
-        lr = self.schedule.lr
+        lr = scheduled_lr(self.optimizer, self.schedule.written)
         self.precision.step(self.optimizer)
         taken = self.precision.update()
         if taken:
             self.schedule.set_lr(self.optimizer, step)
-            if self.average is not None:
-                self.average.update(step)
         return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
 
     def _backward(self, loss: Tensor) -> None:

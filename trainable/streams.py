@@ -140,7 +140,7 @@ class StreamReader:
         self._has_state = has_state(stream) and not format.skips
         self._windows = self._items = 0
         self._ended = False
-        self._ahead: tuple[Any, HostRngState] | None = None
+        self._ahead: tuple[_Place, Any, HostRngState] | None = None
         place = place or _Place()
         with preserved_host_rng():
             self._start(place)
@@ -176,14 +176,16 @@ class StreamReader:
 
         Afterwards reads one item ahead: if there is none, the state must be that after the end.
         """
+        if self._ahead is not None:
+            return self._ahead[0]  # the stream's state has the item that was read ahead
         state = _save_state(self._stream) if self._has_state else None
         place = _Place(self._windows, self._items, state, self._ended)
-        if self._ended or self._ahead is not None:
+        if self._ended:
             return place
         with preserved_host_rng():
             items = self._read_items(1)
             if items:
-                self._ahead = items[0], HostRngState()
+                self._ahead = place, items[0], HostRngState()
                 return place
         self._ended = True
         return self.place()
@@ -208,7 +210,7 @@ class StreamReader:
     def _take(self, most: int) -> list[Any]:
         items: list[Any] = []
         if self._ahead is not None:
-            item, generators = self._ahead
+            _, item, generators = self._ahead
             self._ahead = None
             generators.restore()
             items = [item, *self._continue_items(most - 1)]

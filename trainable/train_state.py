@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -333,7 +333,7 @@ def check_state(state: object, where: str = "state") -> None:
     Raises:
         CheckpointError: An object in it is neither a tensor nor plain data.
     """
-    if isinstance(state, Mapping) and type(state) in (dict, OrderedDict):
+    if isinstance(state, Mapping) and type(state) in (dict, OrderedDict, Counter):
         for key, value in state.items():
             check_state(key, f"a key of {where}")
             check_state(value, f"{where}[{key!r}]")

@@ -19,7 +19,8 @@ from trainable.storage.generations import MANIFEST, STATE, Files, RunFiles
 from trainable.storage.local import LocalFiles
 
 _DIRECTORY = "inherited"
-_NOT_INHERITED = ("progress", "random")
+_POSITION = "position"
+_NOT_INHERITED = ("progress", "random", _POSITION)
 """The entries of a state that a run keeps from its own state."""
 _BEST = ("best", "since_best")
 """The counters that it keeps of its own even if it has lost later checkpoints."""
@@ -90,9 +91,9 @@ def with_inheritance(
 ) -> dict[str, Any] | None:
     """Return the state from which a run resumes: its own, or merged with the inherited one.
 
-    A run that has inherited a state keeps its own counters, best value and random generators.
-    Weights, optimizer, schedule and loss scale come from the other run. Once the run has saved a
-    later state, it resumes from that.
+    A run that has inherited a state keeps its own counters, best value, random generators, and
+    position in the data. Weights, optimizer, schedule and loss scale come from the other run.
+    Once the run has saved a later state, it resumes from that.
 
     Args:
         run: Its directory.
@@ -114,7 +115,8 @@ def with_inheritance(
     own_best = {key: own["progress"][key] for key in _BEST if key in own["progress"]}
     progress = latest["progress"] | own_best
     learned = {key: value for key, value in state.items() if key not in _NOT_INHERITED}
-    return {**own, **learned, "progress": progress}
+    place = {key: latest[key] for key in (_POSITION,) if key in latest}  # where the counters are
+    return {**own, **learned, **place, "progress": progress}
 
 
 def _position(state: dict[str, Any] | None) -> tuple[int, int]:

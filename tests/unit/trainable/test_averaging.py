@@ -201,6 +201,7 @@ def test_averaging_that_never_starts_is_refused(train):
         {"ema": {"decay": 0.9, "start": 1.5}},
         {"swa": {"start": -1}},
         {"swa": {"start": 1, "every": "30 seconds"}},
+        {"swa": {"start": 1, "every": "1 report"}},
         {"ema": {"decay": 0.9}, "swa": {"start": 0.5}},
     ],
 )

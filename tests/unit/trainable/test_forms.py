@@ -168,7 +168,7 @@ def test_lines_of_a_refused_split_make_data(case: str, request: pytest.FixtureRe
     line = message.rpartition("`")[0].rpartition("`")[2]
     parts = given if isinstance(given, list | tuple) else (X, Y)
     names = dict(zip("xy", parts, strict=False))
-    names |= {"train": given, "data": given, "loader": given, "torch": torch, "Data": Data}
+    names |= {"train": given, "data": given, "torch": torch, "Data": Data}
     whole = (torch.ones(2), torch.ones(2))
     data = check_data(eval(line.replace("...", "whole"), names | {"whole": whole}), task)
     assert isinstance(data.train, tuple | TensorDataset)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.optimizers import TwoOptimizers
 from trainable.build import build_parts
 from trainable.diagnostics import MEASURED
 from trainable.errors import TaskError
@@ -18,6 +19,7 @@ from trainable.first_batches import FirstBatches
 from trainable.hooks import HOOKS
 from trainable.logged import Log
 from trainable.metrics_file import read_rows
+from trainable.optimizers import members
 from trainable.read_back import check_resumable
 from trainable.sums import means
 from trainable.task import Data, Task
@@ -232,12 +234,30 @@ def _check(parts, config):
         raise TaskError("; ".join(first.cautions))
 
 
-def test_hook_cannot_step_the_runs_optimizer(tmp_path, opened, configure):
-    task = type("Custom", (Curriculum,), {"on_step_end": _step})()
+@pytest.mark.parametrize("number", [None, 0, 1])
+def test_hook_cannot_step_the_runs_optimizer(tmp_path, opened, configure, number):
+    """The only one, or one of two."""
+    kinds = (Curriculum,) if number is None else (TwoOptimizers, Curriculum)
+    task = type("Custom", kinds, {"on_step_end": _step})()
     trainer = opened(configure(), tmp_path, task)
-    task.optimizer = trainer._step.optimizer
+    task.optimizer = members(trainer._step.optimizer)[number or 0]
     with pytest.raises(TaskError, match=r"on_step_end\(\) calls step\(\) of the run's optimizer"):
         next(trainer.events())
+
+
+def test_average_is_that_of_the_weights_a_hook_leaves(tmp_path, opened, configure):
+    """A pruned weight is pruned in the average, which is evaluated and exported."""
+
+    class Pruned(Curriculum):
+        def on_step_end(self, step):
+            with torch.no_grad():
+                self.net[3].weight[:, :4] = 0
+
+    trainer = opened(configure(ema={"decay": 0.9}), tmp_path, Pruned())
+    list(trainer.events())
+    average = trainer.state.state_dict()["average"]["values"]["model.3.weight"]
+    assert (average[:, :4] == 0).all()
+    assert (average[:, 4:] != 0).all()
 
 
 def test_hook_without_a_savable_change_is_refused_early(configure):

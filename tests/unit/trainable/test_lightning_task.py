@@ -210,6 +210,22 @@ def test_new_learning_rate_scales_the_restored_schedule(tmp_path, interval):
         assert again[-1]["lr-SGD"] == pytest.approx(lr / 0.1 * rows[-1]["lr-SGD"], rel=1e-12)
 
 
+def test_schedulers_of_a_module_are_no_signal(tmp_path):
+    """The rate that they leave constant for many steps is not that of the spec."""
+
+    def fall_once(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, [1])]
+
+    config = _config(optimizer={"lr": 0.1})
+    config = config.model_copy(update={"budget": type(config.budget)(epochs=7)})
+    task = NetTask(_with(Net, configure_optimizers=fall_once))
+    with open_trainer(config, tmp_path, device="cpu", task=task) as trainer:
+        *_, report = trainer.events()
+    assert report.metrics["lr-SGD"] == pytest.approx(0.01)
+    assert report.signals == []
+
+
 def _with(base, **attributes):
     return type("Net", (base,), attributes)
 

@@ -38,6 +38,9 @@ class Watched(Task):
     def __init__(self, *, samples: int, poison: bool = False) -> None:
         self.samples, self.poison = samples, poison
 
+    def on_epoch_start(self, epoch: int) -> None:
+        self.temperature = 1.0 / (epoch + 1)  # without which there is no loss
+
     def build_model(self) -> nn.Module:
         return nn.Linear(3, 2)
 
@@ -46,6 +49,7 @@ class Watched(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         seen.append((model.training, len(batch[0])))
+        self.log("temperature", self.temperature)
         total, weight = super().loss(model, batch)
         return total * (torch.nan if self.poison else 1), weight
 

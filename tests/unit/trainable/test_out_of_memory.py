@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import WindowPlan
@@ -48,9 +49,9 @@ class Greedy(Task):
         return super().loss(model, (inputs / SAMPLES, targets))
 
 
-def _trial(directory: Path, *, halve_batch: bool, **train: Any) -> TuneTrial:
+def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train: Any) -> TuneTrial:
     config = TrialConfig(
-        task={"name": f"{__name__}:Greedy"},
+        task={"name": f"{__name__}:{task}"},
         metric="val/loss",
         mode="min",
         budget={"epochs": 2},
@@ -131,6 +132,25 @@ def test_single_sample_that_does_not_fit_ends_the_run(
     assert result["accumulation"] == BATCH
     assert result["failure"]["kind"] == "oom"
     assert "raise train.accumulation" in result["failure"]["reason"]
+
+
+class Loaded(Greedy):
+    """Its samples come in batches."""
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        assert isinstance(data.train, tuple)
+        return Data(DataLoader(TensorDataset(*data.train), BATCH), data.val)
+
+
+@pytest.mark.filterwarnings("ignore:a resumed run reads the stream train again")
+def test_given_batches_cannot_be_made_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loaded, "limit", BATCH // 2)
+    *_, last = _run(_trial(tmp_path, halve_batch=True, task="Loaded"))
+    assert (last["ending"], last["failure"]["kind"]) == ("failed", "oom")
+    assert "accumulation" not in last
 
 
 def test_default_ends_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

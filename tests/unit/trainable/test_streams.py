@@ -257,6 +257,31 @@ def test_unknown_length_needs_a_budget_in_steps(tmp_path, monkeypatch, configure
     assert inspect_config(config)["total_steps"] == 6
 
 
+@pytest.mark.parametrize(
+    ("train", "another"),
+    [({"schedule": {"name": "step"}}, 2), ({"swa": {"start": 0.5}}, 1)],
+)
+def test_unknown_length_has_no_epochs_to_count(tmp_path, monkeypatch, configure, train, another):
+    """In the first trial, and in another one of the sweep."""
+    source = "    __len__ = None\n" + DATA.format("DataLoader(Stream(), 5), plain")
+    steps = {"budget": {"steps": 6, "report_every": 3}}
+    plain, counting = (
+        _config(tmp_path, monkeypatch, configure, source, sweep=steps, **one)
+        for one in ({}, train)
+    )
+    for first, *others in ([counting], [*[plain] * another, counting]):
+        with pytest.raises(ConfigError, match="does not tell its length"):
+            inspect_config(first, *others[:1], variants=others[1:])
+
+
+def test_second_save_of_a_place_is_the_first(tmp_path, opened, configure):
+    """Although the first one has read a sample ahead."""
+    trainer = opened(configure(), tmp_path, Sampled("stream"), should_stop=lambda: True)
+    _run(trainer)
+    saved = trainer.store.load(trainer.store.newest())
+    assert _equal(saved["position"], trainer.state.state_dict()["position"])
+
+
 def test_other_number_of_stream_readers_is_refused(tmp_path, opened, configure):
     config = configure(every="1 step")
     crashed = opened(config, tmp_path, Sampled("stream"), should_stop=_crash_at(2))

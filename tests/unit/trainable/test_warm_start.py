@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.chaos.killed_runs import curve, differences, without_measured
+from tests.unit.trainable.test_streams import Sampled
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import CheckpointConfig, TrialConfig
 from trainable.metrics_file import read_rows
@@ -127,6 +128,29 @@ def test_warm_start_in_the_middle_of_an_epoch(
     assert differences(donor["model"], own["model"]) != []
     assert differences(without_measured(once), without_measured(twice)) == []
     assert once["progress"]["step"] == 14
+
+
+@pytest.mark.parametrize("kind", ["stream", "weighted"])
+def test_warm_start_keeps_its_place_in_the_data(
+    tmp_path: Path, opened: Any, configure: Any, kind: str
+) -> None:
+    """The other run, with larger batches, is in another epoch."""
+
+    def run(directory: Path, pause: int, *, seed: int, batch_size: int) -> dict[str, Any]:
+        budget = {"steps": 12, "report_every": 3}
+        config = configure(budget=budget, seed=seed, batch_size=batch_size, every="1 report")
+        with opened(config, directory, Sampled(kind), until=pause) as trainer:
+            list(trainer.events())
+        return newest(directory)
+
+    donor = run(tmp_path / "donor", 1, seed=1, batch_size=24)
+    own = run(tmp_path / "heir", 1, seed=2, batch_size=12)
+    assert own["progress"]["epoch"] < donor["progress"]["epoch"]
+    link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "heir")
+    after = run(tmp_path / "heir", 3, seed=2, batch_size=12)
+    alone = run(tmp_path / "alone", 3, seed=2, batch_size=12)
+    assert differences(after["position"], alone["position"]) == []
+    assert differences(after["model"], alone["model"]) != []
 
 
 def test_best_value_stays_its_own(heir: Path, train: Train) -> None:
