@@ -94,8 +94,8 @@ def _shown(done: TrialTest, view: SweepStatus) -> RenderableType:
         Text(f"trial {record.number} on test data: {joined(newest.metrics)}", style="bold"),
         Text(f"chosen by validation: {chosen}"),
         Text(
-            f"{newest.num_samples:,} samples, checkpoint of epoch {newest.epoch}, step "
-            f"{newest.checkpoint_step}; {newest.precision} on {newest.device}"
+            f"{newest.num_samples:,} samples, checkpoint of {spec.budget.report_word} {newest.epoch}, "
+            f"step {newest.checkpoint_step}; {newest.precision} on {newest.device}"
         ),
     ]
     if not done.is_new:
