@@ -62,8 +62,8 @@ def train_again(
         last = record.lineage[-1]
         raise UserError(
             f"trial {number} copied the weights of trial {last.donor} after "
-            f"{view.spec.budget.report_word} {last.epoch}, as members of a population do; no single run trains it; train a trial that copied "
-            "none, or use its checkpoint"
+            f"{view.spec.budget.report_word} {last.epoch}, as members of a population do; no "
+            "single run trains it; train a trial that copied none, or use its checkpoint"
         )
     run = SingleRun(
         _config(view, record),
