@@ -240,8 +240,10 @@ def compare(
     from sweeps.results import compare
 
     with input_errors():
-        found = compare.compare([view_of(name, root) for name in dict.fromkeys(names)], top=top)
-    show_found(found, as_json, lambda: render.comparison(found))
+        views = [view_of(name, root) for name in dict.fromkeys(names)]
+        found = compare.compare(views, top=top)
+    specs = [view.spec for view in views]
+    show_found(found, as_json, lambda: render.comparison(found, specs))
     if not as_json:
         render.pages(out, found)
 

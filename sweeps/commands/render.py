@@ -282,14 +282,16 @@ def best(
     return Group(*lines)
 
 
-def comparison(found: dict[str, Any]) -> RenderableType:
+def comparison(found: dict[str, Any], specs: Sequence[SweepSpec]) -> RenderableType:
     """Return the table of `sweep compare`; values that differ from the best trial's are bold."""
     leaders, metric = found["leaders"], found["metric"]
     metrics = [metric] if isinstance(metric, str) else metric
     if not leaders:
         return Text("no trial has a value yet")
     several = len({one["sweep"] for one in leaders}) > 1
-    numbers = (*metrics, "epoch", "attempts", "clipped")
+    words = {spec.budget.report_word for spec in specs}
+    word = "report" if "report" in words else "epoch"
+    numbers = (*metrics, word, "attempts", "clipped")
     first = [*["sweep"] * several, "trial", "state", *numbers]
     short = titles(found["differing"], first)
     table = plain_table(*first, *short, right=(*numbers, *short))

@@ -61,9 +61,9 @@ def train_again(
     if record.lineage:
         last = record.lineage[-1]
         raise UserError(
-            f"trial {number} copied the weights of trial {last.donor} after epoch {last.epoch}, "
-            "as members of a population do; no single run trains it; train a trial that copied "
-            "none, or use its checkpoint"
+            f"trial {number} copied the weights of trial {last.donor} after "
+            f"{view.spec.budget.report_word} {last.epoch}, as members of a population do; no "
+            "single run trains it; train a trial that copied none, or use its checkpoint"
         )
     run = SingleRun(
         _config(view, record),

@@ -87,6 +87,7 @@ def evaluate(
 def _shown(done: TrialTest, view: SweepStatus) -> RenderableType:
     """Return the lines of `sweep test`."""
     newest, spec, record = done.results[-1], view.spec, done.record
+    word = spec.budget.report_word
     final = spec.select == "final"
     when = datetime.fromtimestamp(newest.timestamp_ms / 1000).astimezone().isoformat()
     chosen = format_best(spec.metrics, record.result or [], final=final)
@@ -94,7 +95,7 @@ def _shown(done: TrialTest, view: SweepStatus) -> RenderableType:
         Text(f"trial {record.number} on test data: {joined(newest.metrics)}", style="bold"),
         Text(f"chosen by validation: {chosen}"),
         Text(
-            f"{newest.num_samples:,} samples, checkpoint of epoch {newest.epoch}, step "
+            f"{newest.num_samples:,} samples, checkpoint of {word} {newest.epoch}, step "
             f"{newest.checkpoint_step}; {newest.precision} on {newest.device}"
         ),
     ]

@@ -111,7 +111,7 @@ class SuccessiveHalving(PausingRule):
         waiting = all(self.pauses_at(reports[number]) for number in unfinished)
         if len(reports) < self.num_trials or not waiting:
             return None
-        if any(epoch >= self.epochs for epoch in last.values()):
+        if any(epoch >= self.epochs or self._by_patience(reports[n]) for n, epoch in last.items()):
             return None
         for rung in reversed(self.rungs):
             found = promotable(
@@ -124,6 +124,9 @@ class SuccessiveHalving(PausingRule):
             if found:
                 return found[0]
         return None
+
+    def _by_patience(self, reports: Mapping[int, float]) -> bool:
+        return self.patience is not None and self.patience.reason(reports, "") is not None
 
     def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
         """Return all unfinished trials if each of them waits and none may be promoted."""

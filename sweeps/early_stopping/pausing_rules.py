@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from sweeps.early_stopping.patience import Patience
 
 if TYPE_CHECKING:  # this package lies below the specs
     from sweeps.config.spec import SweepSpec
@@ -31,11 +33,13 @@ class PausingRule(ABC):
         rungs: Epochs at which a trial pauses, ascending.
         minimize: Whether less is better.
         num_trials: How many trials the sweep will have.
+        patience: When a trial ends before its budget; None: only at its end.
     """
 
     rungs: tuple[int, ...]
     minimize: bool
     num_trials: int
+    patience: Patience | None = None
 
     def pause_at_epoch(self, epoch: int) -> int | None:
         """Return the next rung after an epoch; None: the trial trains to the end."""
@@ -69,8 +73,9 @@ class PausingRule(ABC):
 
 def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:
     """Return when the trials of a sweep pause and which is promoted; None: no trial pauses."""
-    return spec.early_stopping.rule.pausing(
+    rule = spec.early_stopping.rule.pausing(
         epochs=spec.budget.reports,
         minimize=spec.modes[0] == "min",
         num_trials=spec.trials,
     )
+    return None if rule is None else replace(rule, patience=spec.patience)

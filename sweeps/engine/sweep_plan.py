@@ -40,6 +40,7 @@ class SweepPlan:
         rungs: The reports at which the rule compares trials.
         expected_epochs: About how many reports all trials make together; None: the rule cannot
             say.
+        patience: After how many reports without a new best a trial ends; None: at its end.
         trials_at_once: How many trials run at once.
         epoch_seconds: From one report of a trial to the next: its steps and an evaluation; None
             if no step was measured.
@@ -62,6 +63,7 @@ class SweepPlan:
     rule: str
     rungs: tuple[int, ...]
     expected_epochs: float | None
+    patience: int | None
     trials_at_once: int
     epoch_seconds: float | None
     seconds: float | None
@@ -95,6 +97,8 @@ class SweepPlan:
             ),
             ("stopping", self._stopping()),
         ]
+        if self.patience is not None:
+            found.append(("", f"patience {self.patience} may end a trial earlier"))
         found.append(("time", self._time()))
         if self.stop_hours is not None:
             found.append(("", f"stop.hours ends it after {format_number(self.stop_hours)} h"))
@@ -223,6 +227,7 @@ def make_plan(
         rule=rule.name,
         rungs=rule.rungs(epochs),
         expected_epochs=expected,
+        patience=spec.early_stopping.patience,
         trials_at_once=resources.concurrency,
         epoch_seconds=epoch_seconds,
         seconds=seconds,

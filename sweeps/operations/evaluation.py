@@ -108,9 +108,10 @@ def evaluate_trial(
     record = view.select_trial(number)
     paths, directory = view.paths, view.paths.trial(record.number)
     if not record.finished:
+        remedy = "wait until it has ended" if view.running else view.resume_hint()
         raise UserError(
             f"trial {record.number} has not ended, and its best checkpoint may change; only a "
-            f"trial that has ended is tested; {view.resume_hint()}"
+            f"trial that has ended is tested; {remedy}"
         )
     before = read_tested(directory)
     if before and not again and not _lacks(paths, record.number):

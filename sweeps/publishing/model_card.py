@@ -103,7 +103,7 @@ def model_card(
         *searched,
         *fixed,
         "",
-        *_lineage(record),
+        *_lineage(record, spec.budget.report_word),
         f"`{TRIAL_CONFIG}` in this directory has all parameters.",
         "",
         "## Provenance",
@@ -130,12 +130,12 @@ def _tested(tested: RecordedTest | None) -> str:
     return f". On {tested.num_samples:,} test samples, which no trial used, it has {found}"
 
 
-def _lineage(record: TrialSummary) -> list[str]:
+def _lineage(record: TrialSummary, word: str) -> list[str]:
     """Return a line on the weights that the trial copied from others of its population."""
     metrics_at_best = [one for one in record.lineage if one.epoch < (record.best_epoch or 0)]
     if not metrics_at_best:
         return []
-    steps = ", ".join(f"trial {one.donor}'s after epoch {one.epoch}" for one in metrics_at_best)
+    steps = ", ".join(f"trial {one.donor}'s after {word} {one.epoch}" for one in metrics_at_best)
     return [f"The trial had these parameters at its best value. Its weights were {steps}.", ""]
 
 

@@ -195,7 +195,14 @@ def _tested(sweep: SweepData) -> Iterator[PageSection]:
         ]
         for number, one in found.items()
     ]
-    heads = ["trial", "best", *sweep.spec.metrics, *names, "epoch", "samples"]
+    heads = [
+        "trial",
+        "best",
+        *sweep.spec.metrics,
+        *names,
+        sweep.spec.budget.report_word,
+        "samples",
+    ]
     sentence = (
         "Checkpoints evaluated by sweep test on samples that no trial used. Only the values of "
         "the trial that validation chose are unbiased."

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sweeps.config.logged_params import flatten
 from sweeps.config.space import is_number
+from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.errors import SpecError
 from sweeps.formatting import format_number, format_reason, format_value
 from sweeps.ledger.reader import TrialSummary, of_search, ranking
@@ -283,7 +284,7 @@ class _Evidence:
     def _epochs(self) -> Iterator[Finding]:
         """State how much training early stopping saved."""
         ended = [r for r in self.records if r.state == "complete" or is_stopped_early(r)]
-        if not any(map(is_stopped_early, ended)):
+        if not any(is_stopped_early(r) or (r.reason or "").startswith(BY_PATIENCE) for r in ended):
             return
         trained = sum(record.epoch for record in ended)
         possible = len(ended) * max(self.spec.budget.reports, *(r.epoch for r in ended))

@@ -93,6 +93,8 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
 
 def _column(name: str, spec: SweepSpec) -> tuple[str, int]:
     """Return the column that a name means, and -1 if its largest number comes first, else 1."""
+    if name == spec.budget.report_word:  # as the table calls the column
+        return "epoch", 1
     if name in ("value", *spec.metrics):
         metric = spec.metrics[0] if name == "value" else name
         return metric, -1 if spec.modes[spec.metrics.index(metric)] == "max" else 1
@@ -104,7 +106,8 @@ def _column(name: str, spec: SweepSpec) -> tuple[str, int]:
             f"--sort: {quoted(name)} names {len(ends)} parameters; write one in full: "
             f"{', '.join(ends)}"
         )
-    columns = ["value", *spec.metrics, *_COLUMNS, *spec.space]
+    known = [spec.budget.report_word if one == "epoch" else one for one in _COLUMNS]
+    columns = ["value", *spec.metrics, *known, *spec.space]
     raise UserError(_unknown("--sort", name, columns, "column"))
 
 

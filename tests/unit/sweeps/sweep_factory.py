@@ -24,7 +24,7 @@ task: digits
 metric: {metric}
 mode: {mode}
 trials: 3
-budget: {{epochs: 10}}
+budget: {budget}
 space: {space}
 {more}
 """
@@ -42,10 +42,13 @@ class MadeSweep:
         space: str = RATE,
         metric: str = "val/loss",
         mode: str = "min",
+        budget: str = "{epochs: 10}",
         more: str = "",
     ) -> None:
         self.paths = SweepPaths(root, name)
-        text = SPEC.format(name=name, space=space, metric=metric, mode=mode, more=more)
+        text = SPEC.format(
+            name=name, space=space, metric=metric, mode=mode, budget=budget, more=more
+        )
         self.spec = parse_spec(text, f"{name}.yaml")
         self.paths.directory.mkdir(parents=True)
         self.ledger = Ledger.create(

@@ -18,6 +18,7 @@ from sweeps.early_stopping.halving import (
     promotable,
     rungs,
 )
+from sweeps.early_stopping.patience import Patience
 
 EPOCHS = 10
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, math.nan, math.inf])
@@ -201,6 +202,15 @@ def test_best_of_few_trials_trains_to_the_end() -> None:
     assert ladder.never_promoted(reports, {0}) == {0}
     failed = {0: dict.fromkeys(range(1, EPOCHS), 0.1), 1: {1: 0.5}, 2: {1: 0.4}}
     assert ladder.next_promotion(failed, {1, 2}) == 2, "who had gone on came to no end"
+
+
+def test_trial_that_ended_by_patience_trained_to_its_end() -> None:
+    reports = {0: {1: 0.1, 2: 0.2, 3: 0.3}, 1: {1: 0.5}, 2: {1: 0.4}}
+    ladder = replace(LADDER, num_trials=3)
+    assert ladder.next_promotion(reports, {1, 2}) == 2
+    patient = replace(ladder, patience=Patience(2, True, EPOCHS, "epoch"))
+    assert patient.next_promotion(reports, {1, 2}) is None
+    assert patient.never_promoted(reports, {1, 2}) == {1, 2}
 
 
 def test_running_trial_takes_its_place_only_once() -> None:

@@ -102,6 +102,7 @@ def test_plan_warns_of_memory_and_disk(request: pytest.FixtureRequest) -> None:
 CASES = {
     "halving": (ASHA, {}),
     "nothing stopped": ("", {}),
+    "patience": ("early_stopping: {scheduler: none, patience: 3}\n", {}),
     "median": ("early_stopping: {scheduler: median}\nstop: {hours: 0.5}\n", {}),
     "a population": ("early_stopping: {scheduler: pbt}\n", {}),
     "one trial": ("concurrency: 1\nstop: {hours: 2}\n", {"gpu_bytes": 3 * 2**30}),

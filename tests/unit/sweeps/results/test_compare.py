@@ -31,9 +31,9 @@ from trainable.manifest import Generation
 from trainable.metrics_file import Row
 
 
-def _shown(found: dict[str, object]) -> list[list[str]]:
+def _shown(found: dict[str, object], *sweeps: MadeSweep) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=200)
-    console.print(render.comparison(found))
+    console.print(render.comparison(found, [sweep.spec for sweep in sweeps]))
     return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
@@ -55,6 +55,17 @@ def test_trials_with_a_result_lead_best_first(tmp_path: Path) -> None:
     assert found["differing"] == ["train.optimizer.lr"]
     assert [line[0] for line in _shown(found)] == ["trial", "4", "2", "1", "0", "3"]
     assert len(compare([sweep.view], top=1)["leaders"]) == 1
+
+
+def test_column_is_called_as_the_reports_are(tmp_path: Path) -> None:
+    epochs = MadeSweep(tmp_path)
+    steps = MadeSweep(tmp_path, "steps", budget="{steps: 100, report_every: 10}")
+    for sweep in (epochs, steps):
+        sweep.add("complete", 0.5)
+    for sweeps, word in (([epochs], "epoch"), ([steps], "report"), ([epochs, steps], "report")):
+        found = compare([sweep.view for sweep in sweeps], top=1)
+        heads = _shown(found, *sweeps)[0]
+        assert {"epoch", "report"} & {*heads} == {word}
 
 
 def test_several_sweeps_share_one_order(tmp_path: Path) -> None:
@@ -232,7 +243,9 @@ def test_differences_from_the_best_are_highlighted(tmp_path: Path) -> None:
     for value in (0.3, 0.1, 0.2, 0.5, 0.4):
         sweep.add("complete", value)
     found = compare([sweep.view], top=5)
-    drawn = Console(width=200, color_system="standard").render_lines(render.comparison(found))
+    drawn = Console(width=200, color_system="standard").render_lines(
+        render.comparison(found, [sweep.spec])
+    )
     sizes = [one["params"]["train.batch_size"] for one in found["leaders"]]
     assert {"dim", "bold cyan"} == {"dim" if s == sizes[0] else "bold cyan" for s in sizes[1:]}
     for one, line in zip(found["leaders"], drawn[1:], strict=True):

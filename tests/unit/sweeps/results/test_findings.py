@@ -169,6 +169,15 @@ def test_trials_stopped_by_the_user_do_not_count_as_saved(tmp_path: Path) -> Non
     assert "epochs" not in _said(find(sweep.view))
 
 
+def test_reports_that_patience_saved_are_counted(tmp_path: Path) -> None:
+    sweep = MadeSweep(
+        tmp_path, budget="{steps: 100, report_every: 10}", more="early_stopping: {patience: 2}"
+    )
+    sweep.add("complete", 0.1, 0.2, 0.3, reason="patience at report 3: val/loss not better")
+    sweep.add("complete", *[0.5] * 10)
+    assert "trained 13 of 20 reports" in _said(find(sweep.view))["epochs"]
+
+
 def test_best_near_a_bound_widens_the_range(tmp_path: Path) -> None:
     found = find(stopped_sweep(tmp_path, low=1.5e-2, best=0.1).view)
     assert "lr near the upper end of its range (0.1)" in _said(found)["bound"]

@@ -100,6 +100,15 @@ def test_csv_has_each_metric_and_parameter(sweep: MadeSweep) -> None:
     assert "\n" not in rows[2]["reason"], "one line for each trial"
 
 
+def test_trials_are_sorted_by_the_column_of_reports(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, budget="{steps: 100, report_every: 10}")
+    for count in (3, 1, 2):
+        sweep.add("pruned", *[0.5] * count)
+    assert _numbers(sweep, sort="report") == _numbers(sweep, sort="epoch") == [1, 2, 0]
+    with pytest.raises(UserError, match="report"):
+        _numbers(sweep, sort="nothing")
+
+
 def test_command_selects_for_table_json_and_csv(sweep: MadeSweep) -> None:
     line = ["trials", "small", "--root", str(sweep.paths.root), "--sort", "value", "--top", "2"]
     table = CliRunner().invoke(app, line)
