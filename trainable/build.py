@@ -17,7 +17,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
-from trainable.errors import ConfigError, TaskError
+from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
@@ -32,7 +32,7 @@ from trainable.rules import BUILT, rules_of, under_rules
 from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.splits import has_state, is_stream
+from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
 from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan, open_stream
@@ -115,7 +115,7 @@ def open_trainer(
     if "train.batch_size" in searched:
         check_batch_size_applies(parts.train.plan)
     for caution in parts.cautions:
-        warnings.warn(caution, stacklevel=2)
+        warnings.warn(caution, TrainingCaution, stacklevel=2)
     train, schedule = config.train, parts.schedule
     step = build_step(parts, train)
     state = TrainState(
@@ -240,7 +240,7 @@ def build_parts(
         data = check_data(task.build_data(), task)
         set_seed(config.seed)  # again: weights must not depend on what build_data drew
         built = _build_model(task)
-    cautions = list(_cautions(built, data, train))
+    cautions = list(_cautions(built, data, config))
     compared = rules_of(config.training_rules).compares_built and compare
     workers = train.loader.num_workers > 0
     summary = (
@@ -398,7 +398,8 @@ def _build_model(task: Task) -> nn.Module:
     return model
 
 
-def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str]:
+def _cautions(model: nn.Module, data: Data, trial: TrialConfig) -> Iterator[str]:
+    config = trial.train
     if (part := _in_evaluation_mode(model)) is not None:
         yield (
             f"build_model() returned {f'`{part}`' if part else 'the model'} in evaluation mode, "
@@ -421,8 +422,15 @@ def _cautions(model: nn.Module, data: Data, config: TrainConfig) -> Iterator[str
             "a resumed run reads the stream train again from the epoch's start and drops the "
             "samples that were trained: after an interruption late in an epoch this takes about "
             "as long as reading the whole epoch; to continue at once, give the stream "
-            "state_dict() and load_state_dict(); to refuse such a stream, write "
+            "state_dict() and load_state_dict(), which return and take {} where it only draws "
+            "from the global generators; to refuse such a stream, write "
             "train.loader.resume: exact"
+        )
+    if is_stream(data.val) and length_of(data.val) is None and trial.budget.val_batches is None:
+        yield (
+            "val is a stream that does not tell its length, and an evaluation reads it to its "
+            "end: if it has no end, the first evaluation never ends; write budget: {val_batches: "
+            "50}, or let the stream tell its length by __len__()"
         )
     batch_norms = [
         name

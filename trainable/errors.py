@@ -19,6 +19,10 @@ What must not live here: errors about sweeps, specs or tracking.
 from __future__ import annotations
 
 
+class TrainingCaution(UserWarning):
+    """What can be trained is probably a mistake."""
+
+
 class TrainingError(Exception):
     """A training run ended for a reason that is known."""
 

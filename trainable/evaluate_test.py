@@ -9,18 +9,20 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 from trainable.build import open_trainer
 from trainable.built import BuiltDiffers
 from trainable.config import TrialConfig
-from trainable.errors import ConfigError
+from trainable.errors import ConfigError, TrainingCaution
 from trainable.held_out import SEED
 from trainable.logged import merge_logged
 from trainable.loop import Trainer
 from trainable.manifest import Generation
 from trainable.rules import BUILT
 from trainable.step import translate_torch_errors
+from trainable.streams import StreamPlan
 from trainable.task import load_loop
 from trainable.tested import RecordedTest
 
@@ -63,9 +65,15 @@ def evaluate_test(
         if built is not None and (built / BUILT).exists():
             shutil.copyfile(built / BUILT, Path(scratch, BUILT))
         try:
-            trainer = open_trainer(
-                config, Path(scratch), device=device, threads=threads, restore=generation.address
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TrainingCaution)  # nothing is trained here
+                trainer = open_trainer(
+                    config,
+                    Path(scratch),
+                    device=device,
+                    threads=threads,
+                    restore=generation.address,
+                )
         except BuiltDiffers as error:
             raise ConfigError(
                 f"builds something else than when the trial was trained ({error.differing}); "
@@ -106,4 +114,6 @@ def _evaluate(trainer: Trainer, config: TrialConfig) -> tuple[dict[str, float], 
         metrics, logged = trainer.evaluate_on(source, "test", SEED)
     finally:
         source.close()
-    return merge_logged(metrics, logged, f"{name}.evaluate()"), source.plan.samples
+    plan = source.plan
+    num_samples = plan.num_read if isinstance(plan, StreamPlan) else plan.samples
+    return merge_logged(metrics, logged, f"{name}.evaluate()"), num_samples

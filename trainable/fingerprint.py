@@ -49,6 +49,25 @@ def code_digests(task: str, *others: str) -> dict[str, str]:
     return found
 
 
+def changed_files(task: str, before: Mapping[str, str]) -> list[str]:
+    """Return which of a task's files are not as they were.
+
+    `before` may name more than source files that are loaded now: files that the task read, and
+    those of other optimizers. These are read where they lie.
+
+    Args:
+        task: Its name in a spec. Its module must be imported already.
+        before: Earlier digests, by path: of `code_digests`, and of `Task.files_read`.
+    """
+    now, root = code_digests(task), task_directory(task) or Path()
+    for name in before.keys() - now.keys():
+        place = next((one for one in (root / name, Path(name)) if one.is_file()), None)
+        if place is not None:
+            with place.open("rb") as file:
+                now[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+
+
 def _digests(task: str) -> dict[str, str]:
     file = _source(sys.modules[BUILT_IN.get(task, task).partition(":")[0]])
     if file is None:

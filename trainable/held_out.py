@@ -6,8 +6,7 @@ What must not live here: evaluating on them (`evaluate_test.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +14,9 @@ import torch
 from trainable.config import TrainConfig
 from trainable.data import Source, WindowPlan, open_source, sample_count
 from trainable.seeding import derive_seed, set_seed
-from trainable.task import Batch, Data, TestSamples, check_split, is_loader
+from trainable.splits import is_stream
+from trainable.streams import open_stream
+from trainable.task import Data, check_split, is_loader
 from trainable.task_import import no_exit
 
 SEED = derive_seed("test")
@@ -27,17 +28,15 @@ class HeldOut:
     """Test samples that are not open.
 
     Attributes:
-        samples: The samples, or a function that returns them.
-        collate: Makes a batch of a list of samples; None: torch's default.
+        data: The task's data. `test` has the samples, or a function that returns them.
     """
 
-    samples: TestSamples
-    collate: Callable[[list[Any]], Batch] | None
+    data: Data
 
     @classmethod
     def of(cls, data: Data) -> HeldOut | None:
         """Return the test samples of a task; None if it gives none."""
-        return None if data.test is None else cls(data.test, data.collate_of("test"))
+        return None if data.test is None else cls(data)
 
     @no_exit("the task, while its test data were loaded,", "task")
     def open(self, config: TrainConfig, device: torch.device) -> Source:
@@ -50,13 +49,15 @@ class HeldOut:
         Raises:
             TaskError: The function of the task returned no samples.
         """
-        samples: Any = self.samples
+        samples: Any = self.data.test
+        collate = self.data.collate_of("test")
         if is_loader(samples):
             set_seed(SEED)
             samples = samples()
-            check_split(
-                samples, "test", "the function that build_data() gives as `test`", self.collate
-            )
+            check_split(samples, "test", "the function that build_data() gives as `test`", collate)
+        if is_stream(samples):
+            data = replace(self.data, test=samples)
+            return open_stream(data, "test", config, seed=SEED, device=device)
         micro = config.micro_batch_size
         plan = WindowPlan(sample_count(samples), micro, micro, seed=SEED, shuffle=False)
         return open_source(
@@ -65,5 +66,5 @@ class HeldOut:
             split="test",
             device=device,
             loader=config.loader,
-            collate=self.collate,
+            collate=collate,
         )

@@ -50,6 +50,7 @@ class StreamPlan:
         batched: Whether the stream gives batches.
         windows: About the optimizer steps of an epoch; 0 if the stream does not say.
         last_size: Samples of the window that was given last.
+        num_read: Samples of all windows that were given.
     """
 
     samples: int
@@ -57,6 +58,7 @@ class StreamPlan:
     batched: bool
     windows: int
     last_size: int = 0
+    num_read: int = 0
 
     def num_windows(self, epoch: int) -> int:
         """Return 0: only the stream's end tells."""
@@ -75,7 +77,7 @@ class StreamFormat:
 
     Attributes:
         seed: The run's seed.
-        split: `train` or `val`; the two draw different random numbers.
+        split: `train`, `val` or `test`; each draws random numbers of its own.
         items: Items of a window.
         micro_items: Items of a forward pass.
         batched: Items are batches.
@@ -290,6 +292,7 @@ class StreamSource:
         for window in islice(read, self.format.most):
             came = True
             self.plan.last_size = window.size
+            self.plan.num_read += window.size
             yield MicroBatches(map(self._move, window))
         if not came and not resumed:
             raise TaskError(
@@ -423,7 +426,7 @@ class _Readers(IterableDataset[Any]):
 
 def open_stream(
     data: Data,
-    split: Literal["train", "val"],
+    split: Literal["train", "val", "test"],
     config: TrainConfig,
     *,
     seed: int,
@@ -434,7 +437,7 @@ def open_stream(
 
     Args:
         data: The task's data.
-        split: `train` or `val`.
+        split: `train`, `val` or `test`.
         config: The training loop.
         seed: The seed of this split.
         device: The device of the batches.

@@ -69,7 +69,7 @@ class Data:
         batched: Whether the items of a stream are batches, of which each is one forward pass.
             None: samples for an `IterableDataset`, batches for any other iterable.
         test: Samples that no trial uses, for `sweep test`; or a function without arguments that
-            returns them, which only `sweep test` calls. No stream.
+            returns them, which only `sweep test` calls. A stream is read to its end.
     """
 
     train: Samples
@@ -606,11 +606,6 @@ def check_split(
         raise TaskError(f"{where}: {split} {slip}")
     for problem in _split_problems(samples):
         raise TaskError(f"{where}: {split} {problem}")
-    if split == "test" and is_stream(samples):
-        raise TaskError(
-            f"{where}: test is a stream; a test is evaluated once, on a known number of samples; "
-            "give a Dataset with __len__ and __getitem__, or a tuple of tensors"
-        )
 
 
 def _split_problems(samples: object) -> Iterator[str]:

@@ -109,13 +109,14 @@ class TaskFacts:
             f"parameter (weight {weight:.3g}, gradient {weight:.3g}, optimizer {optimizer:.3g}); "
             f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them",
             f"{_number(self.num_train)} training and {_number(self.num_val)} validation samples",
-            f"{self.steps_per_epoch:,} steps per epoch, {self.total_steps:,} in all",
+            f"{_number(self.steps_per_epoch)} steps per epoch, {self.total_steps:,} in all",
             f"{self.precision} on {self.device}",
         ]
 
 
-def _number(samples: int) -> str:
-    return f"{samples:,}" if samples else "an unknown number of"
+def _number(count: int) -> str:
+    """Return a number in words; a stream may not tell how long it is."""
+    return f"{count:,}" if count else "an unknown number of"
 
 
 class TaskInspector:

@@ -177,16 +177,15 @@ def _evaluate(
 
 
 def _changed_code(view: SweepStatus) -> Iterator[str]:
-    """Yield which source files of the task have changed since the sweep ran.
+    """Yield which files of the task have changed since the sweep ran.
 
     To add test data changes such a file. So this refuses nothing: model, training samples and
     validation samples were compared with those of the trial.
     """
-    from trainable.fingerprint import code_digests
+    from trainable.fingerprint import changed_files
 
-    then, now = Ledger.open(view.ledger_location).origin.code, code_digests(view.spec.task.name)
-    files = [file for file in sorted({*then, *now}) if then and then.get(file) != now.get(file)]
-    if files:
+    then = Ledger.open(view.ledger_location).origin.code
+    if then and (files := changed_files(view.spec.task.name, then)):
         yield (
             f"the task's code has changed since the sweep ran: {', '.join(files)}; the test value "
             "is that of the present code"

@@ -84,10 +84,11 @@ def _arguments(value: object) -> str:
     if isinstance(value, property):
         return ""
     signature = inspect.signature(value)  # type: ignore[arg-type]
-    shown = [
-        one.name if one.default is one.empty else f"{one.name}={one.default!r}"
-        for one in list(signature.parameters.values())[1:]
-    ]
+    shown: list[str] = []
+    for one in list(signature.parameters.values())[1:]:
+        if one.kind is one.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")  # as Python writes it: what follows is given by name
+        shown.append(one.name if one.default is one.empty else f"{one.name}={one.default!r}")
     return f"({', '.join(shown)})".replace("'", '"')
 
 

@@ -19,6 +19,7 @@ cannot be mapped is refused by its name. What must not live here: what a module 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -128,6 +129,9 @@ class LightningTask(Task):
             val=val.dataset,
             collate=_collate(train),
             collate_val=_collate(val) or (_collate(train) and default_collate),
+            test=partial(_test_samples, source, val)
+            if overrides(source, "test_dataloader")
+            else None,
         )
 
     def build_model(self) -> nn.Module:
@@ -410,6 +414,18 @@ def _loader(source: Any, name: str, *, shuffled: bool) -> DataLoader[Any]:
         raise TaskError(f"{type(source).__name__}.{name}() returned {problem}")
     assert isinstance(loader, DataLoader)
     return loader
+
+
+def _test_samples(source: Any, val: DataLoader[Any]) -> Any:
+    """Return the data set of `test_dataloader`, for `sweep test` alone."""
+    source.setup("test")
+    test = _loader(source, "test_dataloader", shuffled=False)
+    if _collate(test) != _collate(val):
+        raise TaskError(
+            f"{type(source).__name__}.test_dataloader() has another collate_fn than "
+            "val_dataloader(); a test makes batches as an evaluation does; give both the same"
+        )
+    return test.dataset
 
 
 def _collate(loader: DataLoader[Any]) -> Callable[[list[Any]], Batch] | None:

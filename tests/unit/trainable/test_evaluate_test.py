@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
@@ -38,6 +38,16 @@ class Unread(Dataset[tuple[Tensor, Tensor]]):
         return torch.ones(5), torch.tensor(1)
 
 
+class Streamed(IterableDataset[tuple[Tensor, Tensor]]):
+    """Samples without a length or an index."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.inputs, self.targets, strict=True)
+
+
 class Averaged(Task):
     """Evaluates an average of the weights, which only the task's own state has."""
 
@@ -53,6 +63,8 @@ class Averaged(Task):
         tests: dict[str, Any] = {
             "same as val": val,
             "as a function": lambda: val,
+            "as a stream": Streamed(*val),
+            "a stream from a function": lambda: Streamed(*val),
             "unread": Unread(),
             "loaded by a function": lambda: OPENED.append("loaded"),
             "empty": lambda: (torch.zeros(0, 5), torch.zeros(0)),
@@ -60,7 +72,8 @@ class Averaged(Task):
             "none": None,
         }
         shift = FORM.get("shift", 0.0)
-        return Data(train=(inputs[13:] + shift, targets[13:]), val=val, test=tests[FORM["test"]])
+        train = inputs[13:] + shift, targets[13:]
+        return Data(train, val, collate=FORM.get("collate"), test=tests[FORM["test"]])
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Weight]:
         if model.training:
@@ -113,7 +126,9 @@ def train(
 Train = Callable[[str], tuple[Generation, dict[str, float]]]
 
 
-@pytest.mark.parametrize("form", ["same as val", "as a function"])
+@pytest.mark.parametrize(
+    "form", ["same as val", "as a function", "as a stream", "a stream from a function"]
+)
 def test_same_samples_have_the_same_metrics(
     form: str, train: Train, config: TrialConfig, tmp_path: Path
 ) -> None:
@@ -136,6 +151,17 @@ def test_same_samples_have_the_same_metrics(
 def test_training_opens_no_test_data(form: str, train: Train) -> None:
     train(form)
     assert set(OPENED) <= {"length"}  # whether there are any
+
+
+def test_cautions_about_training_are_silent(
+    train: Train, config: TrialConfig, recwarn: pytest.WarningsRecorder
+) -> None:
+    FORM["collate"] = list  # never called for tensors
+    best, _ = train("same as val")
+    assert recwarn.pop(UserWarning)
+    recwarn.clear()
+    evaluate_test(config, best, built=None, device="cpu")
+    assert not recwarn.list
 
 
 def test_data_set_is_read_once(train: Train, config: TrialConfig) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from trainable.fingerprint import code_digests, tensor_digest
+from trainable.fingerprint import changed_files, code_digests, tensor_digest
 from trainable.task import Data, Task, load_task
 
 
@@ -46,6 +46,23 @@ def test_code_fingerprint_covers_loaded_task_files(project: Path) -> None:
     importlib.import_module("fp_task")
     expected = ["fp_beside.py", "fp_parts/__init__.py", "fp_parts/model.py", "fp_task.py"]
     assert code_digests("fp_task:Any") == {name: _digest(project / name) for name in expected}
+
+
+def test_only_files_with_other_content_have_changed(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also a file that the task read, elsewhere, and a module that is not loaded now."""
+    weights = tmp_path_factory.mktemp("elsewhere") / "base.pt"
+    weights.write_bytes(b"weights")
+    importlib.import_module("fp_task")
+    before = code_digests("fp_task:Any") | {
+        str(weights): _digest(weights),
+        "fp_unused.py": _digest(project / "fp_unused.py"),
+    }
+    assert changed_files("fp_task:Any", before) == []
+    weights.write_bytes(b"other weights")
+    (project / "fp_unused.py").unlink()
+    assert changed_files("fp_task:Any", before) == [str(weights), "fp_unused.py"]
 
 
 def test_a_module_that_was_made_up_names_no_file(

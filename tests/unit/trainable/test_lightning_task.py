@@ -90,6 +90,16 @@ class Points(LightningDataModule):
         return DataLoader(self.held_out, batch_size=self.batch_size)
 
 
+class PointsToTest(Points):
+    def setup(self, stage):
+        super().setup(stage)
+        if stage == "test":  # as Lightning calls it, and only `sweep test` needs it
+            self.test = torch.utils.data.Subset(self.held_out, range(32, 40))
+
+    def test_dataloader(self):
+        return DataLoader(self.test, batch_size=self.batch_size)
+
+
 class NetTask(LightningTask):
     def __init__(self, module=Net, data=Points, **options) -> None:
         self.kind, self.data, self.options = module, data, options
@@ -316,6 +326,22 @@ def test_loaders_may_belong_to_the_module(tmp_path):
     task = NetTask(_with(Net, batch_size=8, **own))
     task.data_module = lambda: LightningTask.data_module(task)
     assert _trained(task, tmp_path, _config())[0][-1]["val/loss"] > 0
+
+
+def test_test_loader_gives_the_test_samples():
+    """Set up for tests only when they are asked for."""
+    assert NetTask().build_data().test is None
+    data = NetTask(data=PointsToTest).build_data()
+    (x, _), (expected, _) = data.test()[0], data.val[32]
+    assert len(data.test()) == 8
+    assert torch.equal(x, expected)
+
+    class Padded(PointsToTest):
+        def test_dataloader(self):
+            return DataLoader(self.test, collate_fn=list)
+
+    with pytest.raises(TaskError, match="another collate_fn"):
+        NetTask(data=Padded).build_data().test()
 
 
 def test_module_of_the_other_package_fits():

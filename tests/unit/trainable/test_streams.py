@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.chaos.sampled_data import ShuffledStream, sampled
 from tests.unit.trainable.conftest import Noisy, Toy
@@ -350,3 +350,53 @@ def test_each_evaluation_reads_the_same_samples(tmp_path, opened, configure):
     assert len(seen[0]) == 24
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0], seen[2])
+
+
+class RandomChunks(IterableDataset):
+    """Chunks drawn at random, as language models are trained on."""
+
+    def __iter__(self):
+        while True:
+            x = torch.randn(5)
+            yield x, int(x[0] > 0)
+
+
+class DrawnChunks(RandomChunks):
+    """The same; its state is that of the global generators."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(("batches", "warns"), [(None, True), (3, False)])
+def test_val_stream_of_unknown_length_warns(tmp_path, opened, configure, recwarn, batches, warns):
+    class Lines(Toy):
+        def build_data(self):
+            return Data(super().build_data().train, RandomChunks())
+
+    opened(configure(budget={"epochs": 1, "val_batches": batches}), tmp_path, Lines())
+    assert ["never ends" in str(one.message) for one in recwarn] == [True] * warns
+
+
+def test_stream_with_empty_state_resumes_exactly(tmp_path, opened, configure):
+    """It continues where it was, and drops nothing."""
+
+    class Chunks(Toy):
+        def build_data(self):
+            return Data(DrawnChunks(), super().build_data().val)
+
+    config = configure(budget={"steps": 6, "report_every": 3}, every="1 step")
+    whole = opened(config, tmp_path / "whole", Chunks())
+    _run(whole)
+    crashed = opened(config, tmp_path / "cut", Chunks(), should_stop=_crash_at(5))
+    with pytest.raises(Crash):
+        _run(crashed)
+    crashed.close()
+    torch.manual_seed(99)
+    resumed = opened(config, tmp_path / "cut", Chunks())
+    _run(resumed)
+    assert _curve(tmp_path / "cut") == _curve(tmp_path / "whole")
+    _equal(resumed.state.state_dict(), whole.state.state_dict())
