@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.errors import ConfigError
+from trainable.errors import ConfigError, TrainingCaution
 from trainable.storage.regular_files import replace_regular
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def check_task(spec: SweepSpec, err: Console, directory: Path | None = None) -> 
             if not refused.raised:
                 raise
             return
-    for caution in facts.checked:
+    for caution in [*facts.cautions, *facts.checked]:
         messages.paragraph(err, caution, style="yellow")
 
 
@@ -151,14 +152,16 @@ def train_once(
         config = _resumed_config(directory, run.config)
         device = "cpu" if spec.resources.gpu == 0 else None  # as in a sweep's trials
         stack.enter_context(_locating_config_errors())
-        trainer = open_trainer(
-            config,
-            directory,
-            device=device,
-            threads=run.threads,
-            searched=run.searched,
-            until=run.until,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingCaution)  # `check_task` prints them
+            trainer = open_trainer(
+                config,
+                directory,
+                device=device,
+                threads=run.threads,
+                searched=run.searched,
+                until=run.until,
+            )
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:
             console.print(sentence, style="yellow", soft_wrap=True)

@@ -59,6 +59,23 @@ def test_metric_is_shown_first(
     assert line.partition(": ")[2].startswith(shown)
 
 
+def test_caution_is_printed_once_as_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    method = "    def build_model(self):\n        return super().build_model().eval()\n"
+    text = "from trainable.tasks.spiral import Spiral\nclass Quiet(Spiral):\n" + method
+    (tmp_path / "shown_quiet.py").write_text(text)
+    (tmp_path / "one.yaml").write_text(
+        SPEC.format(task="shown_quiet:Quiet", metric="val/accuracy")
+    )
+    done = CliRunner().invoke(app, ["train", "one.yaml"])
+    assert done.exit_code == 0, done.output
+    assert " ".join(done.stderr.split()).count("in evaluation mode, and it is trained") == 1
+    assert not [one for one in recwarn if "in evaluation mode" in str(one.message)]
+
+
 def test_bar_moves_within_an_epoch(tmp_path: Path) -> None:
     spec = parse_spec(SPEC.format(task="spiral", metric="val/accuracy"), "one.yaml")
     trainer = open_trainer(spec.trial_config(0, {}), tmp_path, device="cpu")
