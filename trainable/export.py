@@ -8,6 +8,7 @@ training state other than the model's.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -170,8 +171,22 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
     load_model_state(parts.model, weights)
     if averages := state.get("average"):
         load_average(parts.model, averages)
+    _restore_task(parts, state.get("task", {}))
     parts.model.eval()
     return parts, contents_of(state)
+
+
+def _restore_task(parts: Parts, state: dict[str, Any]) -> None:
+    """Restore a task's attributes: its loss may need what its hooks have set."""
+    from trainable.task_state import TaskState
+
+    if not state:
+        return
+    known = TaskState(parts.task, parts.model, parts.model.parameters(), parts.data)
+    # It may refer to the optimizer, which is not built here: the rest is as the task built it.
+    with contextlib.suppress(Exception):
+        parts.task.load_state_dict(state)
+    del known
 
 
 def load_model(

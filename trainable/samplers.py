@@ -60,14 +60,9 @@ class SampledPlan:
         self._num_indices, self._accumulation = num_indices, accumulation
         self._epoch = 0
         self._order, self._sizes = self._draw(0)
+        self._check_windows()
         self.windows = self.num_windows(0)
         self.samples = sum(self._window_sizes())
-        if self.windows == 0:
-            raise ConfigError(
-                f"{batch_size} and the sampler chooses {len(self._order)} samples; with drop_last "
-                "no step remains; lower it or set train.loader.drop_last: false",
-                key="train.batch_size",
-            )
 
     def num_windows(self, epoch: int) -> int:
         """Optimizer steps of an epoch."""
@@ -122,6 +117,15 @@ class SampledPlan:
         if epoch != self._epoch:
             self._order, self._sizes = self._draw(epoch)
             self._epoch = epoch
+            self._check_windows()  # a run would begin one empty epoch after the other
+
+    def _check_windows(self) -> None:
+        if not self._window_sizes():
+            raise ConfigError(
+                f"{self._size} and the sampler chooses {len(self._order)} samples; with drop_last "
+                "no step remains; lower it or set train.loader.drop_last: false",
+                key="train.batch_size",
+            )
 
     def _window_sizes(self) -> list[int]:
         if self._sizes is not None:

@@ -473,6 +473,8 @@ def open_stream(
         most=batches if batches is None or batched else batches * config.batch_size // items,
     )
     length = length_of(stream) or 0
+    if format.most is not None:
+        length = min(length, format.most * items)
     whole, rest = divmod(length, items)
     windows = whole + (rest > 0 and not format.drop_last)
     plan = StreamPlan(0 if batched else length, 1 if batched else items, batched, windows)

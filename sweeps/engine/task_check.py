@@ -260,14 +260,25 @@ def _forced_or_first(forced: Mapping[str, Any], key: str, distribution: Distribu
     return forced.get(key, distribution.boundary_values()[0][1])
 
 
+_LENGTHEN = (
+    "train.schedule.warmup",
+    "train.schedule.decay",
+    "train.ema.start",
+    "train.swa.start",
+)
+"""The searched keys for whose largest value a run may be too short."""
+
+
 def longest_warmup(spec: SweepSpec) -> TrialConfig:
-    """Return the trial of `example_params` with the longest warmup and decay, if that is valid."""
+    """Return the trial of `example_params` with the longest warmup and decay, if that is valid.
+
+    And with the latest start of an average.
+    """
     space = spec.search_space()
 
     def value(key: str, distribution: Distribution) -> Any:
         boundary_values = [probe for _, probe in distribution.boundary_values()]
-        lengthens = key in ("train.schedule.warmup", "train.schedule.decay")
-        return max(boundary_values) if lengthens else boundary_values[0]
+        return max(boundary_values) if key in _LENGTHEN else boundary_values[0]
 
     point = space.point(value)
     try:

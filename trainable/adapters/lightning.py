@@ -145,7 +145,9 @@ class LightningTask(Task):
         self._module = module
         self._sums = {}
         self._metrics = {}
-        self.epoch = self.step = self._batch = 0
+        self.epoch = self.step = self._batch = self._size = 0
+        # else they would be saved in the order in which they were first set
+        self._validating = self._at_epoch_end = False
         return module
 
     def build_optimizer(

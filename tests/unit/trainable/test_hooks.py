@@ -13,8 +13,10 @@ from torch import nn
 
 from tests.optimizers import TwoOptimizers
 from trainable.build import build_parts
+from trainable.config import TaskConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import TaskError
+from trainable.export import load_model
 from trainable.first_batches import FirstBatches
 from trainable.hooks import HOOKS
 from trainable.logged import Log
@@ -258,6 +260,32 @@ def test_average_is_that_of_the_weights_a_hook_leaves(tmp_path, opened, configur
     average = trainer.state.state_dict()["average"]["values"]["model.3.weight"]
     assert (average[:, :4] == 0).all()
     assert (average[:, 4:] != 0).all()
+
+
+class Tempered(Task):
+    """Its loss needs what a hook has set."""
+
+    def build_model(self):
+        return nn.Linear(5, 3)
+
+    def build_data(self):
+        samples = (torch.ones(6, 5), torch.zeros(6, dtype=torch.long))
+        return Data(train=samples, val=samples)
+
+    def on_epoch_start(self, epoch):
+        self.temperature = 1.0 / (epoch + 1)
+
+    def loss(self, model, batch):
+        return super().loss(model, (batch[0] / self.temperature, batch[1]))
+
+
+def test_model_is_loaded_with_what_hooks_have_set(tmp_path, opened, configure):
+    config = configure(epochs=2)
+    config = config.model_copy(update={"task": TaskConfig(name=f"{__name__}:Tempered")})
+    trainer = opened(config, tmp_path, None)
+    list(trainer.events())
+    loaded = load_model(config, trainer.store.generations()[-1].address)
+    assert torch.equal(loaded.inputs[0], torch.full((6, 5), 2.0))
 
 
 def test_hook_without_a_savable_change_is_refused_early(configure):

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.chaos.killed_runs import differences, without_measured
 from tests.optional_packages import skip_without
 from trainable import TrialConfig, load_task, open_trainer, read_rows
+from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError, TaskError
 
@@ -195,7 +197,9 @@ def test_trains_as_lightning_does(tmp_path):
 @pytest.mark.parametrize("interval", ["epoch", "step"])
 def test_resumes_to_the_same_bits(tmp_path, interval):
     make = partial(NetTask, interval=interval, dropout=0.2)
-    config = _config(accumulation=2)
+    config = _config(accumulation=2, ema={"decay": 0.9})
+    budget = type(config.budget)(steps=12, report_every=3)  # reports within epochs
+    config = config.model_copy(update={"budget": budget})
     rows, model = _trained(make(), tmp_path / "whole", config)
     for step in (3, 4, 6):
         with pytest.raises(Crash):
@@ -208,6 +212,9 @@ def test_resumes_to_the_same_bits(tmp_path, interval):
     assert resumed.called == model.called
     for name, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
+    stores = [CheckpointStore(tmp_path / name) for name in ("whole", "cut")]
+    states = [without_measured(store.load(store.generations()[-1])) for store in stores]
+    assert differences(*states) == []
 
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])

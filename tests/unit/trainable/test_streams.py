@@ -314,6 +314,23 @@ def test_batches_of_a_loader_are_micro_batches(tmp_path, opened, configure):
     assert trainer.state.progress.samples == 43
 
 
+def test_epoch_without_a_step_is_refused(tmp_path, opened, configure):
+    """A later one, too: the run would begin epochs for ever."""
+
+    class Fading(Toy):
+        def build_data(self):
+            self.chosen = list(range(12))
+            return Data(*(super().build_data().val,) * 2, sampler=self.chosen)
+
+        def on_epoch_end(self, epoch):
+            assert epoch == 0
+            self.chosen.pop()
+
+    trainer = opened(configure(loader={"drop_last": True}), tmp_path, Fading())
+    with pytest.raises(ConfigError, match="12 and the sampler chooses 11 samples"):
+        _run(trainer)
+
+
 def test_same_sample_is_augmented_anew_each_time(tmp_path, opened, configure):
     seen = []
 
@@ -345,7 +362,9 @@ def test_each_evaluation_reads_the_same_samples(tmp_path, opened, configure):
             return Data(data.train, ShuffledStream(Noisy(43)))
 
     config = configure().model_dump() | {"budget": {"epochs": 3, "val_batches": 2}}
-    _run(opened(TrialConfig.model_validate(config), tmp_path, Partly("stream")))
+    trainer = opened(TrialConfig.model_validate(config), tmp_path, Partly("stream"))
+    _run(trainer)
+    assert (trainer.plans[1].windows, trainer.plans[1].samples) == (2, 24)
     assert len(seen) == 3
     assert len(seen[0]) == 24
     assert torch.equal(seen[0], seen[1])

@@ -83,11 +83,13 @@ def test_inconsistent_largest_values_fall_back_to_the_example() -> None:
 def test_longest_warmup_is_tried_with_the_example() -> None:
     spec = _spec(
         "train.schedule.warmup: {choice: [0, 9, 3]}",
+        "train.ema.start: {choice: [1, 9, 3]}",
         "train.batch_size: {int: [8, 32]}",
         "task.hidden: {choice: [16, 64, 32]}",
     )
     longest = longest_warmup(spec)
     assert (longest.train.schedule.warmup, longest.train.batch_size) == (9, 8)
+    assert longest.train.ema.start == 9
     assert longest.task.arguments["hidden"] == 16
     forbidden = with_overrides(spec, ["search.constraints=['train.schedule.warmup < 5']"])
     assert longest_warmup(forbidden).train.schedule.warmup == 0
