@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trainable.custom_loop import CustomLoop
     from trainable.loop import Trainer
 
-_OURS = re.compile("epoch|memory/.*|best/.*")
+_OURS = re.compile("epoch|report|memory/.*|best/.*")
 """The metrics that Gradsweep adds to those that a custom loop yields."""
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 

@@ -139,7 +139,7 @@ class EventWriter:
         self._fence()
         attempt = self._ledger.start(number)
         record = self._ledger.trial(number)
-        tags = status_tags(record) | start.tags
+        tags = status_tags(record, self._spec) | start.tags
         # A trial that finishes another one starts with that trial's curve, also the first time.
         is_first = attempt == 1 and record.finishes is None
         if not is_first:
@@ -177,7 +177,7 @@ class EventWriter:
 
     def promoted(self, number: int, start: RunStart) -> None:
         """Record that a paused trial resumes, perhaps with other parameters."""
-        if tags := lineage_tags(self._ledger.trial(number)):
+        if tags := lineage_tags(self._ledger.trial(number), self._spec):
             self._recorder.start(number, start.params, tags | start.tags)
         self._observer.promoted(number)
 
@@ -252,7 +252,9 @@ class EventWriter:
             self._ledger.transaction(store)
         for one in results:
             if one.notes:  # send the ledger's values; each start and end sends them again
-                self._recorder.tag(one.number, status_tags(self._ledger.trial(one.number)))
+                self._recorder.tag(
+                    one.number, status_tags(self._ledger.trial(one.number), self._spec)
+                )
             if one.reports:
                 self._log(one.number, one.rows)
                 self._show(one)

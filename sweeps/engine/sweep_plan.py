@@ -98,7 +98,13 @@ class SweepPlan:
             ("stopping", self._stopping()),
         ]
         if self.patience is not None:
-            found.append(("", f"patience {self.patience} may end a trial earlier"))
+            # The last report ends a trial anyway, and the first one is its best so far.
+            does = "may end a trial earlier"
+            if self.patience > self.epochs - 2:
+                does = (
+                    f"ends no trial earlier: it has only {_counted(self.epochs, self.report_word)}"
+                )
+            found.append(("", f"patience {self.patience} {does}"))
         found.append(("time", self._time()))
         if self.stop_hours is not None:
             found.append(("", f"stop.hours ends it after {format_number(self.stop_hours)} h"))

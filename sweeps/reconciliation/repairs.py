@@ -110,7 +110,9 @@ def send_to_tracker(
             # If PBT changed the trial and it has not trained since, a resume sends the change.
             record = without_unbegun(record, paths)
             start = told_start(paths, spec, record)
-            recorder.start(number, start.params, status_tags(record) | start.tags, at_ms=at_ms)
+            recorder.start(
+                number, start.params, status_tags(record, spec) | start.tags, at_ms=at_ms
+            )
         case MissingMetrics(number, rows):
             recorder.log(number, rows)
         case StaleRunStatus(number, status, rows):

@@ -359,7 +359,9 @@ def _rows(paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int) -
 
 def _tags(spec: SweepSpec, paths: SweepPaths, record: TrialRecord) -> dict[str, str]:
     return (
-        end_tags(record, spec) if record.finished else status_tags(without_unbegun(record, paths))
+        end_tags(record, spec)
+        if record.finished
+        else status_tags(without_unbegun(record, paths), spec)
     )
 
 

@@ -44,7 +44,10 @@ def run_status(trial: TrialSummary) -> Status:
 def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return the tags for the end of a trial: why it ended, its best step, its description."""
     how = outcome(record)
-    tags = status_tags(record) | {"outcome": how, DESCRIPTION: describe_trial(record, spec, how)}
+    tags = status_tags(record, spec) | {
+        "outcome": how,
+        DESCRIPTION: describe_trial(record, spec, how),
+    }
     if record.best_step is not None:
         tags |= {"best_step": str(record.best_step), "best_epoch": str(record.best_epoch)}
     tags["stopped_by"] = _stopped_by(record, spec)
@@ -58,9 +61,9 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     return tags
 
 
-def status_tags(record: TrialRecord) -> dict[str, str]:
+def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
-    tags = lineage_tags(record)
+    tags = lineage_tags(record, spec)
     if record.finishes is not None:
         tags[f"gradsweep.{FINISHES}"] = str(record.finishes)
     if record.attempts:
@@ -83,11 +86,12 @@ def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:
     return "sweep" if reason.startswith(BY_THE_SWEEP) else spec.early_stopping.scheduler
 
 
-def lineage_tags(record: TrialSummary) -> dict[str, str]:
+def lineage_tags(record: TrialSummary, spec: SweepSpec) -> dict[str, str]:
     """Return from which donors a trial of a population resumed; empty for other trials."""
     if not record.lineage:
         return {}
-    steps = [f"epoch {one.epoch} from trial {one.donor}" for one in record.lineage]
+    word = spec.budget.report_word
+    steps = [f"{word} {one.epoch} from trial {one.donor}" for one in record.lineage]
     return {"gradsweep.lineage": "; ".join(steps)}
 
 

@@ -20,7 +20,7 @@ from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
 from trainable.metrics_file import read_rows
 
 CLIPPED = "train/clip_fraction"
-_CONFIGURATION = ("budget.", "checkpoint.", "task.", "train.")
+_CONFIGURATION = ("budget.", "checkpoint.", "patience", "task.", "train.")
 """Prefixes of the parameters on which a trial's result may depend."""
 
 _ABSENT = object()

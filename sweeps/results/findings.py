@@ -290,7 +290,7 @@ class _Evidence:
         possible = len(ended) * max(self.spec.budget.reports, *(r.epoch for r in ended))
         yield Finding(
             "epochs",
-            f"{len(ended)} trials trained {trained} of {possible} "
+            f"{len(ended)} trial{'s' * (len(ended) > 1)} trained {trained} of {possible} "
             f"{self.spec.budget.report_word}s: early stopping saved "
             f"{_percent(1 - trained / possible)}.",
         )

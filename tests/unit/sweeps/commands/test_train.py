@@ -76,6 +76,17 @@ def test_caution_is_printed_once_as_a_sentence(
     assert not [one for one in recwarn if "in evaluation mode" in str(one.message)]
 
 
+def test_number_of_a_report_is_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    (tmp_path / "shown_reports.py").write_text(TASKS)
+    text = SPEC.format(task="shown_reports:loop", metric="score")
+    spec = parse_spec(text.replace("epochs: 1", "steps: 1, report_every: 1"), "one.yaml")
+    said = io.StringIO()
+    train_once(spec, None, Console(file=said, width=200), Console(file=io.StringIO()))
+    assert "report 1 step 1: score 0.5, epochs_alone 2\n" in said.getvalue()
+
+
 def test_bar_moves_within_an_epoch(tmp_path: Path) -> None:
     spec = parse_spec(SPEC.format(task="spiral", metric="val/accuracy"), "one.yaml")
     trainer = open_trainer(spec.trial_config(0, {}), tmp_path, device="cpu")

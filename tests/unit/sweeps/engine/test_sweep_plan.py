@@ -86,6 +86,13 @@ def test_plan_names_the_values_that_change_what_a_trial_takes() -> None:
     assert _plan(SPACE).measured_with == {}
 
 
+@pytest.mark.parametrize(("limit", "can_end"), [(8, True), (9, False)])
+def test_patience_beyond_the_budget_is_named(limit: int, *, can_end: bool) -> None:
+    plan = _plan(f"early_stopping: {{scheduler: none, patience: {limit}}}\n")
+    (sentence,) = (text for _, text in plan.rows() if text.startswith("patience"))
+    assert ("may end" in sentence) == can_end
+
+
 def test_custom_loop_has_neither_hours_nor_sizes() -> None:
     plan = _plan(own_loop=True, step_seconds=None, checkpoint_bytes=0, process_bytes=None)
     assert (plan.seconds, plan.disk_bytes) == (None, None)

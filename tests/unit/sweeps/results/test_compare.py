@@ -147,6 +147,19 @@ def test_null_and_true_differ_from_missing_and_one(tmp_path: Path) -> None:
     assert [line[-2:] for line in _shown(found)[1:3]] == [["null", "1"], ["-", "true"]]
 
 
+def test_patience_is_among_the_differences(tmp_path: Path) -> None:
+    sweeps = [
+        MadeSweep(tmp_path, name, more=f"early_stopping: {{scheduler: none, patience: {limit}}}")
+        for name, limit in (("few", 2), ("many", 5))
+    ]
+    for sweep in sweeps:
+        params = {"train.optimizer.lr": 0.01}
+        directory = sweep.paths.trial(sweep.add("complete", 0.3, params=params))
+        directory.mkdir(parents=True)
+        (directory / TRIAL_CONFIG).write_text(trial_yaml(sweep.spec.trial_config(0, params)))
+    assert compare([sweep.view for sweep in sweeps], top=1)["differing"] == ["patience"]
+
+
 def test_shared_values_are_shown_once(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, space="{train.batch_size: {choice: [32]}}")
     sweep.add("complete", 0.3)

@@ -18,10 +18,12 @@ from sweeps.paths import SweepPaths
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.reconciliation.reconcile import UnrecordedEnd
 from sweeps.reconciliation.repairs import apply
+from sweeps.recording.tags import lineage_tags
 from sweeps.search.searcher import LedgerSearcher
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tracking.recorder import MemoryRecorder
+from trainable.config import BudgetConfig
 from trainable.metrics_file import Row
 
 SPEC = """
@@ -165,6 +167,8 @@ def test_exploiting_member_is_one_run_with_changed_parameters(
     assert run.tags["gradsweep.lineage"] == (
         "epoch 1 from trial 3; epoch 2 from trial 3; epoch 3 from trial 3"
     )
+    in_steps = spec.model_copy(update={"budget": BudgetConfig(steps=8, report_every=2)})
+    assert lineage_tags(heir, in_steps)["gradsweep.lineage"].startswith("report 1 from trial 3;")
     rates = {mutation.params["train.optimizer.lr"] for mutation in heir.lineage}
     assert {value for (key, _), value in run.points.items() if key == f"param/{rate}"} == rates
     assert [trial.attempts for trial in driver.ledger.trials()] == [1] * 4
