@@ -161,7 +161,7 @@ def _with_plain_data(task, model):
 def _with_optimizer(task, model):
     task.critic = nn.Linear(5, 1)
     task.optimizer = torch.optim.Adam(task.critic.parameters(), lr=0.01)
-    task.schedule = torch.optim.lr_scheduler.StepLR(task.optimizer, 3)
+    task.schedule = torch.optim.lr_scheduler.MultiStepLR(task.optimizer, [3, 5])
 
 
 HOLDING = [_with_average, _with_handwritten, _with_generators, _with_plain_data, _with_optimizer]
