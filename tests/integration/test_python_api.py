@@ -25,6 +25,7 @@ from sweeps.publishing.report_data import NotEnough
 from sweeps.sweep_lock import is_held
 from tests.integration.commandline import CommandLine, wait_until
 from tests.time_limits import scaled
+from trainable.tested import RecordedTest
 
 SPACE = {
     "train.optimizer.lr": {"loguniform": [1e-3, 1e-1]},
@@ -184,7 +185,7 @@ def _examples() -> Iterator[tuple[str, str]]:
 def test_example_of_a_docstring_runs(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str
 ) -> None:
-    """Only what would start another sweep is left out."""
+    """Left out is what would start another sweep, and what needs test data, which digits lacks."""
     root = tmp_path / "runs"
     root.mkdir()
     for each in ("digits", "wider"):
@@ -194,6 +195,9 @@ def test_example_of_a_docstring_runs(
     monkeypatch.setattr("sweeps.api.sweep.run_command", lambda *_: None)
     checked = {"plan": {"hours": 0.1}, "warnings": []}
     monkeypatch.setattr("sweeps.api.sweep.read_command", lambda *_: checked)
+    monkeypatch.setattr("sweeps.api.trial.run_command", lambda *_: None)
+    tested = RecordedTest(1, 0, {"test/loss": 0.1}, 1, 1, "", 10, "cpu", "fp32")
+    monkeypatch.setattr("sweeps.api.trial.read_tested", lambda _: [tested])
     monkeypatch.setattr("sweeps.api.sweep.stop", lambda _: StopResult("", None, True, "", ""))
     exec(compile(code, name, "exec"), {"Sweep": Sweep})
 
