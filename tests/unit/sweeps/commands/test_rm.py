@@ -243,6 +243,9 @@ def test_removal_by_another_process_is_not_disturbed(sweep: MadeSweep) -> None:
 # -- A ledger in PostgreSQL -----------------------------------------------------------------------
 
 
+COMMON = {"space": RATE, "metric": "val/loss", "mode": "min", "budget": "{epochs: 9}"}
+
+
 @pytest.fixture
 def trusted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SWEEP_TRUSTED_STORES", cluster.uri)
@@ -252,7 +255,7 @@ def trusted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> str:
 def _in_database(cluster: Cluster, root: Path, name: str) -> SweepPaths:
     paths = SweepPaths(root, name)
     more = f"storage: {{ledger: '{cluster.uri}'}}"
-    text = SPEC.format(name=name, space=RATE, metric="val/loss", mode="min", more=more)
+    text = SPEC.format(**COMMON, name=name, more=more)
     with held_place(cluster, paths.directory, name) as place:
         Ledger.create(place, mode="min", sweep_id=f"id-{name}")
     paths.directory.mkdir(parents=True)
@@ -289,7 +292,7 @@ def test_study_of_a_copied_sweep_stays(cluster: Cluster, trusted: str, tmp_path:
 def test_sweep_stays_while_its_database_is_away(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path, "away")
     more = "storage: {ledger: 'postgresql://127.0.0.1:9/none'}"
-    text = SPEC.format(name="away", space=RATE, metric="val/loss", mode="min", more=more)
+    text = SPEC.format(**COMMON, name="away", more=more)
     paths.directory.mkdir()
     write_spec(paths.spec, parse_spec(text, "s.yaml"))
     before = _files(tmp_path)
