@@ -108,14 +108,16 @@ def test_row_06_older_driver_killed(sandbox: Sandbox, references: References) ->
 
 
 def _as_it_was(outcome: Outcome) -> Outcome:
-    """States of that release say neither how many samples a window has nor which metrics there
-    were, and hold nothing beside the weights; in this task nothing beside them changes.
+    """States of that release say neither how many samples a window has, nor which metrics there
+    were, nor what was reported, and hold nothing beside the weights; in this task nothing beside
+    them changes.
     """
     states = {}
     for number, state in outcome.states.items():
         assert not state.get("modules")
         assert not state.get("task")
         later = ("batch_size", "evaluated", "epoch_begun", "sums")
+        later += ("reports", "since_report", "since_best")
         progress = {k: v for k, v in state["progress"].items() if k not in later}
         kept = {k: v for k, v in state.items() if k not in ("format", "modules", "task")}
         states[number] = {**kept, "progress": progress}
