@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 import optuna
+import pytest
 import torch
 from mlflow import MlflowClient
 
@@ -39,6 +40,7 @@ def _weights(cli: CommandLine, name: str, number: int) -> dict[str, Any]:
     return store.load(newest)["model"]
 
 
+@pytest.mark.chaos
 def test_finished_trial_equals_the_unpruned_one(cli: CommandLine) -> None:
     cli.write("small.yaml", PRUNING)
     cli.write("whole.yaml", UNPRUNED)

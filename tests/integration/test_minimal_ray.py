@@ -99,6 +99,7 @@ def run(config, context):
 AT_ONCE, TRIALS_OF_ALL = 12, 150
 
 
+@pytest.mark.chaos
 def test_starting_worker_is_not_interrupted(cli: CommandLine) -> None:
     cli.write("short.py", SHORT)
     spec = TINY.replace("{name: digits, model: mlp, width: 32}", '{name: "short:run"}')

@@ -133,6 +133,7 @@ def test_non_graph_model_is_registered_as_pickle_on_request(
         torch.testing.assert_close(said, model(torch.tensor(rows)).detach())
 
 
+@pytest.mark.chaos
 def test_later_version_leaves_earlier_version_unchanged(tmp_path: Path) -> None:
     with start_tracking_server(f"sqlite:///{tmp_path}/server.db", tmp_path / "kept") as server:
         store = Store(tmp_path, server.url)

@@ -109,6 +109,7 @@ def test_killed_driver_leaves_its_events_to_the_next(
     assert read_outbox(cli.root / "small/outbox").notifications == 0
 
 
+@pytest.mark.chaos
 def test_sync_delivers_what_a_webhook_missed(cli: CommandLine, webhook: WebhookServer) -> None:
     webhook.answer = lambda _: 500
     cli.write("tiny.yaml", TINY + NOTIFY)
@@ -134,6 +135,7 @@ def test_sync_delivers_what_a_webhook_missed(cli: CommandLine, webhook: WebhookS
     assert len(webhook.taken) == waiting
 
 
+@pytest.mark.chaos
 def test_sync_without_the_variable_says_so(cli: CommandLine, webhook: WebhookServer) -> None:
     cli.write("tiny.yaml", TINY + NOTIFY)
     cli.ok("run", "tiny.yaml", "--offline")
@@ -147,6 +149,7 @@ def test_sync_without_the_variable_says_so(cli: CommandLine, webhook: WebhookSer
     assert _events(webhook.taken)[-1] == "finished"
 
 
+@pytest.mark.chaos
 def test_interrupted_sweep_notifies_of_each_end(cli: CommandLine, webhook: WebhookServer) -> None:
     cli.write("small.yaml", SMALL.replace("epochs: 4", "epochs: 300") + NOTIFY)
     driver = cli.popen("run", "small.yaml", stdout=-3)

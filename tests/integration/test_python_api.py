@@ -254,6 +254,7 @@ def test_ctrl_c_drains_and_is_raised(
     assert not is_held(cli.root / "long" / "lock")
 
 
+@pytest.mark.chaos
 def test_killed_script_takes_its_driver_with_it(
     cli: CommandLine, script: Callable[[], subprocess.Popen[str]]
 ) -> None:

@@ -356,6 +356,7 @@ def _recorded(store: Path, name: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.chaos
 def test_missing_or_replaced_store_receives_everything(cli: CommandLine) -> None:
     store, teams = cli.root / "mlflow.db", cli.directory / "team.db"
     cli.write("tiny.yaml", TINY)
