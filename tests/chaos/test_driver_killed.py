@@ -116,8 +116,8 @@ def _as_it_was(outcome: Outcome) -> Outcome:
     for number, state in outcome.states.items():
         assert not state.get("modules")
         assert not state.get("task")
-        later = ("batch_size", "evaluated", "epoch_begun", "sums")
-        later += ("reports", "since_report", "since_best")
+        hooks, reports = {"epoch_begun", "sums"}, {"reports", "since_report", "since_best"}
+        later = {"batch_size", "evaluated"} | hooks | reports
         progress = {k: v for k, v in state["progress"].items() if k not in later}
         kept = {k: v for k, v in state.items() if k not in ("format", "modules", "task")}
         states[number] = {**kept, "progress": progress}
