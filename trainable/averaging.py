@@ -116,7 +116,7 @@ class Average:
             step: Optimizer steps taken.
         """
         start, every, decay = self._plan
-        # An average that has begun goes on, also if its start was moved since.
+        # An average that has begun continues, also if its start was moved since.
         if step % every or (step <= start and not self.count):
             return
         self.count += 1

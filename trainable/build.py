@@ -421,7 +421,7 @@ def _cautions(model: nn.Module, data: Data, trial: TrialConfig) -> Iterator[str]
         yield (
             "a resumed run reads the stream train again from the epoch's start and drops the "
             "samples that were trained: after an interruption late in an epoch this takes about "
-            "as long as reading the whole epoch; to continue at once, give the stream "
+            "as long as reading the whole epoch; to continue without it, give the stream "
             "state_dict() and load_state_dict(), which return and take {} where it only draws "
             "from the global generators; to refuse such a stream, write "
             "train.loader.resume: exact"

@@ -8,11 +8,11 @@ training state other than the model's.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -183,9 +183,16 @@ def _restore_task(parts: Parts, state: dict[str, Any]) -> None:
     if not state:
         return
     known = TaskState(parts.task, parts.model, parts.model.parameters(), parts.data)
-    # It may refer to the optimizer, which is not built here: the rest is as the task built it.
-    with contextlib.suppress(Exception):
+    try:
         parts.task.load_state_dict(state)
+    # It may refer to the optimizer, which is not built here; a user's method may raise anything.
+    except Exception as problem:
+        warnings.warn(
+            f"what {type(parts.task).__name__} keeps beside its model could not be restored "
+            f"({type(problem).__name__}: {problem}); the model has the checkpoint's weights, and "
+            "the task is as its code builds it",
+            stacklevel=2,
+        )
     del known
 
 

@@ -1,4 +1,4 @@
-"""The test data of a task, which stay closed until somebody asks for them.
+"""The test data of a task, which nothing loads before `sweep test`.
 
 A run that trains keeps them as the task gave them: it loads, checks and moves none of the samples.
 What must not live here: evaluating on them (`evaluate_test.py`).

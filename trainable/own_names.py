@@ -7,11 +7,37 @@ live here: what the object must be, and torch.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 from trainable.errors import ConfigError
 from trainable.task_import import no_exit
 from trainable.task_registry import nearest
+
+
+def import_module(name: str, module_name: str, key: str) -> ModuleType:
+    """Import the module of a task, an optimizer or a schedule.
+
+    Args:
+        name: The whole name, for messages.
+        module_name: The module; it must be importable from the working directory.
+        key: The setting that has the name, for messages.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    try:
+        with no_exit(f"{name!r}: the module {module_name!r}, while it was imported,", key):
+            return importlib.import_module(module_name)
+    except ConfigError:
+        raise
+    except Exception as problem:  # a user's module may fail in any way while it is imported
+        raise ConfigError(
+            f"{name!r}: the module {module_name!r} could not be imported "
+            f"({type(problem).__name__}: {problem}); the part before the colon must be importable "
+            "from where you start; correct the module or its name",
+            key=key,
+        ) from problem
 
 
 def import_own(name: str, key: str) -> Any:
@@ -25,18 +51,7 @@ def import_own(name: str, key: str) -> Any:
         ConfigError: The module cannot be imported, or has nothing of that name.
     """
     module_name, _, inside = name.partition(":")
-    try:
-        with no_exit(f"{name!r}: the module {module_name!r}, while it was imported,", key):
-            module = importlib.import_module(module_name)
-    except ConfigError:
-        raise
-    except Exception as problem:  # a user's module may fail in any way while it is imported
-        raise ConfigError(
-            f"{name!r}: the module {module_name!r} could not be imported "
-            f"({type(problem).__name__}: {problem}); the part before the colon must be importable "
-            "from where you start; correct the module or its name",
-            key=key,
-        ) from problem
+    module = import_module(name, module_name, key)
     if not hasattr(module, inside):
         known = [one for one in vars(module) if not one.startswith("_")]
         raise ConfigError(

@@ -353,7 +353,7 @@ class StreamSource:
         if not follows or begins_anew(self.stream):
             return nothing
         if not restored and not self._workers:
-            return nothing  # the object itself goes on, or begins as at first
+            return nothing  # the object itself continues, or begins as at first
         return [None if p is None else _Place(state=p.state) for p in self._places]
 
     def _read_here(self, place: _Place | None) -> Iterator[_Window]:

@@ -8,7 +8,6 @@ What must not live here: how steps are taken, batches are formed, or devices cho
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +25,10 @@ from trainable.config import TrainConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
+from trainable.own_names import import_module
 from trainable.rules import current_rules
 from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
-from trainable.task_import import no_exit
 from trainable.task_registry import nearest, resolve_task_name
 
 Batch = Any
@@ -450,19 +449,7 @@ def load_loop(name: str) -> Callable[..., Any] | None:
 def _locate(name: str) -> tuple[Any, list[str]]:
     """Import the object of that name; return it and the names of all tasks in its module."""
     module_name, class_name = resolve_task_name(name)
-    imported = f"{name!r}: the module {module_name!r}, while it was imported,"
-    try:
-        with no_exit(imported, "task.name"):
-            module = importlib.import_module(module_name)
-    except ConfigError:
-        raise
-    except Exception as problem:  # a user's module may fail in any way while it is imported
-        raise ConfigError(
-            f"{name!r}: the module {module_name!r} could not be imported "
-            f"({type(problem).__name__}: {problem}); the part before the colon must be importable "
-            "from where you start; correct the module or its name",
-            key="task.name",
-        ) from problem
+    module = import_module(name, module_name, "task.name")
     found = getattr(module, class_name, None)
     tasks = [key for key, value in vars(module).items() if _is_task(value) and value is not Task]
     if found is None:

@@ -152,7 +152,7 @@ def resume(
     finish: Sequence[int] = (),
     offline: bool = False,
 ) -> SweepOutcome:
-    """Resume a sweep until it ends or is interrupted; returns at once if nothing is left to do.
+    """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do.
 
     Args:
         view: The sweep.

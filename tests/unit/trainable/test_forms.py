@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
+import pandas
 import pytest
 import torch
 import torch.nn.functional as F
@@ -190,7 +191,6 @@ def test_lists_of_samples_are_no_slip(samples: Any) -> None:
 
 
 def test_a_table_is_refused() -> None:
-    pandas = pytest.importorskip("pandas")
     task = _task(pandas.DataFrame({"a": [1.0, 2.0], "target": [0, 1]}))()
     with pytest.raises(TaskError, match="DataFrame of pandas, whose items are columns"):
         check_data(task.build_data(), task)

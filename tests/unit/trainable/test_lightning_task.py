@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.chaos.killed_runs import differences, without_measured
-from tests.optional_packages import skip_without
+from tests.optional_packages import needs, skip_without
 from trainable import TrialConfig, load_task, open_trainer, read_rows
 from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
@@ -351,8 +351,10 @@ def test_test_loader_gives_the_test_samples():
         NetTask(data=Padded).build_data().test()
 
 
+@needs("pytorch_lightning")
 def test_module_of_the_other_package_fits():
-    pytorch_lightning = pytest.importorskip("pytorch_lightning")
+    import pytorch_lightning
+
     steps = {name: vars(Net)[name] for name in ("training_step", "validation_step")}
     check_module(type("Other", (pytorch_lightning.LightningModule,), steps)())
 
