@@ -288,6 +288,25 @@ def test_model_is_loaded_with_what_hooks_have_set(tmp_path, opened, configure):
     assert torch.equal(loaded.inputs[0], torch.full((6, 5), 2.0))
 
 
+class Forgetful(Tempered):
+    """Its state cannot be restored outside of a run."""
+
+    def loss(self, model, batch):
+        return Task.loss(self, model, batch)
+
+    def load_state_dict(self, state):
+        raise KeyError("the optimizer")
+
+
+def test_state_that_is_not_restored_is_said(tmp_path, opened, configure):
+    config = configure(epochs=1)
+    config = config.model_copy(update={"task": TaskConfig(name=f"{__name__}:Forgetful")})
+    trainer = opened(config, tmp_path, None)
+    list(trainer.events())
+    with pytest.warns(UserWarning, match="what Forgetful keeps.*KeyError: 'the optimizer'"):
+        load_model(config, trainer.store.generations()[-1].address)
+
+
 def test_hook_without_a_savable_change_is_refused_early(configure):
     class Holding(Curriculum):
         def on_step_end(self, step):
