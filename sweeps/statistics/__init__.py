@@ -1,4 +1,4 @@
-"""Statistics as pure functions of numbers; each docstring names the source of its formula.
+"""Statistics of sweeps: pure functions on numbers, each with the source of its formula.
 
-What must not live here: the ledger, files, and words for users.
+What must not live here: specs, the ledger, files, and sentences for users (`results`).
 """
