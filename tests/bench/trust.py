@@ -1,0 +1,161 @@
+"""Whether what a sweep says about its winner is true, and whether `sweep audit` warns rightly.
+
+Races over seeds, on published tables of trainings; false alarms and misses of each card, on
+problems made for it. It takes minutes on one core; no clock is read. What must not live here: how
+a winner is chosen (`trust_confirm.py`), the tables (`trust_tables.py`), the problems of the cards
+(`trust_audit.py`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tests.bench.table import Goal, Result, alone, not_measured, size
+from tests.bench.trust_confirm import PLANS, Choice, as_recorded, choices
+from tests.bench.trust_tables import Table, make_tables, read_tables
+
+_SWEEPS = 60
+_SEED = 37
+
+
+def trust(repeats: int) -> list[Result]:
+    """Both parts; the sweeps are the repeats."""
+    del repeats
+    return confirmed()
+
+
+def confirmed() -> list[Result]:
+    """Choose winners on each table, and compare the choices with the truth."""
+    try:
+        directory = make_tables()
+    except (OSError, subprocess.CalledProcessError) as error:
+        return [not_measured("trust, confirm", f"the tables cannot be installed ({error})")]
+    tables = _tables(directory)
+    num_sweeps = size(_SWEEPS, 2)
+    made: dict[str, dict[str, list[Choice]]] = {}
+    for table in tables:
+        made[table.name] = defaultdict(list)
+        for choice in choices(table, num_sweeps, _SEED):
+            for way, one in choice.items():
+                made[table.name][way].append(one)
+    _print_ranks(made, num_sweeps)
+    _print_intervals(made)
+    _print_recorded(tables, num_sweeps)
+    return _goals(made)
+
+
+def _tables(directory: Path) -> list[Table]:
+    tables = list(read_tables(directory))
+    return tables[: size(len(tables), 2)]
+
+
+def _print_ranks(made: dict[str, dict[str, list[Choice]]], num_sweeps: int) -> None:
+    ways = ["best value", *map(str, PLANS)]
+    print(f"{num_sweeps} sweeps of 64 trials on each table: median true rank, how often it is")
+    print("the best of all, the sweep's optimism (and the confirmed value's), further trainings\n")
+    for name, by_way in [*made.items(), ("all", _pooled(made))]:
+        cells = []
+        for way in ways:
+            some = by_way[way]
+            best = statistics.fmean(one.rank == 1 for one in some)
+            optimism = 100 * statistics.fmean(one.optimism for one in some)
+            error = 100 * statistics.fmean(one.error for one in some)
+            share = 100 * statistics.fmean(one.share for one in some)
+            rank = statistics.median(one.rank for one in some)
+            cells.append(
+                f"{rank:4.1f} {best:4.0%} {optimism:+6.2f} ({error:+.2f}) % {share:4.1f} %"
+            )
+        print(f"{name:34}" + " | ".join(cells))
+    print()
+
+
+def _print_intervals(made: dict[str, dict[str, list[Choice]]]) -> None:
+    print("intervals of 95 % that hold the truth: all leaders', the winner's, its optimism's;")
+    print("P(best) claimed and true; the same where it is at least 0.95; the best dropped\n")
+    for way in map(str, PLANS):
+        some = _pooled(made)[way]
+        sure = [one for one in some if one.claimed >= 0.95]
+        figures = (
+            f"{_coverage(some):.1%}",
+            f"{_mean(one.covered[0] for one in some):.1%}",
+            f"{_mean(one.optimism_covered for one in some):.1%}",
+            f" {_mean(one.claimed for one in some):.2f}",
+            f"{_mean(one.best_leader for one in some):.2f}",
+            f" {_mean(one.claimed for one in sure):.3f}",
+            f"{_mean(one.best_leader for one in sure):.3f}",
+            f"({len(sure)} of {len(some)})",
+            f" {_mean(one.dropped_best for one in some):.1%}",
+        )
+        print(f"{way:20}", *figures)
+        by_table = [_coverage(by_way[way]) for by_way in made.values()]
+        print(f"{'':18} by table {min(by_table):.1%} to {max(by_table):.1%}")
+    print()
+
+
+def _print_recorded(tables: Sequence[Table], num_sweeps: int) -> None:
+    print(
+        "as recorded, judged by the seeds left over (HPOBench): mean rank by best value, by a race"
+    )
+    print("of 4 over 2 seeds, and of the judges' own choice among those 4\n")
+    for table in tables:
+        if table.values.shape[1] >= 5:
+            ranks = as_recorded(table, 3 * num_sweeps, _SEED)
+            print(f"{table.name:34}" + "  ".join(f"{np.mean(one):5.2f}" for one in ranks))
+    print()
+
+
+def _goals(made: dict[str, dict[str, list[Choice]]]) -> list[Result]:
+    pooled = _pooled(made)
+    results = []
+    for plan in PLANS:
+        some = pooled[str(plan)]
+        ranks = [float(one.rank) for one in some]
+        results += [
+            alone(f"confirm {plan}: true rank", ranks, "median", Goal("ours", 1)),
+            Result(
+                f"confirm {plan}: further trainings",
+                100 * _mean(one.share for one in some),
+                None,
+                "% of sweep",
+                (),
+                Goal("ours", 15) if plan != PLANS[0] else None,
+            ),
+            Result(
+                f"confirm {plan}: distance of the coverage from 95 %",
+                100 * abs(_coverage(some) - 0.95),
+                None,
+                "points",
+                (),
+                Goal("ours", 2),
+            ),
+        ]
+        missed = sum(
+            statistics.median(one.rank for one in by_way[str(plan)]) > 1
+            for by_way in made.values()
+        )
+        row = f"confirm {plan}: tables with another median rank, of {len(made)}"
+        results.append(Result(row, missed, None, "tables", (), Goal("ours", 0)))
+    return results
+
+
+def _pooled(made: dict[str, dict[str, list[Choice]]]) -> dict[str, list[Choice]]:
+    pooled: dict[str, list[Choice]] = defaultdict(list)
+    for by_way in made.values():
+        for way, some in by_way.items():
+            pooled[way] += some
+    return pooled
+
+
+def _coverage(some: Sequence[Choice]) -> float:
+    return _mean(hit for one in some for hit in one.covered)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = [float(value) for value in values]
+    return statistics.fmean(found) if found else float("nan")
