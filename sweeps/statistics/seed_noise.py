@@ -6,9 +6,7 @@ What must not live here: comparisons of configurations (`race.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +14,8 @@ from scipy.special import stdtrit
 
 Array = NDArray[np.float64]
 
-MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""The standard error of a median of normal values, divided by that of their mean."""
 _POOLED_WEIGHT = 4.0
 _ZERO = 1e-9
-
-
-class MeanAndError(NamedTuple):
-    """The value of a configuration over its seeds.
-
-    Attributes:
-        value: Their mean or median.
-        error: Its standard error; None with fewer than two finite values.
-        num_seeds: How many values there were.
-    """
-
-    value: float
-    error: float | None
-    num_seeds: int
 
 
 @dataclass(frozen=True)
@@ -52,35 +34,6 @@ class NoiseFloor:
     freedom: float
     num_values: int
     num_configurations: int
-
-
-def mean_and_error(
-    values: Sequence[float], how: Literal["mean", "median"] = "mean"
-) -> MeanAndError:
-    """Return the mean or median of a configuration's values with its standard error.
-
-    The error of the mean is `sd / sqrt(n)`. That of the median is larger by `sqrt(pi / 2)`, as it
-    is for many normal values (Kenney and Keeping, "Mathematics of Statistics", part 2, 1951); with
-    two values both are the same.
-
-    Args:
-        values: One for each seed. With a NaN or infinite value, the mean is NaN. The median counts
-            such a value as the worst only if the caller made it infinite with the worst's sign.
-        how: Which of the two.
-    """
-    if not values:
-        raise ValueError("no value has no mean")
-    found = np.asarray(values, dtype=float)
-    if how == "median":
-        center = math.nan if np.isnan(found).any() else float(np.median(found))
-    else:
-        center = float(found.mean()) if np.isfinite(found).all() else math.nan
-    if len(found) < 2 or not np.isfinite(found).all():
-        return MeanAndError(center, None, len(found))
-    error = float(found.std(ddof=1)) / math.sqrt(len(found))
-    if how == "median" and len(found) > 2:
-        error *= MEDIAN_ERROR
-    return MeanAndError(center, error, len(found))
 
 
 def noise_floor(values: Array) -> NoiseFloor | None:

@@ -56,22 +56,22 @@ def _tables(directory: Path) -> list[Table]:
 
 
 def _print_ranks(made: dict[str, dict[str, list[Choice]]], num_sweeps: int) -> None:
-    ways = ["best value", *map(str, PLANS)]
-    print(f"{num_sweeps} sweeps of 64 trials on each table: median true rank, how often it is")
-    print("the best of all, the sweep's optimism (and the confirmed value's), further trainings\n")
+    print(f"{num_sweeps} sweeps of 64 trials on each table. Median true rank, how often it is the")
+    print(
+        "best of all, median optimism of the winner's value and of what stands for it then, further"
+    )
+    print("trainings. `best leader`: whoever knew the truth about the first five would take it\n")
     for name, by_way in [*made.items(), ("all", _pooled(made))]:
-        cells = []
-        for way in ways:
-            some = by_way[way]
-            best = statistics.fmean(one.rank == 1 for one in some)
-            optimism = 100 * statistics.fmean(one.optimism for one in some)
-            error = 100 * statistics.fmean(one.error for one in some)
-            share = 100 * statistics.fmean(one.share for one in some)
-            rank = statistics.median(one.rank for one in some)
-            cells.append(
-                f"{rank:4.1f} {best:4.0%} {optimism:+6.2f} ({error:+.2f}) % {share:4.1f} %"
+        print(name)
+        for way, some in by_way.items():
+            figures = (
+                f"{statistics.median(one.rank for one in some):5.1f}",
+                f"{_mean(one.rank == 1 for one in some):5.0%}",
+                f"{100 * statistics.median(one.optimism for one in some):+8.2f} %",
+                f"{100 * statistics.median(one.error for one in some):+8.2f} %",
+                f"{100 * _mean(one.share for one in some):6.1f} %",
             )
-        print(f"{name:34}" + " | ".join(cells))
+            print(f"  {way:20}", *figures)
     print()
 
 

