@@ -56,11 +56,13 @@ def _tables(directory: Path) -> list[Table]:
 
 
 def _print_ranks(made: dict[str, dict[str, list[Choice]]], num_sweeps: int) -> None:
-    print(f"{num_sweeps} sweeps of 64 trials on each table. Median true rank, how often it is the")
     print(
-        "best of all, median optimism of the winner's value and of what stands for it then, further"
+        f"{num_sweeps} sweeps of 64 trials on each table: the winner's median true rank, how often"
     )
-    print("trainings. `best leader`: whoever knew the truth about the first five would take it\n")
+    print(
+        "it is the best of all, the median optimism of its value and of what stands for it then,"
+    )
+    print("further trainings. `best leader` knows the truth about the first five\n")
     for name, by_way in [*made.items(), ("all", _pooled(made))]:
         print(name)
         for way, some in by_way.items():
