@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sweeps.config.spec import SweepSpec
+from sweeps.config.trial_run import TrialSeed
 from tests.bench.quality_sweeps import Params
 from trainable.build import open_trainer
 from trainable.errors import TrainingError
@@ -32,7 +33,7 @@ SPEC = {
 }
 
 
-def train(spec: SweepSpec, number: int, params: Params) -> Iterator[float]:
+def train(spec: SweepSpec, number: int | TrialSeed, params: Params) -> Iterator[float]:
     """Yield the validation loss after each epoch; ends early where the training diverges."""
     config = spec.trial_config(number, params)
     with tempfile.TemporaryDirectory() as directory:

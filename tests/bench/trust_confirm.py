@@ -65,7 +65,7 @@ def choices(table: Table, repeats: int, seed: int) -> Iterator[dict[str, Choice]
     """Yield for each of some sweeps what each way of choosing chooses."""
     random = np.random.default_rng((seed, *table.name.encode()))
     for _ in range(repeats):
-        sweep = KnownSweep(table.values, random, NUM_TRIALS)
+        sweep = KnownSweep(table.values, random, min(NUM_TRIALS, len(table.values)))
         originals = sweep.draw(1)[:, 0]
         further = sweep.draw(max(plan.seeds for plan in PLANS))
         order = [int(number) for number in np.argsort(originals)]
@@ -98,7 +98,7 @@ def _by_race(
         rank=sweep.rank(number),
         optimism=_share(sweep, number, true_optimism),
         error=_share(sweep, number, float(sweep.truth[number]) - winner.mean),
-        share=sum(map(len, values.values())) / NUM_TRIALS,
+        share=sum(map(len, values.values())) / len(sweep.truth),
         covered=tuple(
             one.interval.low <= sweep.truth[one.number] <= one.interval.high
             for one in found.contenders
@@ -142,7 +142,8 @@ def as_recorded(table: Table, repeats: int, seed: int) -> tuple[list[int], list[
     by_race: list[int] = []
     floor: list[int] = []
     for _ in range(repeats):
-        values = table.values[random.choice(len(table.values), NUM_TRIALS, replace=False)]
+        values = table.values
+        values = values[random.choice(len(values), min(NUM_TRIALS, len(values)), replace=False)]
         seeds = random.permutation(values.shape[1])
         values = values[:, seeds]
         order = [int(number) for number in np.argsort(values[:, 0])]
