@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.statistics.seed_noise import (
+from sweeps.statistics.common_seeds import (
     NoiseFloor,
     TwoWayLayout,
     half_width,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sweeps.statistics.seed_noise import TwoWayLayout, mean_error, noise_floor
+from sweeps.statistics.common_seeds import TwoWayLayout, mean_error, noise_floor
 
 NAN = float("nan")
 
