@@ -6,6 +6,7 @@ What must not live here: the estimate (`sweeps.statistics.variance_shares`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sweeps.config.space import Choice, Distribution, is_number
 from sweeps.config.yaml_scalars import write_flow
@@ -128,11 +129,13 @@ def _fixed(data: AuditData, keys: Sequence[str]) -> list[str] | None:
     best = ranked[0].params if ranked else {}
     if not all(key in best for key in keys):
         return None
-    values = [
-        f"space.{key}={write_flow({'choice': [data.space[key].configured(best[key])]})}"
-        for key in keys
-    ]
+    fixed = {key: data.space[key].configured(_short(best[key])) for key in keys}
+    values = [f"space.{key}={write_flow({'choice': [value]})}" for key, value in fixed.items()]
     return ["clone", "NEW", *(word for value in values for word in ("-s", value))]
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _listed(words: Sequence[str]) -> str:
