@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from sweeps.commands import inspect
+from sweeps.commands.audit import audit
 from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.commands.check import check
 from sweeps.commands.clone import clone
@@ -92,6 +93,7 @@ app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
 app.command(name="test", epilog="Example: sweep test digits")(evaluate)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
+app.command(epilog="Example: sweep audit digits")(audit)
 app.command(epilog="Example: sweep export digits --parquet tables/")(export)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
 app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)

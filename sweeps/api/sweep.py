@@ -24,7 +24,7 @@ from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
 from sweeps.quoting import quoted
-from sweeps.results.findings import status_with_findings
+from sweeps.results.audit.read import audit_sweep, status_with_audit
 from sweeps.results.sweep_status import SweepStatus, UnknownSweep
 
 if TYPE_CHECKING:
@@ -264,7 +264,22 @@ class Sweep:
         Raises:
             UnknownSweep: The sweep has not begun.
         """
-        return status_with_findings(self._view())
+        return status_with_audit(self._view())
+
+    def audit(self) -> dict[str, Any]:
+        """Check whether the result can be trusted: the object of `sweep audit --json`.
+
+        Each of its `cards` has an `id`, a `verdict` (`pass`, `warn` or `not enough data`), the
+        `evidence` in a sentence, and the numbers as `figure`.
+
+        Examples:
+            >>> cards = Sweep.open("digits").audit()["cards"]
+            >>> [card["id"] for card in cards if card["verdict"] == "warn"]
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        return audit_sweep(self._view()).as_dict()
 
     def trials(self) -> pd.DataFrame:
         """Return one row for each trial, by its number.

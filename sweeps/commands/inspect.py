@@ -56,7 +56,8 @@ def status(
 ) -> None:
     """Show the state and progress of a sweep, and what a finished one found."""
     from sweeps.commands import render
-    from sweeps.results.findings import findings_at_end, status_with_findings
+    from sweeps.results.audit.read import audit_at_end, status_with_audit
+    from sweeps.results.findings import findings_at_end
 
     if watch and as_json:
         fail(
@@ -70,9 +71,10 @@ def status(
         return
     with input_errors():
         view = view_of(name, root)
-        found = status_with_findings(view) if as_json else view.status()
+        found = status_with_audit(view) if as_json else view.status()
         findings = None if as_json else findings_at_end(view)
-    show_found(found, as_json, lambda: render.status(found, view, findings))
+        audit = None if as_json else audit_at_end(view)
+    show_found(found, as_json, lambda: render.status(found, view, findings, audit))
 
 
 def trials(

@@ -44,6 +44,7 @@ from trainable.tested import latest_tested
 
 if TYPE_CHECKING:
     from sweeps.operations.doctor import Finding
+    from sweeps.results.audit.read import Audit
     from sweeps.results.findings import Findings
 
 _STATE_STYLES = {**STATE_STYLES, "finished": "green"}
@@ -78,7 +79,10 @@ def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
 
 
 def status(
-    found: dict[str, Any], view: SweepStatus, findings: Findings | None = None
+    found: dict[str, Any],
+    view: SweepStatus,
+    findings: Findings | None = None,
+    audit: Audit | None = None,
 ) -> RenderableType:
     """Return the lines of `sweep status`.
 
@@ -86,6 +90,7 @@ def status(
         found: What `sweep status --json` prints.
         view: The sweep.
         findings: What was found; None: that is not shown.
+        audit: Whether the result can be trusted; None: that is not shown.
     """
     spec, paths = view.spec, view.paths
     counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
@@ -122,6 +127,8 @@ def status(
             if command := view.finish_command(record):
                 lines.append(line(f"train it to its end: {command}"))
     lines += map(Text, messages.found_lines(findings))
+    if audit is not None:
+        lines.append(line(audit.in_short()))
     if findings is not None and findings.overrides and failure is None:
         changes = [word for change in findings.overrides for word in ("-s", change)]
         lines.append(line(f"{messages.next_label(findings)}: {paths.command('resume', *changes)}"))

@@ -7,12 +7,12 @@ outweigh all others. It needs neither NumPy nor scikit-learn, whose import takes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from sweeps.config.space import is_number
+from sweeps.statistics.chi_squared import chi_squared_tail
 
 FEWEST_TRIALS = 12
 """With fewer trials, no effect is estimated."""
@@ -88,19 +88,3 @@ def _groups(params: Sequence[Any]) -> list[Hashable]:
         return [repr(param) for param in params]
     size = len(params) / count
     return [int(rank / size) for rank in _ranks(params)]
-
-
-def chi_squared_tail(statistic: float, freedom: int) -> float:
-    """Return the probability that a chi-squared variable exceeds `statistic`.
-
-    Args:
-        statistic: At least 0.
-        freedom: The degrees of freedom, a whole number.
-    """
-    half = statistic / 2
-    if half == 0:
-        return 1.0
-    odd = freedom % 2
-    tail = math.erfc(math.sqrt(half)) if odd else 0.0
-    powers = (i + odd / 2 for i in range(freedom // 2))
-    return tail + sum(math.exp(-half + p * math.log(half) - math.lgamma(p + 1)) for p in powers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from sweeps.config.space import (
     Choice,
@@ -19,7 +19,6 @@ from sweeps.config.space import (
     Uniform,
     is_number,
 )
-from sweeps.ledger.reader import TrialSummary
 
 _FEWEST = 5
 """A bad region has at least so many trials."""
@@ -32,6 +31,14 @@ _MOST_BEYOND = 2
 """The most trials between the best trial and the end of the range."""
 Side = Literal["below", "above", "equal"]
 Params = Mapping[int, Mapping[str, Any]]
+
+
+class Leader(Protocol):
+    """One of the best trials."""
+
+    @property
+    def best_params(self) -> Mapping[str, Any]:
+        """The parameters of its value."""
 
 
 class BadRegion(NamedTuple):
@@ -106,7 +113,7 @@ def _chance(count: int, num_bad: int, size: int) -> float:
 def near_bounds(
     space: Mapping[str, Distribution],
     params: Params,
-    leaders: Sequence[TrialSummary],
+    leaders: Sequence[Leader],
 ) -> list[NearBound]:
     """Return the parameters of which the best trials are near an end of the searched range.
 
@@ -126,7 +133,7 @@ def near_bounds(
         if len(known) < len(best):
             continue
         tried = [value for point in params.values() if is_number(value := point.get(key))]
-        low, high = _range(distribution)
+        low, high = ends(distribution)
         if known[0] <= _NEAR and max(known) <= _WITH_LEADERS:
             side: Side = "below"
             end, beyond = low, sum(value < values[0] for value in tried)
@@ -148,13 +155,14 @@ def place(distribution: Distribution, value: object) -> float | None:
     """Return where in its range a value lies, from 0 to 1; None if there is no such place."""
     if not isinstance(distribution, Uniform | LogUniform | QUniform | Int):
         return None
-    low, high = _range(distribution)
+    low, high = ends(distribution)
     if not is_number(value) or not low <= value <= high or low == high:
         return None
     scaled = scale(distribution)
     return (scaled(value) - scaled(low)) / (scaled(high) - scaled(low))
 
 
-def _range(distribution: Distribution) -> tuple[float, float]:
+def ends(distribution: Distribution) -> tuple[float, float]:
+    """Return the ends of a range."""
     low, high, *_ = distribution.arguments()
     return low, high

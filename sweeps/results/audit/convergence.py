@@ -1,0 +1,79 @@
+"""Has the search converged: what would twice as many trials bring?
+
+What must not live here: the estimates (`sweeps.statistics.best_of_many`).
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from sweeps.formatting import format_number
+from sweeps.results.audit.card import Card
+from sweeps.results.audit.data import AuditData
+from sweeps.statistics.best_of_many import doubling, tuning_curve
+from sweeps.statistics.seed_noise import seed_noise
+
+ID = "convergence"
+_QUESTION = "Has the search converged?"
+_FEWEST = 24
+_LARGE = 0.05
+"""A gain is worth twice the trials if it is at least this part of what the search gained."""
+_SURELY = 0.02
+"""And if it is surely at least this part."""
+
+
+def convergence(data: AuditData) -> Card:
+    """Warn if twice as many trials are expected to improve the best value noticeably."""
+    values = [data.loss(t.value or 0.0) for t in data.ranked]
+    if len(values) < _FEWEST:
+        text = f"{len(values)} trials have a result; the card needs {_FEWEST}."
+        return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
+    best, middle = values[0], median(values)
+    gained = middle - best
+    if gained <= 0:
+        text = f"All of the better half of {len(values)} trials have the same value."
+        return Card(ID, _QUESTION, "pass", text, {"num_trials": len(values)})
+    more = doubling(values)
+    floor = seed_noise([list(one.values()) for one in data.repeats.values()])
+    figure: dict[str, Any] = {
+        "num_trials": len(values),
+        "expected_gain": more.gain,
+        "share_of_gain": more.share,
+        "low": more.low,
+        "high": more.high,
+        "noise_floor": None if floor is None else floor.deviation,
+        "independent": data.random_search,
+        "curve": [_point(data, one._asdict()) for one in tuning_curve(values)],
+    }
+    evidence = (
+        f"The best of {len(values)} trials is {format_number(gained)} better than the median. "
+        f"Twice as many trials are expected to gain {format_number(more.gain)} more, "
+        f"{more.share:.1%} of that ({more.low:.1%} to {min(more.high, 1):.1%})"
+    )
+    evidence += "." if data.random_search else ", if the sampler learned nothing more."
+    if floor is not None and more.gain < floor.deviation:
+        text = (
+            f"{evidence} That is less than the standard deviation over seeds, "
+            f"{format_number(floor.deviation)}."
+        )
+        return Card(ID, _QUESTION, "pass", text, figure)
+    if more.share > _LARGE and more.low > _SURELY:
+        changes = data.overrides((), ())
+        words = [word for change in changes for word in ("-s", change)]
+        command = ("resume", *words) if words else None
+        return Card(ID, _QUESTION, "warn", evidence, figure, "run more trials", command)
+    if more.share <= _LARGE:
+        return Card(ID, _QUESTION, "pass", evidence, figure)
+    text = f"{evidence} The interval is too wide to tell."
+    return Card(ID, _QUESTION, "not enough data", text, figure, "run more trials")
+
+
+def _point(data: AuditData, point: dict[str, Any]) -> dict[str, Any]:
+    """Return a point of the curve in the unit and direction of the metric."""
+    for key in ("expected", "low", "high"):
+        if point[key] is not None:
+            point[key] = data.loss(point[key])
+    if not data.minimize:
+        point["low"], point["high"] = point["high"], point["low"]
+    return point

@@ -1,0 +1,110 @@
+"""Is the gap between the best trials larger than the noise of training?
+
+What must not live here: which trial is really the best (`sweep confirm`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from sweeps.formatting import format_number
+from sweeps.results.audit.card import Card
+from sweeps.results.audit.data import AuditData
+from sweeps.statistics.seed_noise import SeedNoise, paired_difference, seed_noise
+
+ID = "noise"
+_QUESTION = "Is the best trial better than the second, or lucky?"
+
+
+def noise(data: AuditData) -> Card:
+    """Compare the gap between the best two trials with the standard deviation over seeds."""
+    ranked = data.ranked
+    if len(ranked) < 2:
+        text = f"{len(ranked)} trials have a result; the gap needs two."
+        return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
+    repeats = {
+        number: {seed: value for seed, value in one.items() if math.isfinite(value)}
+        for number, one in data.repeats.items()
+    }
+    floor = seed_noise([list(one.values()) for one in repeats.values()])
+    if floor is None:
+        gap = abs((ranked[0].value or 0.0) - (ranked[1].value or 0.0))
+        text = (
+            f"Trials {ranked[0].number} and {ranked[1].number} are {format_number(gap)} apart in "
+            f"{data.metric}, each from one seed; no trial was trained with several seeds, so the "
+            "noise is unknown."
+        )
+        remedy = "train the best trials again under other seeds"
+        return Card(ID, _QUESTION, "not enough data", text, {"gap": gap}, remedy, ("confirm",))
+    confirmed = sorted(
+        (data.loss(fmean(one.values())), number) for number, one in repeats.items() if len(one) > 1
+    )
+    if len(confirmed) > 1:
+        (_, first), (_, second) = confirmed[:2]
+        return _by_seeds(data, floor, first, second, repeats[first], repeats[second])
+    return _by_floor(data, floor, [ranked[0].number, ranked[1].number])
+
+
+def _by_seeds(
+    data: AuditData,
+    floor: SeedNoise,
+    first: int,
+    second: int,
+    mine: dict[int, float],
+    other: dict[int, float],
+) -> Card:
+    """Compare the means over seeds of the two best trials that have several."""
+    shared = sorted(mine.keys() & other.keys())
+    if len(shared) > 1:
+        found = paired_difference([mine[s] for s in shared], [other[s] for s in shared])
+        gap, half, from_seeds = abs(found.mean), found.half_width, f"{len(shared)} common seeds"
+    else:
+        gap = abs(fmean(mine.values()) - fmean(other.values()))
+        half = floor.quantile * floor.deviation * math.sqrt(1 / len(mine) + 1 / len(other))
+        from_seeds = f"{len(mine)} and {len(other)} seeds"
+    evidence = (
+        f"The means of trials {first} and {second} over {from_seeds} are {format_number(gap)} "
+        f"apart in {data.metric}, with an interval of ±{format_number(half)}; {_floor(floor)}."
+    )
+    return _verdict(floor, gap, half, (first, second), evidence)
+
+
+def _by_floor(data: AuditData, floor: SeedNoise, numbers: Sequence[int]) -> Card:
+    """Compare the values of the two best trials, each from one seed."""
+    first, second = (t for t in data.ranked if t.number in numbers)
+    gap = abs((first.value or 0.0) - (second.value or 0.0))
+    half = floor.quantile * floor.deviation * math.sqrt(2)
+    evidence = (
+        f"Trials {first.number} and {second.number} are {format_number(gap)} apart in "
+        f"{data.metric}, each from one seed, where seeds alone make differences up to "
+        f"{format_number(half)} in 95 of 100 pairs; {_floor(floor)}."
+    )
+    return _verdict(floor, gap, half, (first.number, second.number), evidence)
+
+
+def _verdict(
+    floor: SeedNoise, gap: float, half: float, trials: tuple[int, int], evidence: str
+) -> Card:
+    figure = {
+        "trials": list(trials),
+        "gap": gap,
+        "least_visible_gap": half,
+        "noise_floor": floor.deviation,
+        "num_configurations": floor.num_configurations,
+        "num_values": floor.num_values,
+        "freedom": floor.freedom,
+    }
+    if gap > half:
+        return Card(ID, _QUESTION, "pass", evidence, figure)
+    remedy = f"train trials {trials[0]} and {trials[1]} under more seeds, or take the cheaper one"
+    return Card(ID, _QUESTION, "warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
+
+
+def _floor(floor: SeedNoise) -> str:
+    return (
+        f"the standard deviation over seeds of one configuration is "
+        f"{format_number(floor.deviation)} (from {floor.num_values} values of "
+        f"{floor.num_configurations} configurations)"
+    )

@@ -1,0 +1,231 @@
+"""Functional analysis of variance: how much of a result's variance each parameter explains.
+
+What must not live here: which results, and how a parameter is placed on its scale.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sweeps.statistics.chi_squared import chi_squared_tail
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+_PER_COLUMN = 3
+"""So many trials for each coefficient, at least."""
+_DEGREES = (3, 2)
+"""Of the polynomials; the smaller one if there are few trials."""
+_MOST_CROSSED = 8
+"""Interactions are estimated among so many parameters, those with the largest effects alone."""
+_MOST_OPTIONS = 8
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of the variance, from 0 to 1, with its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+    chance: float
+    """The probability of such coefficients if the share were 0 (Wald's chi-squared test)."""
+
+
+@dataclass(frozen=True)
+class VarianceShares:
+    """How the variance of a result divides among parameters."""
+
+    alone: Mapping[str, Share]
+    """What each parameter explains alone."""
+    total: Mapping[str, Share]
+    """What each explains alone and together with others. These shares overlap."""
+    pairs: Mapping[tuple[str, str], Share]
+    """What two parameters explain only together; the largest first."""
+    explained: float
+    """What all of them explain, corrected for the number of coefficients."""
+    num_trials: int
+
+
+def variance_shares(
+    places: Mapping[str, Sequence[float | str | None]], values: Sequence[float]
+) -> VarianceShares | None:
+    """Divide the variance of a result among parameters and pairs of them.
+
+    This is functional ANOVA (Hoeffding, "A class of statistics with asymptotically normal
+    distribution", 1948; for hyperparameters: Hutter, Hoos and Leyton-Brown, "An efficient approach
+    for assessing hyperparameter importance", ICML 2014). The function is a polynomial chaos
+    expansion (Sudret, "Global sensitivity analysis using polynomial chaos expansions", Reliability
+    Engineering and System Safety 93, 2008): polynomials that are orthogonal on the whole range.
+    The shares follow from its coefficients without integration, and trials that a sampler crowded
+    in one place do not decide alone. Hutter et al. use a random forest, which needs more trials
+    and gives a parameter without effect a share, too. The result is replaced by its normal scores
+    (van der Waerden, 1952): one diverged trial would outweigh all others.
+
+    A share is the sum of squares of its coefficients, less what chance adds to it; the intervals
+    are those of a quadratic form in normal variables, by its mean and variance.
+
+    Args:
+        places: By parameter, where each trial lies in its range, from 0 to 1, or the option that
+            it has; None: the trial has no such parameter.
+        values: The result of each trial.
+
+    Returns:
+        None with too few trials, or if they do not differ.
+    """
+    import numpy
+
+    count = len(values)
+    for degree in _DEGREES:
+        known = {key: _columns(one, degree) for key, one in places.items()}
+        columns = {key: one for key, one in known.items() if one is not None}
+        width = sum(one.shape[1] for one in columns.values())
+        if count >= _PER_COLUMN * (width + 1):
+            break
+    else:
+        return None
+    if not columns or len(set(values)) < 3:
+        return None
+    scores = _normal_scores(values)
+    pairs = _pairs(columns, scores, room=count // _PER_COLUMN - width - 1)
+    parts: list[tuple[tuple[str, ...], Array]] = [((key,), one) for key, one in columns.items()]
+    parts += [(pair, columns[pair[0]][:, :1] * columns[pair[1]][:, :1]) for pair in pairs]
+    design = numpy.hstack([numpy.ones((count, 1)), *(one for _, one in parts)])
+    fit = _Fit.of(design, scores, [name for name, one in parts for _ in range(one.shape[1])])
+    names = [name for name, _ in parts]
+    alone = {key: fit.share([(key,)]) for key in columns}
+    total = {key: fit.share([name for name in names if key in name]) for key in columns}
+    together = {pair: fit.share([pair]) for pair in pairs}
+    return VarianceShares(
+        _descending(alone), _descending(total), _descending(together), fit.explained, count
+    )
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Coefficients of orthogonal functions, without the constant."""
+
+    owners: Sequence[tuple[str, ...]]
+    """To which part each coefficient belongs."""
+    coefficients: Array
+    covariance: Array
+    variance: float
+    """That of the whole result, over the whole space, with noise."""
+    explained: float
+
+    @classmethod
+    def of(cls, design: Array, scores: Array, owners: Sequence[tuple[str, ...]]) -> _Fit:
+        import numpy
+
+        inverse = numpy.linalg.pinv(design.T @ design)
+        solution = inverse @ design.T @ scores
+        free = max(1, len(scores) - numpy.linalg.matrix_rank(design))
+        noise = float(numpy.sum((scores - design @ solution) ** 2)) / free
+        covariance = noise * inverse[1:, 1:]
+        signal = float(numpy.sum(solution[1:] ** 2) - numpy.trace(covariance))
+        whole = max(signal, 0.0) + noise
+        explained = 1 - noise / float(numpy.var(scores, ddof=1))
+        return cls(owners, solution[1:], covariance, whole, max(0.0, float(explained)))
+
+    def share(self, names: Sequence[tuple[str, ...]]) -> Share:
+        """Return the share of some parts together."""
+        import numpy
+
+        mine = [index for index, owner in enumerate(self.owners) if owner in names]
+        found, spread = self.coefficients[mine], self.covariance[numpy.ix_(mine, mine)]
+        square = float(found @ found - numpy.trace(spread))
+        known = max(0.0, float(found @ spread @ found))
+        error = math.sqrt(2 * float(numpy.sum(spread * spread)) + 4 * known)
+        value, half = square / self.variance, 1.96 * error / self.variance
+        low, middle, high = (min(max(x, 0.0), 1.0) for x in (value - half, value, value + half))
+        statistic = max(0.0, float(found @ numpy.linalg.pinv(spread) @ found))
+        return Share(middle, low, high, chi_squared_tail(statistic, len(mine)))
+
+
+_Name = TypeVar("_Name")
+
+
+def _descending(shares: Mapping[_Name, Share]) -> dict[_Name, Share]:
+    return dict(sorted(shares.items(), key=lambda item: -item[1].value))
+
+
+def _columns(places: Sequence[float | str | None], degree: int) -> Array | None:
+    """Return functions of a parameter that are orthogonal over its range, with variance 1.
+
+    None for a parameter with a single value, or with too many options.
+    """
+    import numpy
+
+    having = [place is not None for place in places]
+    present = [place for place in places if place is not None]
+    options = sorted({place for place in present if isinstance(place, str)})
+    if options:
+        if not 1 < len(options) <= _MOST_OPTIONS:
+            return None
+        basis = _contrasts(len(options))
+        index = {option: number for number, option in enumerate(options)}
+        nothing = numpy.zeros(len(options) - 1)
+        found = numpy.array([basis[index[str(p)]] if p is not None else nothing for p in places])
+    else:
+        numbers = [float(place) for place in present]
+        degree = min(degree, len(set(numbers)) - 1)
+        if degree < 1:
+            return None
+        x = numpy.array([2 * float(p) - 1 if p is not None else 0.0 for p in places])
+        found = numpy.stack(
+            [
+                math.sqrt(2 * n + 1) * numpy.polynomial.legendre.legval(x, [0.0] * n + [1.0])
+                for n in range(1, degree + 1)
+            ],
+            axis=1,
+        )
+    if all(having):
+        return found
+    mask = numpy.array(having, float)[:, None]
+    share = float(mask.mean())
+    # Having the parameter at all may have an effect, too.
+    return numpy.hstack([found * mask, (mask - share) / math.sqrt(share * (1 - share))])
+
+
+def _contrasts(count: int) -> Array:
+    """Return a row for each option: orthogonal columns with mean 0 and variance 1."""
+    import numpy
+
+    basis, _ = numpy.linalg.qr(numpy.hstack([numpy.ones((count, 1)), numpy.eye(count)[:, :-1]]))
+    found: Array = basis[:, 1:] * math.sqrt(count)
+    return found
+
+
+def _normal_scores(values: Sequence[float]) -> Array:
+    import numpy
+
+    order = {value: index for index, value in enumerate(sorted(values))}
+    first: dict[float, int] = {}
+    for index, value in enumerate(sorted(values)):
+        first.setdefault(value, index)
+    normal, count = NormalDist(), len(values)
+    ranks = [(first[value] + order[value]) / 2 for value in values]
+    return numpy.array([normal.inv_cdf((rank + 0.5) / count) for rank in ranks])
+
+
+def _pairs(columns: Mapping[str, Array], scores: Array, room: int) -> list[tuple[str, str]]:
+    """Return the pairs whose interaction is estimated: at most `room`, of the strongest ones."""
+    import numpy
+
+    def strength(key: str) -> float:
+        one = columns[key]
+        return float(numpy.sum((one.T @ (scores - scores.mean())) ** 2) / one.shape[1])
+
+    strongest = sorted(columns, key=strength, reverse=True)[:_MOST_CROSSED]
+    found = sorted(
+        itertools.combinations(strongest, 2),
+        key=lambda pair: strongest.index(pair[0]) + strongest.index(pair[1]),
+    )
+    return found[: max(0, room)]
