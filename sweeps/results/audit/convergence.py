@@ -24,8 +24,13 @@ _SURELY = 0.02
 
 
 def convergence(data: AuditData) -> Card:
-    """Warn if twice as many trials are expected to improve the best value noticeably."""
-    values = [data.loss(t.value or 0.0) for t in data.ranked]
+    """Warn if twice as many trials are expected to improve the best value noticeably.
+
+    Where trials were stopped early, all are compared at the last report that each of them made.
+    Their values would mix trainings of different lengths, and the median would be that of short
+    ones: the card warned of 1 in 10 searches that had not converged, instead of 9.
+    """
+    at, values = _losses(data)
     if len(values) < _FEWEST:
         text = f"{len(values)} trials have a result; the card needs {_FEWEST}."
         return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
@@ -44,15 +49,17 @@ def convergence(data: AuditData) -> Card:
         "high": more.high,
         "noise_floor": None if floor is None else floor.deviation,
         "independent": data.random_search,
+        "report": at,
         "curve": [_point(data, one._asdict()) for one in tuning_curve(values)],
     }
     evidence = (
-        f"The best of {len(values)} trials is {format_number(gained)} better than the median. "
+        f"The best of {len(values)} trials is {format_number(gained)} better than the median"
+        f"{f', compared at {data.word} {at}' if at else ''}. "
         f"Twice as many trials are expected to gain {format_number(more.gain)} more, "
         f"{more.share:.1%} of that ({more.low:.1%} to {min(more.high, 1):.1%})"
     )
     evidence += "." if data.random_search else ", if the sampler learned nothing more."
-    if floor is not None and more.gain < floor.deviation:
+    if at is None and floor is not None and more.gain < floor.deviation:
         text = (
             f"{evidence} That is less than the standard deviation over seeds, "
             f"{format_number(floor.deviation)}."
@@ -67,6 +74,18 @@ def convergence(data: AuditData) -> Card:
         return Card(ID, _QUESTION, "pass", evidence, figure)
     text = f"{evidence} The interval is too wide to tell."
     return Card(ID, _QUESTION, "not enough data", text, figure, "run more trials")
+
+
+def _losses(data: AuditData) -> tuple[int | None, list[float]]:
+    """Return the losses of trials, ascending, and the report at which they are compared.
+
+    The report is None if each is the value of a whole training.
+    """
+    if any(t.stopped_early for t in data.trials):
+        at, losses = data.comparable()
+        if at:
+            return at, sorted(losses.values())
+    return None, [data.loss(t.value or 0.0) for t in data.ranked]
 
 
 def _point(data: AuditData, point: dict[str, Any]) -> dict[str, Any]:
