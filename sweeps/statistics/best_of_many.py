@@ -87,7 +87,7 @@ def doubling(losses: Sequence[float]) -> Doubling:
     to the optimum (Lourie et al. 2024 use this distribution, too). The expected best of k then
     falls like a power of k, and the gains of successive doublings form a geometric series. Two
     earlier doublings, from an eighth of the trials to a quarter and on to a half, give its ratio,
-    and so the gain of the doubling after the next one. The interval is that of the jackknife
+    and so the gain of the doubling from all trials. The interval is that of the jackknife
     (Tukey, "Bias and confidence in not quite large samples", Annals of Mathematical Statistics 29,
     1958) for the logarithm of the share.
 
@@ -96,14 +96,17 @@ def doubling(losses: Sequence[float]) -> Doubling:
     """
     ascending = sorted(losses)
     count = len(ascending)
-    gain = _next_gain([_expected(ascending, count // part) for part in _PARTS])
+    eighth = max(1, round(count / 8))
+    steps = [eighth, 2 * eighth, 4 * eighth]
+    doublings = math.log2(count / (2 * eighth))  # from the second gain to the one asked for
+    gain = _next_gain([expected_best(ascending, num) for num in steps], doublings)
     whole = _median(ascending) - ascending[0]
     if gain <= 0 or whole <= 0:
         return Doubling(0.0, 0.0, 0.0, 0.0)
-    without = [_without_each(ascending, count // part) for part in _PARTS]
+    without = [_without_each(ascending, num) for num in steps]
     logs = []
     for index in range(count):
-        left = _next_gain([one[index] for one in without])
+        left = _next_gain([one[index] for one in without], doublings)
         best = ascending[1] if index == 0 else ascending[0]
         middle = _median_without(ascending, index)
         if left > 0 and middle > best:
@@ -117,14 +120,11 @@ def doubling(losses: Sequence[float]) -> Doubling:
     return Doubling(gain, share, share / factor, share * factor)
 
 
-_PARTS = (8, 4, 2)
-
-
-def _next_gain(expected: Sequence[float]) -> float:
-    """Return the gain of the doubling after the next one, by the expected best of k, 2 k, 4 k."""
+def _next_gain(expected: Sequence[float], doublings: float) -> float:
+    """Return the gain of a later doubling, by the expected best of k, 2 k and 4 k trials."""
     first, second = expected[0] - expected[1], expected[1] - expected[2]
     ratio = min(1.0, second / first) if first > 0 else 0.0
-    return max(0.0, second * ratio**2)
+    return max(0.0, second * ratio**doublings)
 
 
 def _weights(count: int, num_trials: int) -> list[float]:
@@ -136,13 +136,9 @@ def _weights(count: int, num_trials: int) -> list[float]:
     return found
 
 
-def _expected(ascending: Sequence[float], num_trials: int) -> float:
-    return expected_best(ascending, max(1, num_trials))
-
-
 def _without_each(ascending: Sequence[float], num_trials: int) -> list[float]:
     """Return the expected best of `num_trials` of the sample without each of its losses."""
-    weights = _weights(len(ascending) - 1, max(1, num_trials))
+    weights = _weights(len(ascending) - 1, num_trials)
     before = [0.0]
     for weight, loss in zip(weights, ascending[:-1], strict=True):
         before.append(before[-1] + weight * loss)

@@ -144,7 +144,9 @@ class _Fit:
         known = max(0.0, float(found @ spread @ found))
         error = math.sqrt(2 * float(numpy.sum(spread * spread)) + 4 * known)
         value, half = square / self.variance, 1.96 * error / self.variance
-        low, middle, high = (min(max(x, 0.0), 1.0) for x in (value - half, value, value + half))
+        low, middle, high = (
+            float(min(max(x, 0.0), 1.0)) for x in (value - half, value, value + half)
+        )
         statistic = max(0.0, float(found @ numpy.linalg.pinv(spread) @ found))
         return Share(middle, low, high, chi_squared_tail(statistic, len(mine)))
 

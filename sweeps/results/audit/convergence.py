@@ -19,7 +19,7 @@ _QUESTION = "Has the search converged?"
 _FEWEST = 24
 _LARGE = 0.05
 """A gain is worth twice the trials if it is at least this part of what the search gained."""
-_SURELY = 0.02
+_SURELY = 0.01
 """And if it is surely at least this part."""
 
 

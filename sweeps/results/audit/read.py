@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sweeps.config.search_validators import LEARN_NOTHING
+from sweeps.config.space import is_number
 from sweeps.ledger.reader import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.audit.card import Card
@@ -190,6 +191,7 @@ def _with_clipping(view: SweepStatus, data: AuditData) -> list[AuditTrial]:
     for trial in data.trials:
         if trial.number in looked:
             norm = trial.params.get(_CLIP, view.spec.train.clip.max_norm)
+            norm = norm if is_number(norm) else None
             steps = view.records[trial.number].step
             directory = view.paths.trial(trial.number)
             trial = replace(trial, clipping=read_clipping(directory, norm, steps))

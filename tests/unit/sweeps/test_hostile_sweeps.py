@@ -46,6 +46,7 @@ COMMANDS = [
     ["compare", "NAME"],
     ["stop", "NAME", "--trial", "0"],
     ["du", "NAME"],
+    ["audit", "NAME"],
     ["rm", "NAME"],  # measures, and asks a terminal that is not there
 ]
 REPORT, EACH = ["report", "NAME", "--output", "report.html"], 20

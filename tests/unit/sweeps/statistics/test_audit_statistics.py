@@ -1,0 +1,175 @@
+"""The statistics of the audit agree with their definitions, and their intervals hold the truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps.statistics.best_of_many import doubling, expected_best, tuning_curve
+from sweeps.statistics.chi_squared import chi_squared_tail
+from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail, wilson_interval
+from sweeps.statistics.rank_correlation import kendall
+from sweeps.statistics.seed_noise import paired_difference, seed_noise
+from sweeps.statistics.variance_shares import variance_shares
+
+LOSSES = st.lists(st.floats(-5, 5, allow_nan=False), min_size=1, max_size=8)
+
+
+@given(losses=LOSSES, data=st.data())
+def test_expected_best_is_the_mean_over_choices(losses: list[float], data: st.DataObject) -> None:
+    num = data.draw(st.integers(1, len(losses)))
+    choices = [min(chosen) for chosen in itertools.combinations(losses, num)]
+    assert expected_best(sorted(losses), num) == pytest.approx(fmean(choices), abs=1e-9)
+
+
+def test_band_of_the_tuning_curve_holds_the_truth() -> None:
+    missed = 0
+    for seed in range(200):
+        draw = random.Random(seed)
+        curve = tuning_curve([draw.random() for _ in range(40)])
+        for one in curve:
+            median = 1 - 0.5 ** (1 / one.num_trials)  # of the best of so many uniform losses
+            missed += not (one.low or 0.0) <= median <= one.high
+    assert missed <= 0.05 * 200
+
+
+@pytest.mark.parametrize("dimensions", [2, 4, 8])
+def test_gain_of_twice_the_trials_is_estimated(dimensions: int) -> None:
+    power, count = 2 / dimensions, 64
+    truth = _best_of(count, power) - _best_of(2 * count, power)
+    gains = []
+    for seed in range(100):
+        draw = random.Random(seed)
+        gains.append(doubling([draw.random() ** power for _ in range(count)]).gain)
+    assert sorted(gains)[50] == pytest.approx(truth, rel=0.25)
+
+
+def _best_of(count: int, power: float) -> float:
+    """The mean of the best of `count` losses, each a uniform number to a power."""
+    logs = math.lgamma(1 + power) + math.lgamma(count + 1) - math.lgamma(count + 1 + power)
+    return math.exp(logs)
+
+
+def test_jackknife_leaves_each_loss_out() -> None:
+    draw = random.Random(0)
+    losses = [draw.random() for _ in range(33)]
+    found = doubling(losses)
+    assert found.low < found.share < found.high
+    assert doubling([10 * loss + 3 for loss in losses]).share == pytest.approx(found.share)
+    assert doubling([10 * loss + 3 for loss in losses]).low == pytest.approx(found.low)
+
+
+def test_kendall_counts_pairs_and_ties() -> None:
+    first = [1.0, 2.0, 3.0, 4.0, 4.0, 6.0, 7.0, 8.0, 9.0]
+    second = [2.0, 1.0, 3.0, 5.0, 4.0, 6.0, 6.0, 9.0, 8.0]
+    scipy = pytest.importorskip("scipy.stats")
+    found = kendall(first, second)
+    assert found is not None
+    assert found.tau == pytest.approx(scipy.kendalltau(first, second).statistic)
+    assert found.low < found.tau < found.high
+    assert kendall(first[:7], second[:7]) is None
+    assert kendall([1.0] * 9, second) is None
+
+
+def test_interval_of_kendall_holds_the_truth() -> None:
+    rho, held = 0.7, 0
+    truth = 2 / math.pi * math.asin(rho)  # of two normal variables
+    for seed in range(300):
+        draw = random.Random(seed)
+        x = [draw.gauss(0, 1) for _ in range(20)]
+        y = [rho * one + math.sqrt(1 - rho**2) * draw.gauss(0, 1) for one in x]
+        found = kendall(x, y)
+        assert found is not None
+        held += found.low <= truth <= found.high
+    assert 0.91 <= held / 300 <= 0.99
+
+
+@given(count=st.integers(1, 40), data=st.data())
+def test_wilson_interval_holds_the_share(count: int, data: st.DataObject) -> None:
+    hits = data.draw(st.integers(0, count))
+    low, high = wilson_interval(hits, count)
+    assert 0 <= low <= hits / count + 1e-12
+    assert hits / count - 1e-12 <= high <= 1
+    mirrored = wilson_interval(count - hits, count)
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_tails_agree_with_scipy() -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    assert binomial_tail(4, 10, 0.2) == pytest.approx(scipy.binom.sf(3, 10, 0.2))
+    assert hypergeometric_tail(3, 6, 9, 30) == pytest.approx(scipy.hypergeom.sf(2, 30, 9, 6))
+    assert chi_squared_tail(7.3, 3) == pytest.approx(scipy.chi2.sf(7.3, 3))
+
+
+def test_seed_noise_is_pooled_over_configurations() -> None:
+    found = seed_noise([[1.0, 3.0], [10.0, 10.0, 13.0], [7.0]])
+    assert found is not None
+    assert found.deviation == pytest.approx(math.sqrt((2.0 + 6.0) / 3))
+    assert (found.freedom, found.num_values, found.num_configurations) == (3, 5, 2)
+    assert found.quantile == pytest.approx(3.1824, abs=1e-3)
+    assert seed_noise([[1.0], [2.0]]) is None
+
+
+def test_common_seeds_cancel_in_pairs() -> None:
+    found = paired_difference([1.0, 5.0, 9.0], [2.0, 6.1, 9.9])
+    assert found.mean == pytest.approx(-1.0)
+    assert found.half_width < 0.3
+
+
+def _function(draw: random.Random, count: int) -> tuple[dict[str, list[float]], list[float]]:
+    """Legendre polynomials whose shares are known: 0.6 and 0.2 alone, 0.2 together, and none."""
+    x, y, z = ([2 * draw.random() - 1 for _ in range(count)] for _ in range(3))
+    first = [math.sqrt(0.6 * 3) * a for a in x]
+    second = [math.sqrt(0.2 * 3) * b for b in y]
+    pair = [math.sqrt(0.2) * 3 * a * b for a, b in zip(x, y, strict=True)]
+    values = [sum(parts) for parts in zip(first, second, pair, strict=True)]
+    return {
+        key: [(v + 1) / 2 for v in axis] for key, axis in zip("xyz", (x, y, z), strict=True)
+    }, values
+
+
+def test_variance_divides_among_parameters() -> None:
+    places, values = _function(random.Random(0), 400)
+    found = variance_shares(places, values)
+    assert found is not None
+    # Normal scores are not the values themselves, so the shares are near the known ones.
+    assert found.alone["x"].value == pytest.approx(0.6, abs=0.15)
+    assert found.alone["y"].value == pytest.approx(0.2, abs=0.07)
+    assert found.pairs["x", "y"].value == pytest.approx(0.2, abs=0.1)
+    assert found.total["z"].high < 0.02
+    assert next(iter(found.pairs)) == ("x", "y")
+
+
+def test_noise_has_no_shares() -> None:
+    clear = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        places = {key: [draw.random() for _ in range(60)] for key in "abc"}
+        found = variance_shares(places, [draw.random() for _ in range(60)])
+        assert found is not None
+        clear += sum(one.chance < 0.01 for one in found.total.values())
+    assert clear <= 6  # of 120, where chance makes one or two
+
+
+def test_conditional_and_optional_parameters_have_shares() -> None:
+    draw = random.Random(0)
+    names = [draw.choice(["adam", "sgd"]) for _ in range(120)]
+    momentum = [draw.random() if name == "sgd" else None for name in names]
+    values = [
+        (2.0 if name == "sgd" else 0.0) + (p or 0.0) + draw.gauss(0, 0.05)
+        for name, p in zip(names, momentum, strict=True)
+    ]
+    found = variance_shares({"name": names, "momentum": momentum}, values)
+    assert found is not None
+    assert found.explained > 0.7
+
+
+def test_few_trials_have_no_shares() -> None:
+    assert variance_shares({"a": [0.1, 0.4, 0.9]}, [1.0, 2.0, 3.0]) is None
+    assert variance_shares({"a": [0.1] * 30}, list(map(float, range(30)))) is None
