@@ -13,22 +13,27 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
+from sweeps.results.audit.card import Verdict
+from sweeps.results.audit.registry import CARDS
 from tests.bench.table import Goal, Result, alone, not_measured, size
+from tests.bench.trust_audit import FAULTS, SOUND, verdicts
 from tests.bench.trust_confirm import PLANS, Choice, as_recorded, choices
 from tests.bench.trust_digits import digits_table
 from tests.bench.trust_tables import Table, make_tables, read_tables
 
 _SWEEPS = 60
+_AUDITED = 300
 _SEED = 37
 
 
 def trust(repeats: int) -> list[Result]:
     """Both parts; the sweeps are the repeats."""
     del repeats
-    return confirmed()
+    return confirmed() + audited()
 
 
 def confirmed() -> list[Result]:
@@ -50,6 +55,31 @@ def confirmed() -> list[Result]:
     _print_intervals(made)
     _print_recorded(tables, num_sweeps)
     return _goals(made) + missing
+
+
+def audited() -> list[Result]:
+    """Count false alarms of each card on sound sweeps, and hits on sweeps with one fault."""
+    num_sweeps = size(_AUDITED, 2)
+    print(f"{num_sweeps} sweeps of each kind: how many the card passes, warns of, cannot tell\n")
+    results = []
+    for card, found in verdicts(SOUND, tuple(CARDS), num_sweeps).items():
+        alarms = _show("sound", card, found)
+        results.append(_percent(f"audit {card}: false alarms", alarms / num_sweeps, 5))
+    for what, (card, making) in FAULTS.items():
+        hits = _show(what, card, verdicts(making, (card,), num_sweeps)[card])
+        results.append(_percent(f"audit {card}: missed, {what}", 1 - hits / num_sweeps, 10))
+    print()
+    return results
+
+
+def _show(what: str, card: str, found: Sequence[Verdict]) -> int:
+    counts = [found.count(verdict) for verdict in get_args(Verdict)]
+    print(f"{card:12} {what:36}" + "".join(f"{count:6}" for count in counts))
+    return found.count("warn")
+
+
+def _percent(row: str, share: float, at_most: float) -> Result:
+    return Result(row, 100 * share, None, "%", (), Goal("ours", at_most))
 
 
 def _tables(directory: Path) -> list[Table]:

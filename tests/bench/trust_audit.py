@@ -7,14 +7,14 @@ leaders trained again under common seeds. What must not live here: what the card
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sweeps.config.space import Distribution, LogUniform, Uniform
+from sweeps.results.audit.card import Verdict
 from sweeps.results.audit.data import AuditData, AuditTrial, Clipping
 from sweeps.results.audit.registry import CARDS
 
@@ -86,9 +86,9 @@ FAULTS: Mapping[str, tuple[str, Making]] = {
 """By what is wrong, the card that must warn of it."""
 
 
-def verdicts(making: Making, cards: Mapping[str, Any], num_sweeps: int) -> dict[str, list[str]]:
+def verdicts(making: Making, cards: Sequence[str], num_sweeps: int) -> dict[str, list[Verdict]]:
     """Return the verdicts of some cards on sweeps that are made alike."""
-    found: dict[str, list[str]] = {card: [] for card in cards}
+    found: dict[str, list[Verdict]] = {card: [] for card in cards}
     for seed in range(num_sweeps):
         data = make_sweep(making, np.random.default_rng((37, seed)))
         for card in cards:

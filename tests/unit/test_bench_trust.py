@@ -7,7 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
+from sweeps.results.audit.registry import CARDS
 from tests.bench.trust import _goals
+from tests.bench.trust_audit import FAULTS, SOUND, make_sweep, verdicts
 from tests.bench.trust_confirm import PLANS, choices
 from tests.bench.trust_tables import KnownSweep, Table, read_tables
 
@@ -61,6 +63,26 @@ def test_goals_are_missed_where_a_race_is_wrong():
     assert [one.met for one in noisy if "tables with" in one.row] == [False] * len(PLANS)
     clear = _goals({"clear": _by_way(1e-6)})
     assert all(one.met for one in clear if "rank" in one.row)
+
+
+def test_a_sound_sweep_passes_every_card_but_by_chance():
+    found = verdicts(SOUND, tuple(CARDS), 10)
+    assert all(one.count("warn") <= 2 for one in found.values())
+    assert all(one.count("not enough data") <= 2 for one in found.values())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_seen_in_most_sweeps(fault):
+    card, making = FAULTS[fault]
+    assert verdicts(making, (card,), 10)[card].count("warn") >= 7
+
+
+def test_made_sweeps_are_stopped_at_rungs():
+    data = make_sweep(SOUND, np.random.default_rng(0))
+    stopped = [trial for trial in data.trials if trial.stopped_early]
+    assert {trial.end for trial in stopped} == set(data.rungs)
+    assert not any(trial.exempt for trial in stopped)
+    assert {trial.state for trial in data.trials} == {"complete", "pruned", "failed"}
 
 
 def _by_way(noise):
