@@ -18,9 +18,8 @@ from typing import get_args
 import numpy as np
 
 from sweeps.results.audit.card import Verdict
-from sweeps.results.audit.registry import CARDS
 from tests.bench.table import Goal, Result, alone, not_measured, size
-from tests.bench.trust_audit import FAULTS, SOUND, verdicts
+from tests.bench.trust_audit import FAULTS, SOUND_KINDS, verdicts
 from tests.bench.trust_confirm import PLANS, Choice, as_recorded, choices
 from tests.bench.trust_digits import digits_table
 from tests.bench.trust_tables import Table, make_tables, read_tables
@@ -62,9 +61,11 @@ def audited() -> list[Result]:
     num_sweeps = size(_AUDITED, 2)
     print(f"{num_sweeps} sweeps of each kind: how many the card passes, warns of, cannot tell\n")
     results = []
-    for card, found in verdicts(SOUND, tuple(CARDS), num_sweeps).items():
-        alarms = _show("sound", card, found)
-        results.append(_percent(f"audit {card}: false alarms", alarms / num_sweeps, 5))
+    for kind, (cards, making) in SOUND_KINDS.items():
+        for card, found in verdicts(making, cards, num_sweeps).items():
+            alarms = _show(kind, card, found)
+            row = f"audit {card}: false alarms, {kind}"
+            results.append(_percent(row, alarms / num_sweeps, 5))
     for what, (card, making) in FAULTS.items():
         hits = _show(what, card, verdicts(making, (card,), num_sweeps)[card])
         results.append(_percent(f"audit {card}: missed, {what}", 1 - hits / num_sweeps, 10))

@@ -66,6 +66,14 @@ class Making:
 
 
 SOUND = Making()
+_NO_EFFECT = replace(SOUND, spread=0.0, num_validation=1_000)
+SOUND_KINDS: Mapping[str, tuple[Sequence[str], Making]] = {
+    "sound": (tuple(CARDS), SOUND),
+    "sound, 40 trials": (tuple(CARDS), replace(SOUND, num_trials=40, num_validation=100_000)),
+    "sound, a tenth fails anywhere": (("failures",), replace(SOUND, failing_anywhere=0.1)),
+    "nothing but chance": (("bounds", "effects", "failures", "convergence"), _NO_EFFECT),
+}
+"""By kind, the cards that must not warn of it."""
 FAULTS: Mapping[str, tuple[str, Making]] = {
     "the optimum lies outside a range": ("bounds", replace(SOUND, beyond=0.1)),
     "the leaders are equal": ("noise", replace(SOUND, lead=0.0)),

@@ -59,7 +59,7 @@ def convergence(data: AuditData) -> Card:
         f"{more.share:.1%} of that ({more.low:.1%} to {min(more.high, 1):.1%})"
     )
     evidence += "." if data.random_search else ", if the sampler learned nothing more."
-    if at is None and floor is not None and more.gain < floor.deviation:
+    if floor is not None and more.gain < floor.deviation:
         text = (
             f"{evidence} That is less than the standard deviation over seeds, "
             f"{format_number(floor.deviation)}."
