@@ -5,6 +5,7 @@ What must not live here: the estimates (`sweeps.statistics.best_of_many`).
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import Any
 
@@ -35,6 +36,7 @@ def convergence(data: AuditData) -> Card:
         text = f"All of the better half of {len(values)} trials have the same value."
         return Card(ID, _QUESTION, "pass", text, {"num_trials": len(values)})
     more = doubling(values)
+    late = 0.0 if data.random_search else _late_gain(data, best)
     floor = seed_noise([list(one.values()) for one in data.repeats.values()])
     figure: dict[str, Any] = {
         "num_trials": len(values),
@@ -42,6 +44,7 @@ def convergence(data: AuditData) -> Card:
         "share_of_gain": more.share,
         "low": more.low,
         "high": more.high,
+        "gain_of_second_half": None if data.random_search else late,
         "noise_floor": None if floor is None else floor.deviation,
         "independent": data.random_search,
         "curve": [_point(data, one._asdict()) for one in tuning_curve(values)],
@@ -51,14 +54,20 @@ def convergence(data: AuditData) -> Card:
         f"Twice as many trials are expected to gain {format_number(more.gain)} more, "
         f"{more.share:.1%} of that ({more.low:.1%} to {min(more.high, 1):.1%})"
     )
-    evidence += "." if data.random_search else ", if the sampler learned nothing more."
-    if floor is not None and more.gain < floor.deviation:
+    if data.random_search:
+        evidence += "."
+    else:
+        evidence += (
+            f", if the sampler learned nothing more; the second half of the trials gained "
+            f"{format_number(late)} ({late / gained:.1%})."
+        )
+    if floor is not None and max(more.gain, late) < floor.deviation:
         text = (
             f"{evidence} That is less than the standard deviation over seeds, "
             f"{format_number(floor.deviation)}."
         )
         return Card(ID, _QUESTION, "pass", text, figure)
-    if more.share > _LARGE and more.low > _SURELY:
+    if (more.share > _LARGE and more.low > _SURELY) or late > _LARGE * gained:
         changes = data.overrides((), ())
         words = [word for change in changes for word in ("-s", change)]
         command = ("resume", *words) if words else None
@@ -67,6 +76,16 @@ def convergence(data: AuditData) -> Card:
         return Card(ID, _QUESTION, "pass", evidence, figure)
     text = f"{evidence} The interval is too wide to tell."
     return Card(ID, _QUESTION, "not enough data", text, figure, "run more trials")
+
+
+def _late_gain(data: AuditData, best: float) -> float:
+    """Return by how much the second half of the trials improved the best value of the first.
+
+    A sampler that learns gains more than independent trials would.
+    """
+    trials = [t for t in data.trials if t.counts and t.value is not None]
+    first = [data.loss(t.value or 0.0) for t in trials[: len(trials) // 2]]
+    return max(0.0, min(filter(math.isfinite, first), default=best) - best)
 
 
 def _point(data: AuditData, point: dict[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def _curves(draw: random.Random, shape: Callable[[float], float]) -> AuditData:
 def _power(draw: random.Random, dimensions: int, count: int) -> AuditData:
     """Random search near an optimum of so many parameters that matter."""
     values = [draw.random() ** (2 / dimensions) for _ in range(count)]
-    return AuditData(trials=[AuditTrial(n, "complete", {}, v) for n, v in enumerate(values)])
+    trials = [AuditTrial(n, "complete", {}, v) for n, v in enumerate(values)]
+    return AuditData(trials=trials, random_search=True)
 
 
 def _measured(draw: random.Random, samples: int) -> AuditData:
