@@ -7,7 +7,7 @@ its trials where it found good ones early. What must not live here: the change o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -15,8 +15,9 @@ from sweeps.config.space import Distribution
 from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, top_fifth
+from sweeps.results.audit.effects import shares_of
 from sweeps.results.space_regions import NearBound, Side, ends, near_bounds, place
-from sweeps.statistics.proportions import binomial_tail
+from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail
 
 ID = "bounds"
 _QUESTION = "Do the best trials lie at a bound of the space?"
@@ -25,6 +26,8 @@ _FEWEST = 20
 _OUTER = 0.2
 """The part of a range that is at its end."""
 _CHANCE = 0.05
+_NO_EFFECT = 0.01
+"""A parameter acts if chance would show its coefficients in less than this part of sweeps."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,13 @@ def bounds(data: AuditData) -> Card:
     if len(ranked) < _FEWEST:
         text = f"{len(ranked)} trials have a result; the card needs {_FEWEST}."
         return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
-    found = list(_at_ends(data, ranked, leaders, keys))
+    acts = _acting(data, ranked, leaders)
+    found = [one for one in _at_ends(data, ranked, leaders, keys) if acts(one)]
     known = {one.bound.key for one in found}
     near = near_bounds(data.space, data.params, ranked)  # as the findings state them
-    found += [_count(data, ranked, leaders, one) for one in near if one.key not in known]
+    further = [_count(data, ranked, leaders, one) for one in near if one.key not in known]
+    found += filter(acts, further)
+    by_chance = [one for one in further if not acts(one)]
     figure = {
         "num_trials": len(ranked),
         "num_leaders": len(leaders),
@@ -70,6 +76,11 @@ def bounds(data: AuditData) -> Card:
             f"None of {len(keys)} ranges has most of the {len(leaders)} best of {len(ranked)} "
             "trials at one of its ends."
         )
+        for one in by_chance:
+            text += (
+                f" The {one.bound.num_leaders} best have {data.name(one.bound.key)} there, but it "
+                "has no clear effect."
+            )
         return Card(ID, _QUESTION, "pass", text, figure)
     evidence = " ".join(_sentence(data, one, len(leaders), len(ranked)) for one in found)
     changes = data.overrides((), [one.bound for one in found])
@@ -101,6 +112,27 @@ def _at_ends(
             chance = binomial_tail(found.leaders, len(leaders), share) * 2 * len(keys)
             if 2 * found.leaders >= len(leaders) and chance < _CHANCE and _rises(data, found):
                 yield found
+
+
+def _acting(
+    data: AuditData, ranked: list[AuditTrial], leaders: list[AuditTrial]
+) -> Callable[[_AtEnd], bool]:
+    """Return whether the parameter of a range has an effect.
+
+    A sampler that learns crowds the trials at some place also of a parameter without effect, and
+    its later trials are the better ones. With too few trials for the effects, the best fifth must
+    lie at the end more often than the other trials.
+    """
+    shares = shares_of(data)
+
+    def acts(one: _AtEnd) -> bool:
+        if shares is not None and one.bound.key in shares.total:
+            alone, total = shares.alone[one.bound.key], shares.total[one.bound.key]
+            return min(alone.chance, total.chance) < _NO_EFFECT
+        inside = one.leaders + one.others
+        return hypergeometric_tail(one.leaders, len(leaders), inside, len(ranked)) < _CHANCE
+
+    return acts
 
 
 def _count(

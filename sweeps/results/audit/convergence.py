@@ -5,8 +5,10 @@ What must not live here: the estimates (`sweeps.statistics.best_of_many`).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
@@ -24,48 +26,46 @@ _SURELY = 0.01
 
 
 def convergence(data: AuditData) -> Card:
-    """Warn if twice as many trials are expected to improve the best value noticeably.
-
-    Where trials were stopped early, all are compared at the last report that each of them made.
-    Their values would mix trainings of different lengths, and the median would be that of short
-    ones: the card warned of 1 in 10 searches that had not converged, instead of 9.
-    """
-    at, values = _losses(data)
-    if len(values) < _FEWEST:
-        text = f"{len(values)} trials have a result; the card needs {_FEWEST}."
+    """Warn if twice as many trials are expected to improve the best value noticeably."""
+    compared = _compared(data)
+    values, count = sorted(compared.losses), len(compared.losses)
+    if count < _FEWEST:
+        text = f"{count} trials have a result; the card needs {_FEWEST}."
         return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
-    best, middle = values[0], median(values)
-    gained = middle - best
+    gained = median(values) - values[0]
     if gained <= 0:
-        text = f"All of the better half of {len(values)} trials have the same value."
-        return Card(ID, _QUESTION, "pass", text, {"num_trials": len(values)})
+        text = f"The better half of {count} trials have the same value."
+        return Card(ID, _QUESTION, "pass", text, {"num_trials": count})
     more = doubling(values)
+    late = 0.0 if data.random_search else _late_gain(compared.losses)
     floor = seed_noise([list(one.values()) for one in data.repeats.values()])
     figure: dict[str, Any] = {
-        "num_trials": len(values),
+        "num_trials": count,
+        "report": compared.report,
         "expected_gain": more.gain,
         "share_of_gain": more.share,
         "low": more.low,
         "high": more.high,
+        "gain_of_second_half": None if data.random_search else late,
         "noise_floor": None if floor is None else floor.deviation,
-        "independent": data.random_search,
-        "report": at,
         "curve": [_point(data, one._asdict()) for one in tuning_curve(values)],
     }
     evidence = (
-        f"The best of {len(values)} trials is {format_number(gained)} better than the median"
-        f"{f', compared at {data.word} {at}' if at else ''}. "
-        f"Twice as many trials are expected to gain {format_number(more.gain)} more, "
+        f"The best of {count} trials{compared.words} is {format_number(gained)} better than their "
+        f"median. Twice as many trials are expected to gain {format_number(more.gain)} more, "
         f"{more.share:.1%} of that ({more.low:.1%} to {min(more.high, 1):.1%})"
     )
-    evidence += "." if data.random_search else ", if the sampler learned nothing more."
-    if floor is not None and more.gain < floor.deviation:
-        text = (
-            f"{evidence} That is less than the standard deviation over seeds, "
-            f"{format_number(floor.deviation)}."
+    if not data.random_search:
+        evidence += (
+            f", if the sampler learned nothing more; the second half of the trials gained "
+            f"{format_number(late)} ({late / gained:.1%})"
         )
+    evidence += "."
+    if floor is not None and max(more.gain, late) < floor.deviation:
+        noise = format_number(floor.deviation)
+        text = f"{evidence} That is less than the standard deviation over seeds, {noise}."
         return Card(ID, _QUESTION, "pass", text, figure)
-    if more.share > _LARGE and more.low > _SURELY:
+    if (more.share > _LARGE and more.low > _SURELY) or late > _LARGE * gained:
         changes = data.overrides((), ())
         words = [word for change in changes for word in ("-s", change)]
         command = ("resume", *words) if words else None
@@ -76,16 +76,39 @@ def convergence(data: AuditData) -> Card:
     return Card(ID, _QUESTION, "not enough data", text, figure, "run more trials")
 
 
-def _losses(data: AuditData) -> tuple[int | None, list[float]]:
-    """Return the losses of trials, ascending, and the report at which they are compared.
+class _Compared(NamedTuple):
+    """Losses that can be compared, in the order of the trials."""
 
-    The report is None if each is the value of a whole training.
+    losses: Sequence[float]
+    words: str
+    report: int = 0
+    """The report by which they are compared; 0: at the end of each trial."""
+
+
+def _compared(data: AuditData) -> _Compared:
+    """Return the losses of all trials, if none was stopped, or of those that ran to the end.
+
+    If these are too few, all trials are compared at the last report that each of them made: the
+    values of a stopped trial and of one that trained longer are no sample of one distribution.
     """
-    if any(t.stopped_early for t in data.trials):
-        at, losses = data.comparable()
-        if at:
-            return at, sorted(losses.values())
-    return None, [data.loss(t.value or 0.0) for t in data.ranked]
+    counted = [t for t in data.trials if t.counts and t.value is not None]
+    counted = [t for t in counted if math.isfinite(t.value or 0.0)]
+    whole = [data.loss(t.value or 0.0) for t in counted if t.state == "complete"]
+    if len(whole) == len(counted):
+        return _Compared(whole, "")
+    if len(whole) >= _FEWEST:
+        return _Compared(whole, " that ran to the end")
+    report, losses = data.comparable()
+    return _Compared([*losses.values()], f" by {data.word} {report}", report)
+
+
+def _late_gain(losses: Sequence[float]) -> float:
+    """Return by how much the second half of the trials improved the best value of the first.
+
+    A sampler that learns gains more than independent trials would.
+    """
+    half = len(losses) // 2
+    return max(0.0, min(losses[:half]) - min(losses[half:]))
 
 
 def _point(data: AuditData, point: dict[str, Any]) -> dict[str, Any]:

@@ -32,21 +32,15 @@ def effects(data: AuditData) -> Card:
     if data.population:
         return Card(ID, _QUESTION, "not enough data", "Trials changed their parameters.")
     at, losses = data.comparable()
-    params = data.params
-    numbers = [t.number for t in data.trials if t.number in losses]
-    places = {
-        key: [_place(one, params[number].get(key)) for number in numbers]
-        for key, one in data.space.items()
-    }
-    shares = variance_shares(places, [losses[number] for number in numbers]) if numbers else None
+    shares = shares_of(data)
     where = f"{data.metric} at {data.word} {at}" if at else data.metric
     if shares is None:
         text = (
-            f"{len(numbers)} trials have a comparable result: too few for the effects of "
+            f"{len(losses)} trials have a comparable result: too few for the effects of "
             f"{len(data.space)} parameters."
         )
         return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
-    known = rank_effects(losses, params, list(data.space))
+    known = rank_effects(losses, data.params, list(data.space))
     clear = {key for key, one in known.items() if one.chance * len(known) < 0.05}
     idle = [key for key in shares.total if key not in clear and _is_idle(shares.total[key])]
     figure = {
@@ -81,6 +75,18 @@ def effects(data: AuditData) -> Card:
         f"search {names} no longer: fix it at the best trial's value",
         _fixed(data, idle),
     )
+
+
+def shares_of(data: AuditData) -> VarianceShares | None:
+    """Return how the variance of the result divides among the parameters; None if unknown."""
+    _, losses = data.comparable()
+    params = data.params
+    numbers = [number for number in params if number in losses]
+    places = {
+        key: [_place(one, params[number].get(key)) for number in numbers]
+        for key, one in data.space.items()
+    }
+    return variance_shares(places, [losses[number] for number in numbers]) if numbers else None
 
 
 def _is_idle(share: Share) -> bool:

@@ -114,7 +114,8 @@ def _curves(draw: random.Random, shape: Callable[[float], float]) -> AuditData:
 def _power(draw: random.Random, dimensions: int, count: int) -> AuditData:
     """Random search near an optimum of so many parameters that matter."""
     values = [draw.random() ** (2 / dimensions) for _ in range(count)]
-    return AuditData(trials=[AuditTrial(n, "complete", {}, v) for n, v in enumerate(values)])
+    trials = [AuditTrial(n, "complete", {}, v) for n, v in enumerate(values)]
+    return AuditData(trials=trials, random_search=True)
 
 
 def _measured(draw: random.Random, samples: int) -> AuditData:
@@ -339,3 +340,44 @@ def _numbers(trials: Sequence[AuditTrial]) -> list[int]:
 def test_failed_trials_are_no_leaders() -> None:
     data = _failing(random.Random(0), lambda p: p["a"] > 0.8)
     assert not set(_numbers(data.ranked)) & {t.number for t in data.trials if t.diverged}
+
+
+def _crowded(acting: bool) -> AuditData:
+    """A search whose later, better trials have one value at the end of its range."""
+    draw, trials = random.Random(0), []
+    for number in range(60):
+        other = draw.random() if number < 20 else draw.gauss(0.5, 0.05)
+        crowded = draw.random() if number < 20 else 1 - 0.1 * draw.random()
+        loss = abs(other - 0.5) + acting * (1 - crowded) + draw.gauss(0, 0.01)
+        point = {"a": other, "b": crowded}
+        trials.append(AuditTrial(number, "complete", point, loss, {1: loss}))
+    return AuditData(trials=trials, space={key: SPACE[key] for key in "ab"})
+
+
+def test_crowded_parameter_without_effect_is_not_at_a_bound() -> None:
+    assert CARDS["bounds"](_crowded(acting=True)).verdict == "warn"
+    card = CARDS["bounds"](_crowded(acting=False))
+    assert card.verdict == "pass"
+
+
+def test_sampler_that_still_learns_has_not_converged() -> None:
+    draw = random.Random(0)
+    values = [draw.random() ** 0.5 / (1 + number / 10) for number in range(60)]
+    trials = [AuditTrial(n, "complete", {}, value) for n, value in enumerate(values)]
+    card = CARDS["convergence"](AuditData(trials=trials))
+    assert card.verdict == "warn"
+    assert card.figure["gain_of_second_half"] > 0
+
+
+def test_stopped_trials_are_compared_where_all_were() -> None:
+    draw, trials = random.Random(0), []
+    for number in range(40):
+        level = draw.random()
+        whole = number % 4 == 0
+        curve = {epoch: level - epoch for epoch in range(1, 10 if whole else 2)}
+        state = "complete" if whole else "pruned"
+        trials.append(AuditTrial(number, state, {}, min(curve.values()), curve))
+    data = AuditData(trials=trials, reports=9, rungs=(1, 3), random_search=True)
+    card = CARDS["convergence"](data)
+    assert (card.figure["report"], card.figure["num_trials"]) == (1, 40)
+    assert card.figure["curve"][0]["expected"] == pytest.approx(-0.5, abs=0.15)
