@@ -68,7 +68,7 @@ def test_goals_are_missed_where_a_race_is_wrong():
 def test_a_sound_sweep_has_warnings_by_chance_alone(kind):
     cards, making = SOUND_KINDS[kind]
     found = verdicts(making, cards, 10)
-    assert all(one.count("warn") <= 2 for one in found.values())
+    assert all(one.count("warn") <= 4 for one in found.values())
 
 
 @pytest.mark.parametrize("fault", FAULTS)
