@@ -13,6 +13,7 @@ What must not live here: training.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from redaction.secrets import redact
-from trainable.config import TaskConfig, TrialConfig
+from trainable.config import SPLIT_SEED, TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TrainingError
 from trainable.lazy_imports import without_collection
 from trainable.task_import import prepare_process
@@ -90,6 +91,7 @@ def inspect_config(
             "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
             "cautions": parts.cautions,
             **sizes,
+            "takes_split_seed": SPLIT_SEED in inspect.signature(type(parts.task)).parameters,
             "checkpoint_bytes": checkpoint_bytes(
                 parts,
                 sizes["optimizer_bytes"],

@@ -74,6 +74,8 @@ class TaskFacts:
     weight_bytes: int = 0
     optimizer_bytes: int = 0
     own_loop: bool = False
+    takes_split_seed: bool = False
+    """Whether its constructor has the argument `split_seed`."""
     code: dict[str, str] = field(default_factory=dict)
     """Digests of the task's source files."""
     data: str | None = None
