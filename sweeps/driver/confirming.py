@@ -10,7 +10,10 @@ from collections.abc import Callable
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import TrialRecord
-from sweeps.policies.confirmation import follow
+from sweeps.policies.confirmation import follow, superseded, without_open
+
+SUPERSEDED = "ended by another request to confirm"
+"""The reason of a run that a later request does not need."""
 
 
 class ConfirmingTrials:
@@ -44,19 +47,11 @@ class ConfirmingTrials:
         self._num_ends = ends
         trials = self._ledger.trials()
         needed = follow(self._request, trials, minimize=self._ledger.minimize).needed
-        there = {(one.origin, one.seed_index) for one in trials if is_open(one, self._request)}
-        missing = [run for run in needed if run not in there]
+        missing = without_open(needed, self._request, trials)
         if not missing:
             return []
         self._fence()
         return add_runs(self._ledger, missing, self._request)
-
-
-def is_open(trial: TrialRecord, request: ConfirmRequest) -> bool:
-    """Return whether a trial is a run of the confirmation that has not ended."""
-    return (
-        trial.role == "confirm" and trial.number >= request.counted_from and not trial.finished
-    )
 
 
 def add_runs(
@@ -68,3 +63,15 @@ def add_runs(
             ledger.add_extra("confirm", leader, seed, split=request.split) for leader, seed in runs
         ]
     )
+
+
+def start_confirmation(ledger: Ledger, request: ConfirmRequest) -> None:
+    """Store a request, and end the runs of an earlier one that this one does not need."""
+
+    def store() -> None:
+        for number in superseded(request, ledger.trials(), minimize=ledger.minimize):
+            ledger.finish(number, "pruned", reason=SUPERSEDED)
+        if request != ledger.confirm_request:
+            ledger.store_confirm_request(request)
+
+    ledger.transaction(store)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sweeps.config.spec import SweepSpec
-from sweeps.errors import UserError
+from sweeps.errors import OriginChanged, UserError
 from sweeps.formatting import format_reason
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.reader import TrialSummary, ranking
@@ -29,6 +29,23 @@ _TRAINING = ("metric", "select", "seed", "budget", "train", "task", "training_ru
 """The keys of a spec that decide what a confirming trial trains, beside its parameters."""
 _REASON = 200
 """The most characters of a reason within a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmOptions:
+    """What a user asks of a confirmation; None: as the one that was interrupted, or the default.
+
+    Attributes:
+        top: How many leaders are confirmed.
+        seeds: Under how many seeds at most.
+        until: The probability of being the best at which the race ends.
+        split: Whether the task takes the seed of its split.
+    """
+
+    top: int | None = None
+    seeds: int | None = None
+    until: float | None = None
+    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,58 @@ def follow(
     return Confirmation(request, values, numbers, dropped, failed, needed, found)
 
 
+def num_unstarted(
+    request: ConfirmRequest | None, trials: Sequence[TrialSummary], *, minimize: bool
+) -> int:
+    """Return how many runs a confirmation needs next that have no trial yet."""
+    if request is None:
+        return 0
+    needed = follow(request, trials, minimize=minimize).needed
+    return len(without_open(needed, request, trials))
+
+
+def most_runs(
+    request: ConfirmRequest | None, trials: Sequence[TrialSummary], *, minimize: bool
+) -> int:
+    """Return how many trials a confirmation adds at most, if it drops nobody any more."""
+    if request is None:
+        return 0
+    found = follow(request, trials, minimize=minimize)
+    if not found.needed:
+        return 0
+    seed = found.needed[0][1]
+    later = len(found.alive) * (request.seeds - 1 - seed)
+    return len(without_open(found.needed, request, trials)) + later
+
+
+def without_open(
+    runs: Iterable[tuple[int, int]], request: ConfirmRequest, trials: Iterable[TrialSummary]
+) -> list[tuple[int, int]]:
+    """Return the runs, a leader and a seed each, without those whose trial has not ended."""
+    unended = {
+        (one.origin, one.seed_index)
+        for one in trials
+        if _counts(one, request) and not one.finished
+    }
+    return [run for run in runs if run not in unended]
+
+
+def superseded(request: ConfirmRequest, trials: Sequence[TrialSummary], *, minimize: bool) -> list[int]:
+    """Return the confirming trials that have not ended, and that a new request does not need."""
+    needed = set(follow(request, trials, minimize=minimize).needed)
+    return [
+        one.number
+        for one in trials
+        if one.role == "confirm"
+        and not one.finished
+        and not (_counts(one, request) and (one.origin, one.seed_index) in needed)
+    ]
+
+
+def _counts(trial: TrialSummary, request: ConfirmRequest) -> bool:
+    return trial.role == "confirm" and trial.number >= request.counted_from
+
+
 def _runs(
     request: ConfirmRequest, trials: Iterable[TrialSummary]
 ) -> dict[tuple[int, int], TrialSummary]:
@@ -137,7 +206,7 @@ def _runs(
     """
     found: dict[tuple[int, int], TrialSummary] = {}
     for trial in trials:
-        if trial.role != "confirm" or trial.number < request.counted_from:
+        if not _counts(trial, request):
             continue
         assert trial.origin is not None
         assert trial.seed_index is not None
@@ -162,11 +231,7 @@ def make_request(
     spec: SweepSpec,
     trials: Sequence[TrialSummary],
     before: ConfirmRequest | None,
-    *,
-    top: int | None,
-    seeds: int | None,
-    until: float | None,
-    split: bool,
+    options: ConfirmOptions,
 ) -> ConfirmRequest:
     """Return what a confirmation is asked for; the stored request if it is undecided and the same.
 
@@ -175,15 +240,13 @@ def make_request(
         spec: The sweep.
         trials: Its trials.
         before: The stored request; None without one.
-        top: How many leaders; None: as before if that is undecided, else the default.
-        seeds: Under how many seeds at most; None: likewise.
-        until: The probability at which the race ends; None: likewise.
-        split: Whether the task takes the seed of its split.
+        options: What the user asks for.
 
     Raises:
         UserError: The sweep or a number does not allow it.
     """
     minimize = spec.modes[0] == "min"
+    top, seeds, until, split = options.top, options.seeds, options.until, options.split
     open_before = before is not None and not follow(before, trials, minimize=minimize).is_decided
     if before is not None and open_before:
         top = len(before.leaders) if top is None else top
@@ -252,6 +315,29 @@ def find_leaders(
             f"from {LEAST_TOP} to {len(found)}"
         )
     return tuple(found.values())[: top or DEFAULT_TOP]
+
+
+def check_unchanged(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    request: ConfirmRequest | None,
+    trials: Sequence[TrialSummary],
+) -> None:
+    """Check that a changed spec trains the rest of an interrupted confirmation as its beginning.
+
+    Raises:
+        OriginChanged: It does not.
+    """
+    if request is None or request.training == training_digest(spec):
+        return
+    if follow(request, trials, minimize=spec.modes[0] == "min").is_decided:
+        return
+    finish = paths.command("confirm")
+    raise OriginChanged(
+        f"sweep '{paths.name}' is in the middle of a confirmation, and the change affects how its "
+        f"runs train; runs that are compared must train alike; end it first with: {finish}; or "
+        "resume with --accept-changes"
+    )
 
 
 def training_digest(spec: SweepSpec) -> str:
