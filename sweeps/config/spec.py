@@ -262,7 +262,7 @@ class SweepSpec(Section):
         if seed.split:
             drawn = derive_seed(self.seed, "confirm", "split", seed.number)
             data["task"] = {**data["task"], SPLIT_SEED: drawn % _SPLIT_SEEDS}
-        doc = Document(f"trial {number}", data, {})
+        doc = Document(f"trial {seed.number}", data, {})
         for key, value in params.items():
             path, message = _spec_path(key)
             if message or path[0] not in ("train", "task"):

@@ -113,7 +113,9 @@ class SweepSession:
         """How many trials the sweep has at most when this driver has ended."""
         trials = self.ledger.trials()
         known = len(trials) if self.only_confirms else count_trials(self.spec.trials, trials)
-        return known + most_runs(self.ledger.confirm_request, trials, minimize=self.ledger.minimize)
+        return known + most_runs(
+            self.ledger.confirm_request, trials, minimize=self.ledger.minimize
+        )
 
     @property
     def confirmation(self) -> Confirmation | None:

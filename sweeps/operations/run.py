@@ -187,9 +187,7 @@ def resume(
         )
 
 
-def read_again(
-    view: SweepStatus, settings: Sequence[str] = ()
-) -> tuple[SweepSpec, Document]:
+def read_again(view: SweepStatus, settings: Sequence[str] = ()) -> tuple[SweepSpec, Document]:
     """Return the spec with which a sweep resumes, after the checks that need no task.
 
     Args:

@@ -180,7 +180,9 @@ def without_open(
     return [run for run in runs if run not in unended]
 
 
-def superseded(request: ConfirmRequest, trials: Sequence[TrialSummary], *, minimize: bool) -> list[int]:
+def superseded(
+    request: ConfirmRequest, trials: Sequence[TrialSummary], *, minimize: bool
+) -> list[int]:
     """Return the confirming trials that have not ended, and that a new request does not need."""
     needed = set(follow(request, trials, minimize=minimize).needed)
     return [

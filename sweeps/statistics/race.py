@@ -1,0 +1,358 @@
+"""Race configurations over common seeds: who is probably the best, and who cannot win any more.
+
+The model is that of a two-way layout: the value of configuration i under seed s is
+`mean_i + seed_s + error_is`. Seeds are common, so that `seed_s` cancels in each comparison: it is
+a paired comparison. The errors are normal with one variance, pooled over the configurations. The
+means are drawn from a normal distribution whose width is estimated; its pull towards the common
+mean corrects for the choice of the best of several noisy means.
+
+Tests for one pair at a time were measured and not taken. Wilcoxon's signed-rank test has no
+two-sided p-value below 0.0625 with five seeds, so that it never drops anybody at 0.05. A bootstrap
+of two differences is far too sure: where it gave the winner 95 %, half of the winners were right.
+The paired t-test cannot use what the other pairs say about the noise; after two seeds it drops
+nobody.
+
+Sources:
+    Maron and Moore, "Hoeffding Races" (1994): drop who cannot win while the race goes on.
+    Birattari et al., "A Racing Algorithm for Configuring Metaheuristics" (2002), F-Race: seeds or
+        instances as blocks that all contenders share.
+    Lindley and Smith, "Bayes Estimates for the Linear Model" (1972): the means as draws from one
+        distribution.
+    Daniels, "A Prior for the Variance in Hierarchical Models" (1999): all degrees of shrinkage are
+        equally likely beforehand.
+    Bouthillier et al., "Accounting for Variance in Machine Learning Benchmarks" (2021): vary all
+        sources of variance, and pair them.
+
+What must not live here: the ledger, and words for users.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sweeps.statistics.seed_noise import (
+    NoiseFloor,
+    TwoWayLayout,
+    half_width,
+    mean_error,
+    noise_floor,
+)
+
+_DRAWS = 20_000
+_SEED = 20_021  # of the draws from the posterior: the same values give the same result
+_LOGITS = np.linspace(-14.0, 14.0, 113)  # of the degrees of shrinkage
+_ROUNDING = 1e-12
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A range that holds the true value with the probability `1 - level`."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """What a race says about one configuration.
+
+    Attributes:
+        number: The configuration.
+        num_seeds: Under how many seeds it has a finite value.
+        num_diverged: Under how many seeds its value is NaN or infinite.
+        mean: Over its seeds; infinite, as the worst, if it diverged under a seed.
+        interval: Of that mean over all seeds; None without two seeds.
+        p_best: The probability that its mean over all seeds is the best; None if nobody has two
+            seeds.
+        dropped: Whether it cannot win any more.
+        optimism: By how much the value that it was chosen by looked better than its mean; positive
+            if it looked better. None if that value is not known.
+        optimism_interval: Of the optimism.
+    """
+
+    number: int
+    num_seeds: int
+    num_diverged: int
+    mean: float
+    interval: Interval | None
+    p_best: float | None
+    dropped: bool
+    optimism: float | None = None
+    optimism_interval: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """The result of a race so far.
+
+    Attributes:
+        contenders: The most probable winner first.
+        noise: The standard deviation over seeds of one configuration; None without two seeds.
+        tied: Whom the data cannot tell apart from the first, the first included.
+        decided: Whether the first is the best with the probability asked for.
+        level: What intervals and drops were made with.
+    """
+
+    contenders: tuple[Contender, ...]
+    noise: NoiseFloor | None
+    tied: tuple[int, ...]
+    decided: bool
+    level: float
+
+    @property
+    def leader(self) -> Contender:
+        """The most probable winner."""
+        return self.contenders[0]
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Who can still win."""
+        return tuple(one.number for one in self.contenders if not one.dropped)
+
+    def __getitem__(self, number: int) -> Contender:
+        return next(one for one in self.contenders if one.number == number)
+
+
+def race(
+    values: Mapping[int, Sequence[float | None]],
+    *,
+    minimize: bool,
+    until: float = 0.95,
+    level: float = 0.05,
+    looks: int = 4,
+    original: Mapping[int, float] | None = None,
+) -> Race:
+    """Return who is probably the best of some configurations, and who cannot win any more.
+
+    Dropped are the least probable winners, as long as the chance that the best is among them stays
+    below `level / looks`. The chances of all rivals are part of it, so that no correction for the
+    number of rivals is missing; division by the looks is Bonferroni's correction.
+
+    Args:
+        values: By configuration, a value for each common seed. None where a value is missing, as
+            for a run that failed; a configuration that was dropped has fewer. NaN and infinite
+            values are the worst: whoever diverges under more seeds than another cannot win.
+        minimize: Whether less is better.
+        until: The probability at which the race is decided.
+        level: The probability of dropping the best in the whole race, and that an interval
+            misses.
+        looks: How often the race is looked at, at most.
+        original: The value by which each configuration was chosen.
+    """
+    if not values:
+        raise ValueError("a race needs a configuration")
+    sign = 1.0 if minimize else -1.0
+    table = _Table.of(values, sign)
+    noise = noise_floor(table.finite)
+    draws = _posterior(table.finite[table.racing])
+    dropped = _dropped(table, level / looks)
+    p_best = None if draws is None else table.spread(_chances_to_be_best(draws))
+    order = sorted(
+        range(len(table.numbers)),
+        key=lambda row: (dropped[row], 0.0 if p_best is None else -p_best[row], row),
+    )
+    return Race(
+        contenders=tuple(
+            _contender(
+                table,
+                row,
+                noise,
+                sign=sign,
+                level=level,
+                p_best=None if p_best is None else float(p_best[row]),
+                dropped=bool(dropped[row]),
+                original=(original or {}).get(table.numbers[row]),
+            )
+            for row in order
+        ),
+        noise=noise,
+        tied=tuple(table.numbers[row] for row in _tied(table, draws, order, dropped, level)),
+        decided=p_best is not None and bool(p_best[order[0]] >= until),
+        level=level,
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The values of a race, less is better.
+
+    The rows are sorted by their values, so that the draws do not depend on the caller's order.
+    """
+
+    numbers: tuple[int, ...]
+    finite: Array
+    diverged: NDArray[np.bool_]
+
+    @property
+    def num_diverged(self) -> NDArray[np.int64]:
+        """Under how many seeds each value is not finite."""
+        return np.asarray(self.diverged.sum(axis=1))
+
+    @property
+    def racing(self) -> NDArray[np.bool_]:
+        """Who has a value, and diverged under as few seeds as anybody."""
+        has_value = np.asarray(np.isfinite(self.finite).any(axis=1))
+        if not has_value.any():
+            return np.ones(len(has_value), dtype=bool)
+        return np.asarray(has_value & (self.num_diverged == self.num_diverged[has_value].min()))
+
+    def spread(self, racing: Array) -> Array:
+        """Return numbers of those who race as numbers of all, 0 for the others."""
+        spread = np.zeros(len(self.numbers))
+        spread[self.racing] = racing
+        return spread
+
+    @classmethod
+    def of(cls, values: Mapping[int, Sequence[float | None]], sign: float) -> _Table:
+        width = max(map(len, values.values()))
+        finite = np.full((len(values), width), np.nan)
+        diverged = np.zeros(finite.shape, dtype=bool)
+        for row, given in enumerate(values.values()):
+            for seed, value in enumerate(given):
+                if value is not None and math.isfinite(value):
+                    finite[row, seed] = sign * value
+                diverged[row, seed] = value is not None and not math.isfinite(value)
+        numbers = tuple(values)
+
+        def key(row: int) -> tuple[Any, ...]:
+            seeds = tuple(np.nan_to_num(finite[row], nan=math.inf))
+            return int(diverged[row].sum()), _mean(finite[row]), seeds, numbers[row]
+
+        order = sorted(range(len(values)), key=key)
+        return cls(tuple(numbers[row] for row in order), finite[order], diverged[order])
+
+
+def _mean(finite: Array) -> float:
+    """Return the mean of what is not NaN; infinite if there is nothing."""
+    known = finite[np.isfinite(finite)]
+    return float(known.mean()) if len(known) else math.inf
+
+
+def _posterior(finite: Array) -> Array | None:
+    """Return draws of the means, a column for each configuration; None without two seeds.
+
+    With `z` the effect along an axis of the layout that is worth `c` seeds, `z` is normal around
+    its true value with the variance `s2 / c`, and the true value around 0 with `t2`. The degree of
+    shrinkage `(1 / c) / (1 / c + t2 / s2)` has a uniform prior, and `s2` the prior `1 / s2`.
+    """
+    if len(finite) == 1:
+        return np.zeros((1, 1)) if np.isfinite(finite).sum() > 1 else None
+    if not np.isfinite(finite).any():
+        return None
+    layout = TwoWayLayout(finite)
+    if layout.freedom < 1:
+        return None
+    random = np.random.default_rng(_SEED)
+    usable = layout.information > 0
+    effects = (layout.axes.T @ layout.effects)[usable]
+    total = layout.squares + float((effects**2).sum())
+    if total <= finite.size * (_ROUNDING * np.nanmax(np.abs(finite))) ** 2:  # all are equal
+        return random.normal(size=(_DRAWS, len(finite)))
+    if (
+        layout.squares <= _ROUNDING**2 * total
+    ):  # seeds change nothing: only ties are left to chance
+        noise = random.normal(size=(_DRAWS, len(finite)))
+        return np.asarray(layout.effects + _ROUNDING * math.sqrt(total) * noise)
+    errors = 1.0 / layout.information[usable]
+    shrinkage = 1.0 / (1.0 + np.exp(-_LOGITS))
+    widths = errors.mean() * np.exp(-_LOGITS)  # t2 / s2
+    spread = errors + widths[:, None]
+    sums = layout.squares + (effects**2 / spread).sum(axis=1)
+    freedom = layout.freedom + len(effects)
+    likelihood = -0.5 * np.log(spread).sum(axis=1) - 0.5 * freedom * np.log(sums)
+    weights = shrinkage * (1.0 - shrinkage) * np.exp(likelihood - likelihood.max())
+    chosen = random.choice(len(_LOGITS), _DRAWS, p=weights / weights.sum())
+    variance = sums[chosen] / random.chisquare(freedom, _DRAWS)
+    # Along axes without information there is only the prior.
+    kept = np.zeros((_DRAWS, len(finite)))
+    deviation = np.sqrt(np.repeat(widths[chosen][:, None], len(finite), axis=1))
+    centers = np.zeros((_DRAWS, len(finite)))
+    kept[:, usable] = widths[chosen][:, None] / spread[chosen]
+    centers[:, usable] = kept[:, usable] * effects
+    deviation[:, usable] = np.sqrt(kept[:, usable] * errors)
+    drawn = centers + random.normal(size=kept.shape) * deviation * np.sqrt(variance)[:, None]
+    return np.asarray(drawn @ layout.axes.T)
+
+
+def _chances_to_be_best(posterior: Array) -> Array:
+    best = np.bincount(posterior.argmin(axis=1), minlength=posterior.shape[1])
+    return np.asarray(best / len(posterior))
+
+
+def _dropped(table: _Table, budget: float) -> NDArray[np.bool_]:
+    """Return who cannot win any more: whoever was dropped at one look is out for good.
+
+    Each look is repeated from the values that there were, so that a race that is continued later
+    drops the same configurations at the same looks. Only whoever diverged under a later seed is
+    taken out of all looks: those who lost against it may still win.
+    """
+    racing = table.racing
+    dropped = ~racing
+    for num_seeds in range(2, table.finite.shape[1] + 1):
+        draws = _posterior(table.finite[racing, :num_seeds])
+        if draws is not None:
+            p_best = table.spread(_chances_to_be_best(draws))
+            alive = [row for row in np.argsort(p_best, kind="stable") if not dropped[row]]
+            lost = np.cumsum(p_best[alive]) <= budget
+            dropped[alive[:-1]] = lost[:-1]
+    return dropped
+
+
+def _tied(
+    table: _Table,
+    draws: Array | None,
+    order: Sequence[int],
+    dropped: NDArray[np.bool_],
+    level: float,
+) -> list[int]:
+    """Return who is better than the first with a probability above the level, and the first."""
+    if draws is None:
+        return [row for row in order if table.racing[row]]
+    if not table.racing[order[0]]:
+        return [order[0]]
+    first = int(table.racing[: order[0]].sum())
+    better = table.spread((draws <= draws[:, [first]]).mean(axis=0))
+    return [row for row in order if better[row] > level and not dropped[row]]
+
+
+def _contender(
+    table: _Table,
+    row: int,
+    noise: NoiseFloor | None,
+    *,
+    sign: float,
+    level: float,
+    p_best: float | None,
+    dropped: bool,
+    original: float | None,
+) -> Contender:
+    finite = table.finite[row]
+    num_diverged = int(table.num_diverged[row])
+    mean = math.inf if num_diverged else _mean(finite)
+    optimism = interval = optimism_interval = None
+    if original is not None and math.isfinite(original) and math.isfinite(mean):
+        optimism = mean - sign * original
+    if noise is not None and math.isfinite(mean):
+        half = half_width(*mean_error(finite, noise), level)
+        interval = Interval(sign * mean - half, sign * mean + half)
+        if optimism is not None:
+            optimism_interval = Interval(optimism - half, optimism + half)
+    return Contender(
+        number=table.numbers[row],
+        num_seeds=int(np.isfinite(finite).sum()),
+        num_diverged=num_diverged,
+        mean=sign * mean,
+        interval=interval,
+        p_best=p_best,
+        dropped=dropped,
+        optimism=optimism,
+        optimism_interval=optimism_interval,
+    )
