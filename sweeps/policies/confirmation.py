@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import OriginChanged, UserError
@@ -21,7 +22,9 @@ from sweeps.formatting import format_reason
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.reader import TrialSummary, ranking
 from sweeps.paths import SweepPaths
-from sweeps.statistics.race import Race, race
+
+if TYPE_CHECKING:
+    from sweeps.statistics.race import Race
 
 DEFAULT_TOP, DEFAULT_SEEDS, DEFAULT_UNTIL = 5, 5, 0.95
 LEAST_TOP = LEAST_SEEDS = 2
@@ -106,6 +109,8 @@ def follow(
         trials: All trials of the sweep.
         minimize: Whether less of the metric is better.
     """
+    from sweeps.statistics.race import race  # slow to import; few sweeps have a confirmation
+
     trials = list(trials)
     runs = _runs(request, trials)
     original = {one.number: one.value for one in trials if one.number in request.leaders}

@@ -71,7 +71,9 @@ def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
     tags = lineage_tags(record, spec)
     if record.role != "search":
-        tags |= {"gradsweep.role": record.role, _ORIGIN[record.role]: str(record.origin)}
+        tags[_ORIGIN[record.role]] = str(record.origin)
+    if record.role in ("confirm", "repeat"):  # the view of the leaders leaves it out
+        tags["gradsweep.role"] = record.role
     if record.seed_index is not None:
         tags["gradsweep.seed_index"] = str(record.seed_index)
     if record.attempts:
