@@ -108,6 +108,11 @@ class ConfirmationResult:
         found = [one for one in self.leaders if one.standing in ("first", "tied")]
         return found if len(found) > 1 else []
 
+    @property
+    def failed_leaders(self) -> list[int]:
+        """The leaders that are out because a run of them did not succeed."""
+        return [one.number for one in self.leaders if one.standing == "failed"]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         return {
@@ -155,7 +160,8 @@ class ConfirmationResult:
             yield f"Trial {first.number} is the only leader left ({over})."
         elif self.reached:
             chance = format_chance(first.p_best)
-            yield f"Trial {first.number} is the best of the leaders with probability {chance} ({over})."
+            best = f"Trial {first.number} is the best of the leaders"
+            yield f"{best} with probability {chance} ({over})."
         else:
             others = [
                 f"trial {one.number} {format_chance(one.p_best)}"
