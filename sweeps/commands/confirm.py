@@ -28,7 +28,7 @@ from sweeps.commands.plain_console import line
 from sweeps.commands.run import Address, Grace
 from sweeps.commands.tables import plain_table
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.formatting import format_duration, format_number
+from sweeps.formatting import format_number
 
 if TYPE_CHECKING:
     from sweeps.paths import SweepPaths
@@ -43,7 +43,7 @@ def confirm(
             "--top",
             parser=read_whole(0),
             metavar="K",
-            help="How many of the best trials; default: 5, or fewer if there are fewer.",
+            help="How many of the best trials; default: as the last time, or 5.",
             show_default=False,
         ),
     ] = None,
@@ -53,7 +53,7 @@ def confirm(
             "--seeds",
             parser=read_whole(0),
             metavar="N",
-            help="Under how many seeds at most; default: 5.",
+            help="Under how many seeds at most; default: as the last time, or 5.",
             show_default=False,
         ),
     ] = None,
@@ -62,7 +62,8 @@ def confirm(
         typer.Option(
             "--until",
             metavar="P",
-            help="Stop when a trial is the best with this probability; default: 0.95.",
+            help="End when a trial is the best with this probability; default: as the last "
+            "time, or 0.95.",
             show_default=False,
         ),
     ] = None,
@@ -118,6 +119,8 @@ def confirm(
 
 def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
     """Return the table of the leaders, what was found, and the command that shows the winner."""
+    from sweeps.results.confirmation import format_chance, format_seconds
+
     table = plain_table(
         "trial",
         "P(best)",
@@ -129,8 +132,6 @@ def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
         "",
         right=("trial", "P(best)", "mean", "95 %", "seeds", "search saw", "time a run"),
     )
-    from sweeps.results.confirmation import format_chance
-
     for one in found.leaders:
         known = one.low is not None
         between = f"{format_number(one.low)} to {format_number(one.high)}" if known else "-"
@@ -141,7 +142,7 @@ def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
             between,
             str(len(one.values)),
             format_number(one.original),
-            format_duration(one.seconds),
+            format_seconds(one.seconds),
             "" if one.standing == "behind" else one.standing,
             style="bold" if one.standing == "first" else "",
         )

@@ -41,9 +41,9 @@ def confirm(
     Args:
         view: The sweep.
         display: Shows what happens.
-        top: How many leaders; None: as the interrupted confirmation, or five at most.
-        seeds: Under how many seeds at most; None: likewise, or five.
-        until: The probability of being the best at which it ends; None: likewise, or 0.95.
+        top: How many leaders; None: as the last confirmation; without one, five at most.
+        seeds: Under how many seeds at most; None: as the last one, or five.
+        until: The probability of being the best at which it ends; None: as the last one, or 0.95.
         grace: As in `attempt`.
         address: The Ray cluster to run on; None: `$RAY_ADDRESS`, or a local Ray.
         accept_changes: Confirm although code or data has changed since the sweep ran.

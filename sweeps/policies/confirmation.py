@@ -36,7 +36,7 @@ _REASON = 200
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmOptions:
-    """What a user asks of a confirmation; None: as the one that was interrupted, or the default.
+    """What a user asks of a confirmation; None: as the last one, or the default without one.
 
     Attributes:
         top: How many leaders are confirmed.
@@ -255,7 +255,7 @@ def make_request(
     minimize = spec.modes[0] == "min"
     top, seeds, until, split = options.top, options.seeds, options.until, options.split
     open_before = before is not None and not follow(before, trials, minimize=minimize).is_decided
-    if before is not None and open_before:
+    if before is not None:
         top = len(before.leaders) if top is None else top
         seeds = before.seeds if seeds is None else seeds
         until = before.until if until is None else until

@@ -31,6 +31,7 @@ from sweeps.formatting import (
     joined,
 )
 from sweeps.paths import SweepPaths
+from sweeps.publishing.report_confirmation import confirmed
 from sweeps.publishing.report_data import NotEnough, SweepData, read_sweep
 from sweeps.publishing.report_figures import Figure, figures
 from sweeps.publishing.report_page import PageSection, escape, page, table
@@ -63,7 +64,8 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     sweep = read_sweep(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
-    sections = [_found(sweep), _leaders(sweep), *_tested(sweep), *drawn, _failures(sweep)]
+    told = [*confirmed(sweep.view), *_tested(sweep)]
+    sections = [_found(sweep), _leaders(sweep), *told, *drawn, _failures(sweep)]
     text = page(sweep.spec.name, _summary(sweep), sections)
     try:
         _write_whole(text, target)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Standing = Literal["first", "tied", "behind", "dropped", "failed"]
 _LEVEL = 95
 """Percent: how sure the intervals are."""
+_CHEAPER = 0.9
+"""A run that takes a larger share of another one's time is as dear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +182,12 @@ class ConfirmationResult:
         numbers = _listed([str(one.number) for one in self.tied])
         cheap = next((one for one in self.tied if one.number == self.cheaper), None)
         if cheap is None:
-            yield f"Trials {numbers} cannot be told apart; take any of them."
+            known = all(one.seconds is not None for one in self.tied)
+            same = ": their runs take as long" if known else ""
+            yield f"Trials {numbers} cannot be told apart; take any of them{same}."
             return
-        times = [one.seconds for one in self.tied if one is not cheap and one.seconds is not None]
-        against = f"{format_duration(cheap.seconds)} a run against {format_duration(max(times))}"
+        most = max(one.seconds or 0.0 for one in self.tied)
+        against = f"{format_seconds(cheap.seconds)} a run against {format_seconds(most)}"
         yield (
             f"Trials {numbers} cannot be told apart; take the cheapest: trial {cheap.number} "
             f"({against})."
@@ -218,9 +222,9 @@ class ConfirmationResult:
         if self.noise is None:
             yield "How far seeds spread is not known: that needs two runs of one configuration."
             return
-        split = ", init, order and split" if self.splits else ", init and order"
+        what = "initial weights, order and split" if self.splits else "initial weights and order"
         sentence = (
-            f"One configuration spreads by {format_number(self.noise)} over seeds{split} "
+            f"One configuration spreads by {format_number(self.noise)} over seeds of {what} "
             f"(standard deviation, from {_count(self.noise_runs, 'run')}); the search's first two "
             f"trials differed by {format_number(self.gap)}"
         )
@@ -267,6 +271,18 @@ def confirmed_trial(view: SweepStatus) -> TrialSummary:
     return view.record(found.first.number)
 
 
+def leader_in_confirmation(view: SweepStatus, number: int) -> dict[str, Any] | None:
+    """Return what the last confirmation says of one trial, in a sentence and in numbers.
+
+    None if there was none, or if the trial was no leader.
+    """
+    found = find_confirmation(view)
+    mine = [one for one in found.leaders if one.number == number] if found else []
+    if found is None or not mine:
+        return None
+    return {"said": found.in_one_sentence(), **asdict(mine[0])}
+
+
 def summarize(
     found: Confirmation,
     trials: Sequence[TrialSummary],
@@ -292,7 +308,9 @@ def summarize(
     timed = [one for one in tied if one.seconds is not None]
     cheaper = None
     if found.is_decided and len(tied) == len(timed) > 1:
-        cheaper = min(timed, key=lambda one: one.seconds or 0.0).number
+        least, *_, most = sorted(timed, key=lambda one: one.seconds or 0.0)
+        if (least.seconds or 0.0) < _CHEAPER * (most.seconds or 0.0):
+            cheaper = least.number
     return ConfirmationResult(
         metric=metric,
         is_decided=found.is_decided,
@@ -318,6 +336,13 @@ def format_chance(chance: float | None) -> str:
     if chance > 0.995:
         return "above 0.99"
     return "below 0.01" if chance < 0.005 else f"{chance:.2f}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Format the time of a run; a short one with its fraction."""
+    if seconds is None or seconds >= 10:
+        return format_duration(seconds)
+    return f"{seconds:.2g}s"
 
 
 def _order(found: Confirmation, result: Race | None) -> list[int]:
