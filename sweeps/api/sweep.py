@@ -384,7 +384,7 @@ class Sweep:
             UnknownSweep: The sweep has not begun.
         """
         found = find_confirmation(self._view())
-        return found and found.as_dict()
+        return None if found is None else found.as_dict()
 
     @property
     def front(self) -> list[Trial]:

@@ -320,7 +320,7 @@ def summarize(
         max_seeds=found.request.seeds,
         num_runs=found.num_runs,
         splits=found.request.split,
-        noise=noise and noise.sd,
+        noise=noise.sd if noise else None,
         noise_runs=noise.num_values if noise else 0,
         gap=(second - first) * (1 if minimize else -1),
         cheaper=cheaper,
@@ -360,7 +360,8 @@ def _leader(
     is_known = result is not None and any(one.number == number for one in result.contenders)
     said: Contender | None = result[number] if result is not None and is_known else None
     seconds = [s for run in runs if (s := trials[run].seconds) is not None]
-    mean, optimism = _ends(said and said.interval), _ends(said and said.optimism_interval)
+    mean = _ends(said.interval if said else None)
+    optimism = _ends(said.optimism_interval if said else None)
     return ConfirmedTrial(
         number=number,
         standing=_standing(found, result, number),
@@ -369,11 +370,11 @@ def _leader(
         was_pruned=record.state == "pruned",
         values=found.values.get(number, ()),
         trials=runs,
-        mean=said and said.mean,
+        mean=said.mean if said else None,
         low=mean[0],
         high=mean[1],
-        p_best=said and said.p_best,
-        optimism=said and said.optimism,
+        p_best=said.p_best if said else None,
+        optimism=said.optimism if said else None,
         optimism_low=optimism[0],
         optimism_high=optimism[1],
         seconds=fmean(seconds) if seconds else None,
