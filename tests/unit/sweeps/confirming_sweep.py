@@ -15,6 +15,8 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 
 Value = Callable[[int, int], float | None]
 """Returns the value of a leader under a seed; None: that run fails."""
+SECONDS = {0: 60.0, 1: 30.0}
+"""For how long a run of a leader trained."""
 
 
 def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
@@ -42,9 +44,7 @@ def found(made: MadeSweep) -> Confirmation:
 
 def add(made: MadeSweep) -> list[TrialRecord]:
     """Add the runs that are needed next, as a driver that has just begun."""
-    adding = ConfirmingTrials(
-        made.ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None
-    )
+    adding = ConfirmingTrials(made.ledger, ends=lambda: 0, flush=lambda: None, fence=lambda: None)
     return adding()
 
 
@@ -71,4 +71,9 @@ def end(made: MadeSweep, trial: TrialRecord, value: Value) -> None:
     ending: Ending = "failed" if reached is None else "complete"
     if reached is not None:
         made.ledger.report(trial.number, epoch=10, step=100, value=reached)
-    made.ledger.finish(trial.number, ending, reason="ValueError: x" if reached is None else None)
+    made.ledger.finish(
+        trial.number,
+        ending,
+        reason="ValueError: x" if reached is None else None,
+        seconds=SECONDS.get(trial.origin, 45.0),
+    )

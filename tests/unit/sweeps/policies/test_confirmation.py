@@ -22,9 +22,13 @@ NOISE = (0.011, -0.004, 0.006, -0.012, 0.002)
 @pytest.fixture
 def made(tmp_path: Path) -> MadeSweep:
     """Trial 1 looks best, then 0, 2 and 3."""
-    sweep = MadeSweep(tmp_path)
+    return _made(tmp_path)
+
+
+def _made(root: Path) -> MadeSweep:
+    sweep = MadeSweep(root)
     for value in (0.3, 0.2, 0.4, 0.5):
-        sweep.add("complete", value)
+        sweep.add("complete", value, params={"train.optimizer.lr": value / 10})
     return sweep
 
 
@@ -59,9 +63,7 @@ def test_race_drops_losers_and_ends_when_decided(made: MadeSweep) -> None:
 
 def test_killed_driver_changes_no_decision(made: MadeSweep, tmp_path: Path) -> None:
     """Runs end one by one under new drivers, or all of a seed in reverse under one."""
-    other = MadeSweep(tmp_path / "other")
-    for value in (0.3, 0.2, 0.4, 0.5):
-        other.add("complete", value)
+    other = _made(tmp_path / "other")
     for sweep in (made, other):
         request(sweep, top=4, seeds=5)
     run(made, _value)
