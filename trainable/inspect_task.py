@@ -13,7 +13,6 @@ What must not live here: training.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from redaction.secrets import redact
-from trainable.config import SPLIT_SEED, TaskConfig, TrialConfig
+from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TrainingError
 from trainable.lazy_imports import without_collection
 from trainable.task_import import prepare_process
@@ -67,7 +66,7 @@ def inspect_config(
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.optimizer_check import check_optimizers
     from trainable.read_back import check_resumable
-    from trainable.task import load_loop, load_task
+    from trainable.task import default_arguments, load_loop, load_task
     from trainable.task_checks import quick_check
 
     if load_loop(config.task.name) is not None:
@@ -87,11 +86,11 @@ def inspect_config(
         sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
+            "default_arguments": default_arguments(config.task.name),
             "data": parts.task.fingerprint(parts.data),
             "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
             "cautions": parts.cautions,
             **sizes,
-            "takes_split_seed": SPLIT_SEED in inspect.signature(type(parts.task)).parameters,
             "checkpoint_bytes": checkpoint_bytes(
                 parts,
                 sizes["optimizer_bytes"],

@@ -112,7 +112,7 @@ class SweepSession:
     def num_trials(self) -> int:
         """How many trials the sweep has at most when this driver has ended."""
         trials = self.ledger.trials()
-        known = len(trials) if self.only_confirms else count_trials(self.spec.trials, trials)
+        known = len(trials) if self.only_confirms else count_trials(self.spec.num_trials, trials)
         return known + most_runs(
             self.ledger.confirm_request, trials, minimize=self.ledger.minimize
         )
@@ -129,7 +129,7 @@ class SweepSession:
         """How many trials have not ended, including those that have not started."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
-        num_new = 0 if self.stopped else count_trials(self.spec.trials, trials) - len(trials)
+        num_new = 0 if self.stopped else count_trials(self.spec.num_trials, trials) - len(trials)
         return unfinished + num_new + self._num_unstarted_runs
 
     @property

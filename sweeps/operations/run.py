@@ -14,6 +14,7 @@ from typing import Protocol, TextIO
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.config.document import Document
+from sweeps.config.own_values import resolve_search
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import is_unchanged, read_spec
 from sweeps.config.spec import SweepSpec, parse_with_positions
@@ -53,6 +54,7 @@ from sweeps.tracker import check_address, find_tracker
 from sweeps.webhook import check_webhook
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
+from trainable.config import SPLIT_SEED
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 from trainable.metrics_file import CurveDamaged
@@ -259,7 +261,7 @@ def attempt(
                 machine = stack.enter_context(_connect(address, paths, spec, display))
                 display.doing("loading the task")
             nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
-            resource_plan = plan(spec.resources, spec.trials, spec.concurrency, nodes)
+            resource_plan = plan(spec.resources, spec.num_trials, spec.concurrency, nodes)
             if address is None:
                 secrets = withheld_variables(spec)
                 stack.enter_context(fork_server.serving(num_threads(resource_plan.cpu), secrets))
@@ -279,8 +281,12 @@ def attempt(
 
             display.doing("checking the task")
             facts = inspection.facts()
+            if new:
+                spec, cautions = resolve_search(spec, facts.default_arguments)
+                for caution in cautions:
+                    display.warn(caution)
             resource_plan = plan(
-                spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory
+                spec.resources, spec.num_trials, spec.concurrency, nodes, facts.step_memory
             )
 
             def make_view(
@@ -313,7 +319,7 @@ def attempt(
                 origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
                 finish=finish,
-                confirm=confirm and replace(confirm, split=facts.takes_split_seed),
+                confirm=confirm and replace(confirm, split=_takes_split(spec, facts)),
                 grace=grace,
                 offline=offline,
                 say=display.doing,
@@ -330,6 +336,11 @@ def attempt(
         raise AttemptFailed(error) from error
     (outcome,) = outcomes
     return outcome
+
+
+def _takes_split(spec: SweepSpec, facts: TaskFacts) -> bool:
+    """Return whether the task splits its samples by a seed of its own."""
+    return SPLIT_SEED in facts.default_arguments or SPLIT_SEED in spec.task.arguments
 
 
 def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:

@@ -242,12 +242,12 @@ class SweepStatus:
     @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
-        return count_trials(self.spec.trials, self.records) + self._num_unstarted_runs
+        return count_trials(self.spec.num_trials, self.records) + self._num_unstarted_runs
 
     @property
     def _num_unstarted(self) -> int:
         """How many trials of the search have not started."""
-        return count_trials(self.spec.trials, self.records) - len(self.records)
+        return count_trials(self.spec.num_trials, self.records) - len(self.records)
 
     @cached_property
     def _num_unstarted_runs(self) -> int:
