@@ -35,6 +35,19 @@ if TYPE_CHECKING:
     from sweeps.results.confirmation import ConfirmationResult
 
 
+def _read_probability(text: object) -> float:
+    """Parse a number; `operations.confirm` checks its range."""
+    try:
+        return float(str(text))
+    except ValueError:
+        from sweeps.quoting import quoted
+
+        raise typer.BadParameter(
+            f"{quoted(str(text))} is not valid; it must be a probability from 0.5 to below 1; "
+            "write for example 0.95"
+        ) from None
+
+
 def confirm(
     name: Name,
     top: Annotated[
@@ -61,6 +74,7 @@ def confirm(
         float | None,
         typer.Option(
             "--until",
+            parser=_read_probability,
             metavar="P",
             help="End when a trial is the best with this probability; default: as the last "
             "time, or 0.95.",

@@ -22,6 +22,7 @@ from sweeps.results.outcome import SweepOutcome
 from sweeps.results.sweep_status import SweepStatus
 
 _LEAST_UNTIL = 0.5
+_MOST_SEEDS = 100
 
 
 def confirm(
@@ -98,6 +99,11 @@ def check_numbers(top: int | None, seeds: int | None, until: float | None) -> No
         raise UserError(
             f"--seeds {seeds}: one value has no spread; the noise over seeds is known from "
             f"{LEAST_SEEDS} or more; write --seeds 5"
+        )
+    if seeds is not None and seeds > _MOST_SEEDS:
+        raise UserError(
+            f"--seeds {seeds}: so many seeds tell no more than a few dozen; at most {_MOST_SEEDS} "
+            "are raced; write --seeds 20"
         )
     if until is not None and not _LEAST_UNTIL <= until < 1:
         raise UserError(

@@ -182,6 +182,7 @@ def test_sweep_that_cannot_be_confirmed_says_why(
     [
         (1, None, None, "--top 1"),
         (None, 1, None, "--seeds 1"),
+        (None, 10**9, None, "--seeds 1000000000"),
         (None, None, 1.0, "--until 1"),
         (None, None, 0.3, "--until 0.3"),
         (None, None, float("nan"), "--until nan"),
