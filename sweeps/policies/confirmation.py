@@ -138,7 +138,6 @@ def follow(
             {leader: known for leader, known in values.items() if leader not in failed},
             minimize=minimize,
             until=request.until,
-            looks=request.seeds - 1,
             original={number: value for number, value in original.items() if value is not None},
         )
         dropped |= {leader: seed + 1 for leader in alive if found[leader].dropped}

@@ -1,184 +1,73 @@
-"""How far the value of one configuration spreads over seeds, and what that says about its mean.
+"""The noise of training: how much the value of one configuration differs between seeds.
 
-What must not live here: comparisons of configurations (`race.py`).
+What must not live here: which of several configurations is the best (`race`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
-
-Array = NDArray[np.float64]
-
-MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""The standard error of a median of normal values, divided by that of their mean."""
-_POOLED_WEIGHT = 4.0
-_ZERO = 1e-9
+from statistics import fmean, stdev, variance
+from typing import NamedTuple
 
 
-class MeanAndError(NamedTuple):
-    """The value of a configuration over its seeds.
+class SeedNoise(NamedTuple):
+    """The standard deviation over seeds, in the unit of the value."""
 
-    Attributes:
-        value: Their mean or median.
-        error: Its standard error; None with fewer than two finite values.
-        num_seeds: How many values there were.
-    """
-
-    value: float
-    error: float | None
-    num_seeds: int
-
-
-@dataclass(frozen=True)
-class NoiseFloor:
-    """The standard deviation over seeds of one configuration, pooled over configurations.
-
-    Attributes:
-        sd: The standard deviation.
-        freedom: Its degrees of freedom; a fraction, because seeds that all configurations share
-            are not new evidence for each of them.
-        num_values: From how many values it was estimated.
-        num_configurations: From how many configurations with two seeds or more.
-    """
-
-    sd: float
-    freedom: float
+    deviation: float
+    freedom: int
+    """Degrees of freedom of the estimate."""
     num_values: int
     num_configurations: int
+    quantile: float
+    """Student's t, of which 95 % lie between its negative and itself."""
 
 
-def mean_and_error(
-    values: Sequence[float], how: Literal["mean", "median"] = "mean"
-) -> MeanAndError:
-    """Return the mean or median of a configuration's values with its standard error.
+class Difference(NamedTuple):
+    """The mean of differences under common seeds, with half the width of its 95 % interval."""
 
-    The error of the mean is `sd / sqrt(n)`. That of the median is larger by `sqrt(pi / 2)`, as it
-    is for many normal values (Kenney and Keeping, "Mathematics of Statistics", part 2, 1951); with
-    two values both are the same.
-
-    Args:
-        values: One for each seed. With a NaN or infinite value, the mean is NaN. The median counts
-            such a value as the worst only if the caller made it infinite with the worst's sign.
-        how: Which of the two.
-    """
-    if not values:
-        raise ValueError("no value has no mean")
-    found = np.asarray(values, dtype=float)
-    if how == "median":
-        center = math.nan if np.isnan(found).any() else float(np.median(found))
-    else:
-        center = float(found.mean()) if np.isfinite(found).all() else math.nan
-    if len(found) < 2 or not np.isfinite(found).all():
-        return MeanAndError(center, None, len(found))
-    error = float(found.std(ddof=1)) / math.sqrt(len(found))
-    if how == "median" and len(found) > 2:
-        error *= MEDIAN_ERROR
-    return MeanAndError(center, error, len(found))
+    mean: float
+    half_width: float
 
 
-def noise_floor(values: Array) -> NoiseFloor | None:
-    """Return the standard deviation over seeds of one configuration; None without two seeds.
+def seed_noise(values: Sequence[Sequence[float]]) -> SeedNoise | None:
+    """Return the standard deviation over seeds, pooled; None if nothing has two seeds.
 
-    The variance is pooled over the configurations. Its degrees of freedom are those of
-    Satterthwaite, "An Approximate Distribution of Estimates of Variance Components" (1946), for
-    the sum of the variance that a seed brings to all configurations alike, and of the rest.
+    The pooled variance weighs each configuration's variance by its degrees of freedom, as in the
+    analysis of variance (R. A. Fisher, "Statistical methods for research workers", 1925). It takes
+    all configurations to be equally noisy.
 
     Args:
-        values: A row for each configuration, a column for each common seed; NaN where there is
-            none.
+        values: For each configuration, its values under different seeds.
     """
-    known = np.isfinite(values)
-    repeated = known.sum(axis=1) > 1
-    values, known = values[repeated], known[repeated]
-    if not len(values):
+    several = [one for one in values if len(one) > 1]
+    freedom = sum(len(one) - 1 for one in several)
+    if not freedom:
         return None
-    counts = known.sum(axis=1)
-    freedom = float((counts - 1).sum())
-    total = float(squares_within(values).sum())
-    layout = TwoWayLayout(values)
-    shared_freedom = freedom - layout.freedom
-    shared = max(total - layout.squares, 0.0)
-    effective = freedom
-    if total > 0:
-        parts = shared**2 / shared_freedom if shared_freedom > 0 else 0.0
-        parts += layout.squares**2 / layout.freedom if layout.freedom > 0 else 0.0
-        effective = total**2 / parts
-    return NoiseFloor(math.sqrt(total / freedom), effective, int(counts.sum()), len(values))
+    square = sum((len(one) - 1) * variance(one) for one in several) / freedom
+    count = sum(map(len, several))
+    return SeedNoise(math.sqrt(square), freedom, count, len(several), _student(freedom))
 
 
-def mean_error(values: Array, noise: NoiseFloor) -> tuple[float, float]:
-    """Return the standard error of one configuration's mean, and its degrees of freedom.
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Return the mean difference of two configurations under common seeds, with its interval.
 
-    The variance is the moderated one of Smyth, "Linear Models and Empirical Bayes Methods for
-    Assessing Differential Expression" (2004), with a fixed weight: the configuration's own, with
-    its degrees of freedom, and the pooled one with four more. Own variances alone make intervals
-    from two seeds three times as wide; the pooled one alone misses where one configuration is
-    noisier than others.
+    Common seeds cancel what the seeds add to both ("Student", "The probable error of a mean",
+    Biometrika 6, 1908, on paired differences; for seeds: Bouthillier et al., "Accounting for
+    variance in machine learning benchmarks", MLSys 2021).
 
     Args:
-        values: Of this configuration, one for each seed; NaN where there is none.
-        noise: Pooled over all configurations.
+        first: The values of one, at least two.
+        second: Those of the other, in the same order of seeds.
     """
-    found = values[np.isfinite(values)]
-    freedom = len(found) - 1
-    weight = min(_POOLED_WEIGHT, noise.freedom)
-    squares = float(squares_within(found[None, :])[0]) + weight * noise.sd**2
-    error = math.sqrt(squares / (weight + freedom) / len(found))
-    return error, min(weight + freedom, max(noise.freedom, freedom))
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    count = len(differences)
+    error = stdev(differences) / math.sqrt(count)
+    return Difference(fmean(differences), _student(count - 1) * error)
 
 
-def half_width(error: float, freedom: float, level: float) -> float:
-    """Return half the width of the two-sided interval by Student's t distribution."""
-    return float(-stdtrit(freedom, level / 2)) * error
+def _student(freedom: int) -> float:
+    """Return the quantile of Student's t at 97.5 %."""
+    from scipy.special import stdtrit
 
-
-def squares_within(values: Array) -> Array:
-    """Return for each row the sum of squared distances from its mean, without NaN."""
-    known = np.isfinite(values)
-    counts = np.maximum(known.sum(axis=1), 1)
-    means = np.where(known, values, 0.0).sum(axis=1) / counts
-    return np.asarray((np.where(known, values - means[:, None], 0.0) ** 2).sum(axis=1))
-
-
-class TwoWayLayout:
-    """A fit of `mean_i + seed_s` to values of configurations under common seeds.
-
-    The least squares of an unbalanced two-way layout without interaction, with the seeds
-    eliminated: Searle, "Linear Models" (1971), chapter 7. Configurations may lack seeds.
-
-    Attributes:
-        effects: Of each configuration, what its seeds share taken away; they add up to 0.
-        axes: Directions among the effects, one in each column, in which they are uncorrelated.
-        information: By axis, how many seeds an effect in its direction is worth; 0 where the
-            configurations share no seed.
-        squares: The sum of the squared residuals.
-        freedom: Of the residuals.
-    """
-
-    def __init__(self, values: Array) -> None:
-        known = np.isfinite(values)
-        filled = np.where(known, values - np.nanmean(values), 0.0)
-        incidence = known.astype(float)
-        per_seed = np.maximum(incidence.sum(axis=0), 1.0)
-        counts = incidence.sum(axis=1)
-        matrix = np.diag(counts) - (incidence / per_seed) @ incidence.T
-        adjusted = filled.sum(axis=1) - (incidence / per_seed) @ filled.sum(axis=0)
-        information, axes = np.linalg.eigh(matrix)
-        usable = information > _ZERO * max(counts.max(), 1.0)
-        # The direction of the common mean has no information, and no place among the effects.
-        self.information: Array = np.where(usable, information, 0.0)
-        self.axes: Array = axes
-        inverse = np.divide(1.0, information, out=np.zeros_like(information), where=usable)
-        self.effects: Array = axes @ (inverse * (axes.T @ adjusted))
-        seeds = (filled.sum(axis=0) - incidence.T @ self.effects) / per_seed
-        residuals = np.where(known, filled - self.effects[:, None] - seeds, 0.0)
-        self.squares = float((residuals**2).sum())
-        used_seeds = int((incidence.sum(axis=0) > 0).sum())
-        self.freedom = int(known.sum()) - used_seeds - int(usable.sum())
+    return float(stdtrit(freedom, 0.975))

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from sweeps.statistics.seed_noise import TwoWayLayout, mean_and_error, mean_error, noise_floor
+from sweeps.statistics.common_seeds import TwoWayLayout, mean_error, noise_floor
 
-NAN = math.nan
-
-
-def test_the_error_of_a_mean_is_that_of_the_textbook():
-    assert mean_and_error([1.0, 2.0, 3.0, 4.0]) == (2.5, pytest.approx(0.6455, abs=1e-4), 4)
-    assert mean_and_error([2.0]) == (2.0, None, 1)
-
-
-def test_a_median_is_less_certain_than_a_mean_of_three_or_more():
-    assert mean_and_error([1.0, 9.0, 2.0], "median").value == 2.0
-    ratio = mean_and_error([1.0, 9.0, 2.0], "median").error / mean_and_error([1.0, 9.0, 2.0]).error
-    assert ratio == pytest.approx(1.2533, abs=1e-4)
-    assert mean_and_error([1.0, 9.0], "median") == mean_and_error([1.0, 9.0])
-
-
-def test_a_value_that_is_not_finite_leaves_no_error():
-    assert math.isnan(mean_and_error([1.0, NAN]).value)
-    assert mean_and_error([1.0, 2.0, math.inf], "median") == (2.0, None, 3)
-    with pytest.raises(ValueError, match="no value"):
-        mean_and_error([])
+NAN = float("nan")
 
 
 def test_the_layout_of_complete_values_is_that_of_the_means():
