@@ -210,7 +210,8 @@ def best(
                 show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths))
                 return
             found = view.best(trial)
-            found["confirmation"] = leader_in_confirmation(view, found["number"])
+            if (said := leader_in_confirmation(view, found["number"])) is not None:
+                found["confirmation"] = said
             written = publish.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering"):

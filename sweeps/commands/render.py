@@ -282,7 +282,7 @@ def best(
         ),
         Text(joined(found["params"])),
         *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
-        *([Text(found["confirmation"]["said"])] if found["confirmation"] else []),
+        *([Text(found["confirmation"]["said"])] if "confirmation" in found else []),
     ]
     if found["state"] == "pruned":
         lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))
