@@ -11,7 +11,7 @@ from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.patience import BY_PATIENCE
-from sweeps.ledger.reader import ACCUMULATION, Role, TrialRecord, TrialSummary
+from sweeps.ledger.reader import ACCUMULATION, FINISHES, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
@@ -64,10 +64,12 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
     tags = lineage_tags(record, spec)
-    if record.role != "search":
-        tags[_origin_tag(record.role)] = str(record.origin)
-    if record.role in ("confirm", "repeat"):  # the view of the leaders leaves it out
-        tags["gradsweep.role"] = record.role
+    if record.finishes is not None:
+        tags[f"gradsweep.{FINISHES}"] = str(record.finishes)
+    if record.role == "confirm":
+        tags["gradsweep.confirms"] = str(record.origin)
+    if record.role == "repeat":
+        tags["gradsweep.repeats"] = str(record.origin)
     if record.seed_index is not None:
         tags["gradsweep.seed_index"] = str(record.seed_index)
     if record.attempts:
@@ -77,16 +79,6 @@ def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     if record.accumulation is not None:
         tags[f"gradsweep.{ACCUMULATION}"] = str(record.accumulation)
     return tags
-
-
-def _origin_tag(role: Role) -> str:
-    """Return the tag with the number of the trial whose point a trial trains."""
-    match role:
-        case "finish":
-            return "gradsweep.finishes"
-        case "confirm":
-            return "gradsweep.confirms"
-    return "gradsweep.repeats"
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:

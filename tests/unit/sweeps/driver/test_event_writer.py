@@ -90,7 +90,7 @@ class Kept:
         )
         self.trial: Any = SimpleNamespace(
             config={
-                "number": self.number, "seed": ("trial", self.number), "params": {},
+                "number": self.number, "params": {}, "seed": ("trial", self.number),
                 "config": config.model_dump(mode="json"),
             },
             last_result={},
