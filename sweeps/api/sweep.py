@@ -311,8 +311,8 @@ class Sweep:
         at the report that is the trial's value; the metrics of tested trials on test data;
         `best_epoch` and `best_step` of that report;
         `epochs` and `steps` trained; `started_at`, `ended_at` and the `seconds` that workers
-        trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `reason`;
-        `run_id`.
+        trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `confirms`,
+        the leader that it trains again; `reason`; `run_id`.
 
         Examples:
             >>> frame = Sweep.open("digits").trials()

@@ -146,6 +146,11 @@ class TrialSummary:
         return self.origin if self.role == "finish" else None
 
     @property
+    def confirms(self) -> int | None:
+        """The number of the leader that it trains again; None: it confirms none."""
+        return self.origin if self.role == "confirm" else None
+
+    @property
     def search_number(self) -> int:
         """The number of the search's trial that has its point: its own, or its origin's."""
         return self.number if self.origin is None else self.origin
