@@ -19,6 +19,7 @@ from sweeps.commands.audit import audit
 from sweeps.commands.broken_pipe import ignore_broken_pipes
 from sweeps.commands.check import check
 from sweeps.commands.clone import clone
+from sweeps.commands.confirm import confirm
 from sweeps.commands.console import (
     Commands,
     Overrides,
@@ -90,6 +91,7 @@ app.command(epilog="Example: sweep trials digits --sort value --top 5")(inspect.
 app.command(epilog="Example: sweep show digits 3")(inspect.show)
 app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
 app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
+app.command(epilog="Example: sweep confirm digits --top 3")(confirm)
 app.command(name="test", epilog="Example: sweep test digits")(evaluate)
 app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)

@@ -80,6 +80,10 @@ def _parse_interval(value: object) -> object:
 Every = Annotated[Interval, BeforeValidator(_parse_interval), PlainSerializer(str)]
 
 
+SPLIT_SEED = "split_seed"
+"""The argument with which a task says that it splits its samples by a seed of its own."""
+
+
 class TaskConfig(BaseModel):
     """The task to train; every further key is an argument of its constructor."""
 

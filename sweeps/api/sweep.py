@@ -25,6 +25,7 @@ from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
 from sweeps.quoting import quoted
 from sweeps.results.audit.read import audit_sweep, status_with_audit
+from sweeps.results.confirmation import confirmed_trial, find_confirmation
 from sweeps.results.sweep_status import SweepStatus, UnknownSweep
 
 if TYPE_CHECKING:
@@ -208,6 +209,43 @@ class Sweep:
         self._spec = SweepStatus(self.paths).spec
         return self
 
+    def confirm(
+        self,
+        *,
+        top: int | None = None,
+        seeds: int | None = None,
+        until: float | None = None,
+        accept_changes: bool = False,
+        offline: bool = False,
+    ) -> dict[str, Any]:
+        """Train the best trials again under common seeds, until it is known which is the best.
+
+        Examples:
+            >>> Sweep.open("digits").confirm(top=3)["winner"]
+
+        Args:
+            top: How many of the best trials; None: as the last time, or 5.
+            seeds: Under how many seeds at most; None: as the last time, or 5.
+            until: End when a trial is the best with this probability; None: as the last time,
+                or 0.95.
+            accept_changes: Confirm although code or data has changed.
+            offline: Contact no tracking server; everything stays in the outbox.
+
+        Returns:
+            The object of `sweep confirm --json`.
+
+        Raises:
+            SweepCommandError: The leaders cannot be compared, or no run succeeded.
+            KeyboardInterrupt: It was interrupted; `confirm` continues it.
+        """
+        chosen = {"--top": top, "--seeds": seeds, "--until": until}
+        words = [
+            w for key, value in chosen.items() if value is not None for w in (key, str(value))
+        ]
+        flags = ["--accept-changes"] * accept_changes + ["--offline"] * offline
+        self._drive(["confirm", self.name, *words, *flags, *self._root()])
+        return self.confirmation or {}
+
     def stop(self) -> None:
         """Ask the running sweep to stop, and wait until it has; its trials save their state first.
 
@@ -288,8 +326,8 @@ class Sweep:
         at the report that is the trial's value; the metrics of tested trials on test data;
         `best_epoch` and `best_step` of that report;
         `epochs` and `steps` trained; `started_at`, `ended_at` and the `seconds` that workers
-        trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `reason`;
-        `run_id`.
+        trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `confirms`,
+        the leader that it trains again; `reason`; `run_id`.
 
         Examples:
             >>> frame = Sweep.open("digits").trials()
@@ -334,6 +372,34 @@ class Sweep:
         """
         view = self._view()
         return Trial(view, view.select_trial(None))
+
+    @property
+    def best_confirmed(self) -> Trial:
+        """The winner of the last `confirm`.
+
+        Examples:
+            >>> Sweep.open("digits").best_confirmed.params
+
+        Raises:
+            NoBest: No trial is confirmed.
+            UnknownSweep: The sweep has not begun.
+        """
+        view = self._view()
+        return Trial(view, confirmed_trial(view))
+
+    @property
+    def confirmation(self) -> dict[str, Any] | None:
+        """What the last `confirm` found: the object of `sweep confirm --json`; None without one.
+
+        Examples:
+            >>> found = Sweep.open("digits").confirmation
+            >>> found["winner"], found["sentences"]
+
+        Raises:
+            UnknownSweep: The sweep has not begun.
+        """
+        found = find_confirmation(self._view())
+        return None if found is None else found.as_dict()
 
     @property
     def front(self) -> list[Trial]:

@@ -154,6 +154,10 @@ def best(
             autocompletion=trial_numbers,
         ),
     ] = None,
+    confirmed: Annotated[
+        bool,
+        typer.Option("--confirmed", help="Choose the winner of `sweep confirm`."),
+    ] = False,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -187,19 +191,29 @@ def best(
     from sweeps.commands import pareto, render
     from sweeps.errors import NoVersion
     from sweeps.operations import publish
+    from sweeps.results.confirmation import confirmed_trial, leader_in_confirmation
     from sweeps.results.sweep_status import NoBest
 
     if pickled and register is None:
         fail("--pickle says how to register; add --register MODEL", code=WRONG_INPUT)
+    if confirmed and trial is not None:
+        fail(
+            "--confirmed and --trial exclude each other; both choose a trial; leave one out",
+            code=WRONG_INPUT,
+        )
     with input_errors():
         view = view_of(name, root)
         publish.check(view, directory=export, model=register)
         try:
+            if confirmed:
+                trial = confirmed_trial(view).number
             if view.several and trial is None and export is None and register is None:
                 best = [view.trial(record) for record in view.front()]
                 show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths))
                 return
             found = view.best(trial)
+            if (said := leader_in_confirmation(view, found["number"])) is not None:
+                found["confirmation"] = said
             written = publish.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering"):

@@ -188,10 +188,10 @@ def plan(console: Console, spec: SweepSpec, sweep_plan: SweepPlan) -> None:
         sentence(console, warning, style="yellow")
 
 
-def resume(err: Console, paths: SweepPaths, *more: str) -> None:
+def resume(err: Console, paths: SweepPaths, *more: str, command: str = "resume") -> None:
     """Print the command that continues a sweep."""
-    command = paths.command("resume", *more, program=program_name())
-    err.print(command + _cluster(), soft_wrap=True)
+    words = paths.command(command, *more, program=program_name())
+    err.print(words + _cluster(), soft_wrap=True)
 
 
 class ConsoleNotices(ShutdownNotices):
@@ -268,10 +268,33 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
     return Group(*map(line, lines))
 
 
-def interrupted(err: Console, paths: SweepPaths) -> None:
+def interrupted(err: Console, paths: SweepPaths, command: str = "resume") -> None:
     """Print the last lines after a signal during the shutdown of a sweep."""
     err.print("interrupted; what was saved is complete; continue with:")
-    resume(err, paths)
+    resume(err, paths, command=command)
+
+
+def end_of_extra(err: Console, result: SweepOutcome, paths: SweepPaths, command: str) -> None:
+    """Print how an attempt ended that ran extra trials alone, unless it ended well.
+
+    Args:
+        err: Receives the messages.
+        result: How the attempt ended.
+        paths: The paths of the sweep.
+        command: The command that continues it.
+    """
+    if result.waiting.records:
+        sync = paths.command("sync", program=program_name())
+        waiting = f"{result.waiting.records} records wait in the outbox; deliver them with: {sync}"
+        sentence(err, waiting, style="")
+    if result.exit_code == 0:
+        return
+    if result.failure is not None:
+        paragraph(err, f"stopped: {result.failure.cause}", style="red")
+        sentence(err, f"{result.failure.remedy}, then continue with:", style="")
+    else:
+        err.print("interrupted; every trial continues from its last checkpoint with:")
+    resume(err, paths, command=command)
 
 
 def nothing_started(err: Console) -> None:

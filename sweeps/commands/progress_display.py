@@ -23,7 +23,7 @@ from sweeps.results.remaining_time import DeliveryEstimate
 from sweeps.results.sweep_progress import SweepProgress, best_name, best_of
 
 if TYPE_CHECKING:
-    from sweeps.ledger.reader import TrialSummary
+    from sweeps.ledger.reader import Role, TrialSummary
 
 
 def view_on(
@@ -69,9 +69,11 @@ class ProgressTable:
         self._progress.is_stopping |= error is not None
         self._live.stop()
 
-    def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
+    def started(
+        self, number: int, params: Mapping[str, Any], attempt: int, role: Role = "search"
+    ) -> None:
         del attempt
-        self._progress.started(number, params)
+        self._progress.started(number, params, role)
 
     def reported(self, progress: TrialProgress) -> None:
         self._progress.reported(progress)
@@ -152,8 +154,10 @@ class PlainLines:
     ) -> None:
         return None
 
-    def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
-        self._progress.started(number, params)
+    def started(
+        self, number: int, params: Mapping[str, Any], attempt: int, role: Role = "search"
+    ) -> None:
+        self._progress.started(number, params, role)
         again = f" (attempt {attempt})" if attempt > 1 else ""
         self._print(f"trial {number} started{again}: {joined(params)}")
 

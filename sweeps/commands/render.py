@@ -164,13 +164,18 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     reasons = any(one["reason"] for one in found)
     timed = any(one["duration"] is not None for one in found)
     finishes = any(one["finishes"] is not None for one in found)
+    confirms = any(one["role"] == "confirm" for one in found)
     word = spec.budget.report_word
     first = ["trial", "state", *spec.metrics, word, "step", *["duration"] * timed]
-    last = ["attempts"] * attempts + ["finishes"] * finishes + ["reason"] * reasons
+    last = ["attempts"] * attempts + ["finishes"] * finishes
+    last += ["confirms", "seed"] * confirms + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
         [*first, *short, *last],
-        right={*spec.metrics, word, "step", "duration", "attempts", "finishes", *short},
+        right={
+            *(*spec.metrics, word, "step", "duration", "attempts"),
+            *("finishes", "confirms", "seed", *short),
+        },
     )
     for one in found:
         grid.rows.append(
@@ -184,10 +189,18 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 *(format_parameter(one["params"], key) for key in keys),
                 *([str(one["attempts"])] if attempts else []),
                 *([format_number(one["finishes"])] if finishes else []),
+                *(_confirms(one) if confirms else []),
                 *([format_reason(one["reason"] or "")] if reasons else []),
             )
         )
     return grid
+
+
+def _confirms(row: dict[str, Any]) -> list[str]:
+    """Return which trial a trial confirms, and under which seed; dashes for other trials."""
+    if row["role"] != "confirm":
+        return ["-", "-"]
+    return [str(row["origin"]), str(row["seed_index"])]
 
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
@@ -218,6 +231,9 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         elif found[key] is not None:
             title = word if key == "epoch" else key
             table.add_row(Text(title, style="bold"), Text(format_number(found[key])))
+    if found["role"] == "confirm":
+        table.add_row(Text("confirms", style="bold"), Text(str(found["origin"])))
+        table.add_row(Text("seed", style="bold"), Text(str(found["seed_index"])))
     for key, value in (found["test"] or {}).items():
         table.add_row(Text(key, style="bold"), Text(format_number(value)))
     for key, text in _times(found).items():
@@ -273,6 +289,7 @@ def best(
         ),
         Text(joined(found["params"])),
         *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
+        *([Text(found["confirmation"]["said"])] if "confirmation" in found else []),
     ]
     if found["state"] == "pruned":
         lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))

@@ -46,9 +46,11 @@ class RunConsole:
 
     Args:
         spinner: Says what time is spent on, until the trials start.
+        console: Shows the trials.
     """
 
-    def __init__(self, spinner: Status) -> None:
+    def __init__(self, spinner: Status, *, console: Console = out) -> None:
+        self._console = console
         self.notices: ShutdownNotices = messages.ConsoleNotices()
         self._spinner = spinner
 
@@ -70,7 +72,7 @@ class RunConsole:
         if prepared.plan is not None:
             messages.plan(err, prepared.spec, prepared.plan)
         return view_on(
-            out,
+            self._console,
             prepared.spec,
             prepared.before,
             total=prepared.num_trials,
@@ -82,13 +84,21 @@ class RunConsole:
         messages.cluster_unanswered(file, message)
 
 
-def run_to_end(go: Callable[[], SweepOutcome], paths: SweepPaths, spinner: Status) -> int:
+def run_to_end(
+    go: Callable[[], SweepOutcome | None],
+    paths: SweepPaths,
+    spinner: Status,
+    *,
+    command: str = "resume",
+) -> int:
     """Run a sweep, and print how it ended.
 
     Args:
         go: Runs it.
         paths: The sweep's directory.
         spinner: Is stopped at the end.
+        command: The command that continues it; one other than `resume` prints by itself how a
+            sweep ended well.
 
     Returns:
         The exit code.
@@ -99,22 +109,26 @@ def run_to_end(go: Callable[[], SweepOutcome], paths: SweepPaths, spinner: Statu
     except ExitRequested as request:
         spinner.stop()
         if is_new and paths.exists():
-            messages.interrupted(err, paths)
+            messages.interrupted(err, paths, command)
         else:
             messages.nothing_started(err)
         return request.exit_code
     except AttemptFailed as failure:
         spinner.stop()
-        return report_error(failure.cause, paths, err)
+        return report_error(failure.cause, paths, err, command)
     spinner.stop()
-    messages.outcome(out, err, outcome, paths, findings_of(paths, outcome))
-    return outcome.exit_code
+    if command == "resume" and outcome is not None:
+        messages.outcome(out, err, outcome, paths, findings_of(paths, outcome))
+    elif outcome is not None:
+        messages.end_of_extra(err, outcome, paths, command)
+    return 0 if outcome is None else outcome.exit_code
 
 
 def report_error(
     error: CurveDamaged | LedgerError | LockLost | StorageError | OSError,
     paths: SweepPaths,
     err: Console,
+    command: str = "resume",
 ) -> int:
     """Print why a sweep stopped, and the command that resumes it if the sweep exists.
 
@@ -136,7 +150,7 @@ def report_error(
     if paths.exists():
         first = "when the other process has ended" if code == HELD else "when this is corrected"
         messages.sentence(err, f"{first}, continue with:", style="")
-        messages.resume(err, paths)
+        messages.resume(err, paths, command=command)
     return code
 
 

@@ -65,6 +65,7 @@ from sweeps.early_stopping.registry import WITHOUT_SECTION
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError
 from sweeps.paths import check_name
 from trainable.config import (
+    SPLIT_SEED,
     BudgetConfig,
     CheckpointConfig,
     Mode,
@@ -93,6 +94,7 @@ __all__ = [
 ]
 
 VERSION = 1
+_SPLIT_SEEDS = 2**31  # every generator accepts so many seeds
 MAX_OVERRIDE = 131_072
 """Characters of one `KEY=VALUE`: the limit of Linux for one argument of a command line."""
 
@@ -251,12 +253,17 @@ class SweepSpec(Section):
         data = {
             key: value for key, value in _dump(self).items() if key in TrialConfig.model_fields
         }
-        purpose, number = seed if isinstance(seed, TrialSeed) else ("trial", seed)
-        data["seed"] = derive_seed(self.seed, purpose, number)
+        seed = seed if isinstance(seed, TrialSeed) else TrialSeed("trial", seed)
+        data["seed"] = derive_seed(self.seed, seed.purpose, seed.number)
         data["patience"] = self.early_stopping.patience
         if rules_of(self.training_rules).shared_data:
             data["data_seed"] = derive_seed(self.seed, "data")
-        doc = Document(f"trial {number}", data, {})
+        if seed.purpose == "confirm":  # all that is drawn is drawn under the common seed
+            data["data_seed"] = derive_seed(self.seed, "confirm", "data", seed.number)
+        if seed.split:
+            drawn = derive_seed(self.seed, "confirm", "split", seed.number)
+            data["task"] = {**data["task"], SPLIT_SEED: drawn % _SPLIT_SEEDS}
+        doc = Document(f"trial {seed.number}", data, {})
         for key, value in params.items():
             path, message = _spec_path(key)
             if message or path[0] not in ("train", "task"):

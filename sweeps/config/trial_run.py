@@ -22,6 +22,8 @@ class TrialSeed(NamedTuple):
     purpose: Literal["trial", "confirm", "repeat"]
     number: int
     """The trial's number, or the position of a common seed, from 0."""
+    split: bool = False
+    """Whether the common seed also decides the task's argument `split_seed`."""
 
 
 def num_threads(cpu: float) -> int:

@@ -124,7 +124,8 @@ class EventWriter:
         """
         self._fence()
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
-        self._observer.started(number, params, self._ledger.start(number))
+        attempt = self._ledger.start(number)
+        self._observer.started(number, params, attempt, self._ledger.trial(number).role)
 
     def record_restart(self, number: int, params: Mapping[str, Any], start: RunStart) -> None:
         """Count an attempt, reopen the trial's run, and backfill undelivered reports.
@@ -149,7 +150,7 @@ class EventWriter:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             backfill(unreported(known), self._ledger, self._recorder)
-        self._observer.started(number, params, attempt)
+        self._observer.started(number, params, attempt, record.role)
 
     def record_worker_info(self, report: WorkerReport) -> None:
         """Record the parameters and tags that only the worker knows, and damaged checkpoints."""

@@ -23,6 +23,7 @@ from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial
 from sweeps.reconciliation.finishing import can_offer_finish
+from sweeps.recording.confirmed import confirm_rows, confirm_tags
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
@@ -88,6 +89,9 @@ def finalize_attempt(
     description = {DESCRIPTION: describe_sweep(trials, best, spec, why)}
     if interruption.requested:
         recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
+    elif sweep.only_confirms and left:
+        # The search was interrupted before, and still is.
+        recorder.finish(None, "INTERRUPTED", STOPPED_BY_INTERRUPT)
     elif failure is not None:
         recorder.finish(None, "FAILED", {"reason": failure.cause, **description})
     else:
@@ -100,6 +104,7 @@ def finalize_attempt(
             published = _publish_best(sweep, best[0], trials)
         stopped = {"stopped_by": stop.key} if stop else {}
         recorder.finish(None, "FINISHED", stopped | description)
+    _record_confirmation(sweep)
     pending = _deliver(sweep.delivery, interruption, say)
     undelivered = _deliver_notifications(sweep, interruption)
     code = interruption.exit_code or (NO_SUCCESS if failure else 0)
@@ -120,6 +125,17 @@ def finalize_attempt(
             records=pending, weights=published.pending_weights, notifications=undelivered
         ),
     )
+
+
+def _record_confirmation(sweep: SweepSession) -> None:
+    """Record what a confirmation says of each leader in the leader's run, and who won."""
+    found = sweep.confirmation
+    if found is None:
+        return
+    for number, tags in confirm_tags(found).items():
+        sweep.recorder.tag(number, tags)
+    for number, row in confirm_rows(found, sweep.ledger.trials()).items():
+        sweep.recorder.log(number, [row])
 
 
 def _failure(

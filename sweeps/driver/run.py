@@ -29,6 +29,7 @@ from sweeps.errors import LedgerError, SweepExists
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
+from sweeps.policies.confirmation import ConfirmOptions
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
@@ -58,6 +59,7 @@ def run_sweep(
     origin: Origin | None = None,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    confirm: ConfirmOptions | None = None,
     grace: float = 30.0,
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -77,6 +79,7 @@ def run_sweep(
         origin: The code and data of its trials; None: unknown.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        confirm: Confirm the leaders, and run nothing else.
         grace: Seconds from the first signal until this process has ended. Trials have most of
             this time to save their state.
         offline: Contact no tracking server; all records stay in the outbox.
@@ -110,6 +113,7 @@ def run_sweep(
             new=new,
             accept_changes=accept_changes,
             finish=finish,
+            confirm=confirm,
             offline=offline,
             place=location,
             fence=lock.check,
@@ -200,7 +204,7 @@ class _Driver:
         """Run the remaining trials, then publish the best one and deliver to tracking."""
         sweep = self.sweep
         abort_reason = None
-        if sweep.num_remaining and not self.interruption.requested:
+        if sweep.has_trials_to_run and not self.interruption.requested:
             abort_reason = self._run_trials()
         self.lock.check()
         tell(finalize_attempt(sweep, self.interruption, abort_reason, self.say))

@@ -22,14 +22,25 @@ from sweeps.config.revisions import (
     write_spec,
 )
 from sweeps.config.spec import SweepSpec
+from sweeps.driver.confirming import start_confirmation
 from sweeps.early_stopping.schedulers import StopperScheduler, make_scheduler, make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
+from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.reader import TrialRecord, count_trials, of_search
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, program_name
+from sweeps.policies.confirmation import (
+    Confirmation,
+    ConfirmOptions,
+    check_unchanged,
+    follow,
+    make_request,
+    most_runs,
+    num_unstarted,
+)
 from sweeps.policies.stop_criteria import (
     BY_THE_SWEEP,
     StopCriterionMet,
@@ -85,6 +96,8 @@ class SweepSession:
     """A sentence about the runs that the tracking store has lost; None if it has lost none."""
     notifications: Notifications | None = None
     """None if the sweep has no webhook."""
+    only_confirms: bool = False
+    """Whether this driver runs the trials of a confirmation and none of the search."""
 
     def scheduler(self) -> StopperScheduler:
         """Return a new scheduler that has seen no report."""
@@ -97,8 +110,19 @@ class SweepSession:
 
     @property
     def num_trials(self) -> int:
-        """How many trials the sweep has when it is complete. See `SweepStatus`."""
-        return count_trials(self.spec.num_trials, self.ledger.trials())
+        """How many trials the sweep has at most when this driver has ended."""
+        trials = self.ledger.trials()
+        known = len(trials) if self.only_confirms else count_trials(self.spec.num_trials, trials)
+        return known + most_runs(
+            self.ledger.confirm_request, trials, minimize=self.ledger.minimize
+        )
+
+    @property
+    def confirmation(self) -> Confirmation | None:
+        """How far the last confirmation is; None without one."""
+        request = self.ledger.confirm_request
+        trials, minimize = self.ledger.trials(), self.ledger.minimize
+        return None if request is None else follow(request, trials, minimize=minimize)
 
     @property
     def num_remaining(self) -> int:
@@ -106,7 +130,21 @@ class SweepSession:
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
         num_new = 0 if self.stopped else count_trials(self.spec.num_trials, trials) - len(trials)
-        return unfinished + num_new
+        return unfinished + num_new + self._num_unstarted_runs
+
+    @property
+    def has_trials_to_run(self) -> bool:
+        """Whether this driver has a trial to run."""
+        if not self.only_confirms:
+            return self.num_remaining > 0
+        extra = [one for one in self.ledger.trials() if one.role != "search"]
+        return self._num_unstarted_runs > 0 or not all(one.finished for one in extra)
+
+    @property
+    def _num_unstarted_runs(self) -> int:
+        """How many runs a confirmation needs next that have no trial yet."""
+        trials, minimize = self.ledger.trials(), self.ledger.minimize
+        return num_unstarted(self.ledger.confirm_request, trials, minimize=minimize)
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
         """Return a warning that the changes affect training and no trials remain.
@@ -210,6 +248,7 @@ def open_sweep(
     new: bool,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    confirm: ConfirmOptions | None = None,
     offline: bool = False,
     place: LedgerLocation | None = None,
     fence: Callable[[], None],
@@ -223,6 +262,7 @@ def open_sweep(
         new: Whether to create the sweep.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        confirm: Confirm the leaders, and run nothing else.
         offline: Contact no tracking server; all records stay in the outbox.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
@@ -233,7 +273,14 @@ def open_sweep(
         StorageError: The object store that has its checkpoints cannot be reached.
     """
     ledger = open_ledger(
-        paths, spec, origin, new=new, accepted=accept_changes, finish=finish, place=place
+        paths,
+        spec,
+        origin,
+        new=new,
+        accepted=accept_changes,
+        finish=finish,
+        confirm=confirm,
+        place=place,
     )
     now = {**provenance(), **ledger.origin.tags()}
     ledger.add_attempt(now)
@@ -260,7 +307,16 @@ def open_sweep(
         if notifications is None
         else NotifyingRecorder(recorder, fence, notifications.notifier)
     )
-    return SweepSession(paths, spec, ledger, locked, delivery, lost, notifications)
+    return SweepSession(
+        paths,
+        spec,
+        ledger,
+        locked,
+        delivery,
+        lost,
+        notifications,
+        only_confirms=confirm is not None,
+    )
 
 
 def _open_notifications(
@@ -306,6 +362,7 @@ def open_ledger(
     new: bool,
     accepted: bool,
     finish: Sequence[int] = (),
+    confirm: ConfirmOptions | None = None,
     place: LedgerLocation | None = None,
 ) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
@@ -320,15 +377,18 @@ def open_ledger(
         new: Whether to create the sweep.
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end; each gets a new trial.
+        confirm: Confirm the leaders; the driver adds the trials.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after the change would not be comparable.
-        UserError: A trial of `finish` cannot be trained to its end.
+        UserError: A trial of `finish` cannot be trained to its end, or the leaders cannot be
+            confirmed.
     """
     place = place or ledger_location(paths, spec)
     to_finish: list[int] = []
+    request: ConfirmRequest | None = None
     if new:
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
@@ -347,10 +407,16 @@ def open_ledger(
         if not accepted:
             _check_reported_trials(paths, before, spec, ledger.trials())
             check_unfinished(paths, spec, ledger.trials())
+            check_unchanged(paths, spec, ledger.confirm_request, ledger.trials())
         check_search_changes(before, spec, len(of_search(ledger.trials())))
         to_finish = trials_to_finish(paths, spec, ledger.trials(), finish)
         for index in range(len(to_finish)):
             check_free(paths, len(ledger.trials()) + index)
+        if confirm is not None:
+            trials = ledger.trials()
+            request = make_request(paths, spec, trials, ledger.confirm_request, confirm)
+            for index in range(len(request.leaders) * request.seeds):
+                check_free(paths, len(trials) + index)
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
@@ -358,9 +424,13 @@ def open_ledger(
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
     # which would train the new trials with other seeds, refuse it.
     note = f"finish {', '.join(f'trial {number}' for number in to_finish)}" if to_finish else ""
+    if request is not None:
+        note = f"confirm {', '.join(f'trial {number}' for number in request.leaders)}"
     write_spec(paths.spec, spec, note)
     for number in to_finish:
         ledger.add_extra("finish", number)
+    if request is not None:
+        start_confirmation(ledger, request)
     return ledger
 
 

@@ -15,6 +15,7 @@ from ray.tune import TuneError
 from redaction.secrets import is_secret
 from sweeps.config.trial_run import num_threads
 from sweeps.driver import stop_requests
+from sweeps.driver.confirming import ConfirmingTrials
 from sweeps.driver.session import SweepSession
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
@@ -115,7 +116,15 @@ class _TrialLoop:
             concurrency=plan.concurrency,
             threads=num_threads(plan.cpu),
             warn=observer.warned,
+            add_extra=ConfirmingTrials(
+                sweep.ledger,
+                ends=lambda: self.events.num_finished,
+                flush=self.events.flush,
+                fence=lock.check,
+            ),
         )
+        self._only_extra = sweep.only_confirms
+        self._searcher.paused = sweep.only_confirms
         self._stop_monitor = StopMonitor(
             sweep.spec,
             sweep.ledger,
@@ -133,7 +142,8 @@ class _TrialLoop:
         for number, reason in self._searcher.never_promoted().items():
             self.events.stop(number, reason, live=False)
         self.events.interrupt_live()  # a paused trial resumes when the sweep does
-        self._stop_monitor.keep()
+        if not self._only_extra:  # time that confirms is not the search's
+            self._stop_monitor.keep()
 
     def _tuner(self) -> tune.Tuner:
         withhold_env(is_secret)
@@ -165,6 +175,14 @@ class _TrialLoop:
             self._interruption.requested or self.events.abort_reason is not None
         )
         self._stop_trials(self._requests.trials, BY_THE_USER)
+        if not self._only_extra:
+            self._look_at_criteria()
+        elif self._searcher.stopping:
+            self._observer.stopping()
+        if self._interruption.trial_grace_remaining <= 0:
+            raise _GraceExpired
+
+    def _look_at_criteria(self) -> None:
         criterion = self._stop_monitor.look()
         self._searcher.paused = criterion is not None
         is_stopping = self._searcher.stopping
@@ -176,8 +194,6 @@ class _TrialLoop:
             self._stop_trials([one.number for one in searched], BY_THE_SWEEP + criterion.why)
         if is_stopping:  # a trial that finishes a pruned one goes on after a criterion
             self._observer.stopping()
-        if self._interruption.trial_grace_remaining <= 0:
-            raise _GraceExpired
 
     def _stop_trials(self, numbers: Iterable[int], reason: str) -> None:
         for number in sorted(set(numbers) - self._stopped):

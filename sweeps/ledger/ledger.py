@@ -238,7 +238,9 @@ class Ledger(StudyRecord):
         return self._record(self._storage.get_trial(trial_id))
 
     @in_transaction
-    def add_extra(self, role: Role, origin: int, seed_index: int | None = None) -> TrialRecord:
+    def add_extra(
+        self, role: Role, origin: int, seed_index: int | None = None, *, split: bool = False
+    ) -> TrialRecord:
         """Create a trial that trains the point of another trial.
 
         Optuna never changes a trial that has ended: a pruned trial stays pruned. The new trial
@@ -248,6 +250,7 @@ class Ledger(StudyRecord):
             role: Why it exists; not `search`.
             origin: The number of the other trial.
             seed_index: The position of its common seed; None: it has the seed of its origin.
+            split: Whether that seed also decides how the task splits the data.
         """
         known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.
@@ -256,7 +259,7 @@ class Ledger(StudyRecord):
             state=TrialState.RUNNING,
             params=dict(known.params),
             distributions=dict(known.distributions),
-            user_attrs={**role_attributes(role, origin, seed_index), **kept},
+            user_attrs={**role_attributes(role, origin, seed_index, split=split), **kept},
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from redaction.escapes import printable, visible
 from sweeps.config.sections import Select
 from sweeps.config.trial_run import TrialSeed
+from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
@@ -136,11 +137,18 @@ class TrialSummary:
     """The number of the trial whose point it trains; None for a trial of the search."""
     seed_index: int | None = None
     """The position of its common seed, from 0; None: its seed is its own."""
+    split: bool = False
+    """Whether its common seed also decides how the task splits the data."""
 
     @property
     def finishes(self) -> int | None:
         """The number of the pruned trial that it trains to its end; None: it finishes none."""
         return self.origin if self.role == "finish" else None
+
+    @property
+    def confirms(self) -> int | None:
+        """The number of the leader that it trains again; None: it confirms none."""
+        return self.origin if self.role == "confirm" else None
 
     @property
     def search_number(self) -> int:
@@ -152,7 +160,8 @@ class TrialSummary:
         """What its seed is derived from; a trial that finishes another one has that one's."""
         if self.seed_index is None:
             return TrialSeed("trial", self.search_number)
-        return TrialSeed("confirm" if self.role == "confirm" else "repeat", self.seed_index)
+        purpose: Literal["confirm", "repeat"] = "confirm" if self.role == "confirm" else "repeat"
+        return TrialSeed(purpose, self.seed_index, self.split)
 
     @property
     def finished(self) -> bool:
@@ -216,11 +225,14 @@ def is_of_search(attributes: Mapping[str, Any]) -> bool:
     return ROLE not in attributes or bool(attributes[ROLE]["role"] == "search")
 
 
-def role_attributes(role: Role, origin: int | None, seed_index: int | None) -> dict[str, Any]:
+def role_attributes(
+    role: Role, origin: int | None, seed_index: int | None, *, split: bool = False
+) -> dict[str, Any]:
     """Return the user attributes by which `trial_fields` knows why a trial exists."""
     if role == "finish" and seed_index is None:
         return {FINISHES: origin}  # as earlier releases wrote and read it
-    return {ROLE: {"role": role, "origin": origin, "seed_index": seed_index}}
+    splits = {"split": True} if split else {}
+    return {ROLE: {"role": role, "origin": origin, "seed_index": seed_index, **splits}}
 
 
 def _role_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -430,6 +442,8 @@ class LedgerReader:
             """How many trials the sweep had when its best trial was last published; 0 before."""
             self.abort = abort_in(notes)
             """Why the last driver stopped the sweep by itself; None if it did not."""
+            self.confirm_request = ConfirmRequest.from_data(notes.get(CONFIRM))
+            """What `sweep confirm` was last asked for; None: it never was."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
             self.trials = list(self._read_trials(db))

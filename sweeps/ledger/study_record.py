@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.provenance_check import Origin
 from sweeps.errors import LedgerError
+from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import (
     ABORT,
@@ -152,6 +153,17 @@ class StudyRecord:
         """Store why this driver stops the sweep by itself; the next driver clears it."""
         why = clipped_reason(abort.why)
         self._study.set_user_attr(ABORT, [abort.key, why, abort.trial, abort.kind])
+
+    @property
+    @translated
+    def confirm_request(self) -> ConfirmRequest | None:
+        """What `sweep confirm` was last asked for; None: it never was."""
+        return ConfirmRequest.from_data(self._study.user_attrs.get(CONFIRM))
+
+    @in_transaction
+    def store_confirm_request(self, request: ConfirmRequest) -> None:
+        """Store what `sweep confirm` is asked for; an earlier request is replaced."""
+        self._study.set_user_attr(CONFIRM, request.to_data())
 
     @property
     @translated

@@ -47,14 +47,15 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
                 "seconds": record.seconds,
                 "attempts": record.attempts,
                 "finishes": record.finishes,
+                "confirms": record.confirms,
                 "reason": record.reason,
                 "run_id": row["mlflow_run_id"],
             }
         )
     ends = ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
-    ends += ["attempts", "finishes", "reason", "run_id"]
+    ends += ["attempts", "finishes", "confirms", "reason", "run_id"]
     frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
-    whole = dict.fromkeys(["best_epoch", "best_step", "finishes"], "Int64")
+    whole = dict.fromkeys(["best_epoch", "best_step", "finishes", "confirms"], "Int64")
     return frame.astype(whole).set_index("trial")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -35,6 +35,7 @@ from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.operations.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
+from sweeps.policies.confirmation import ConfirmOptions
 from sweeps.reconciliation.finishing import trials_to_finish
 from sweeps.results.findings import Findings, find
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
@@ -53,6 +54,7 @@ from sweeps.tracker import check_address, find_tracker
 from sweeps.webhook import check_webhook
 from tracking.outbox_status import read_outbox
 from tracking.tracker import TrackingUnusable
+from trainable.config import SPLIT_SEED
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 from trainable.metrics_file import CurveDamaged
@@ -166,14 +168,7 @@ def resume(
         offline: Contact no tracking server; everything stays in the outbox.
     """
     paths = view.paths
-    if view.running:  # refuse early, before slow checks; acquiring the lock decides
-        raise sweep_locked(paths.directory, view.holder)
-    spec, document = parse_with_positions(
-        view.revision.text, str(paths.spec), settings, drawn=len(of_search(view.records))
-    )
-    check_kept(paths, view.spec, spec)
-    remember_named(spec, document)
-    check_sampler_state(paths, spec)
+    spec, document = read_again(view, settings)
     to_finish = trials_to_finish(paths, spec, view.records, finish)
     done = view.concluded and is_unchanged(view.spec, spec) and not to_finish
     if done and not has_lost_runs(view, display.warn, offline=offline):
@@ -194,6 +189,25 @@ def resume(
         )
 
 
+def read_again(view: SweepStatus, settings: Sequence[str] = ()) -> tuple[SweepSpec, Document]:
+    """Return the spec with which a sweep resumes, after the checks that need no task.
+
+    Args:
+        view: The sweep.
+        settings: Changes of its spec, each `KEY=VALUE`.
+    """
+    paths = view.paths
+    if view.running:  # refuse early, before slow checks; acquiring the lock decides
+        raise sweep_locked(paths.directory, view.holder)
+    spec, document = parse_with_positions(
+        view.revision.text, str(paths.spec), settings, drawn=len(of_search(view.records))
+    )
+    check_kept(paths, view.spec, spec)
+    remember_named(spec, document)
+    check_sampler_state(paths, spec)
+    return spec, document
+
+
 def attempt(
     paths: SweepPaths,
     spec: SweepSpec,
@@ -204,6 +218,7 @@ def attempt(
     address: str | None = None,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    confirm: ConfirmOptions | None = None,
     offline: bool = False,
 ) -> SweepOutcome:
     """Check the stores, the machine and the task, and run the trials.
@@ -217,6 +232,7 @@ def attempt(
         address: The Ray cluster to run on; None: start a local Ray.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        confirm: Confirm the leaders, and run nothing else.
         offline: Contact no tracking server; everything stays in the outbox.
 
     Raises:
@@ -303,6 +319,7 @@ def attempt(
                 origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
                 finish=finish,
+                confirm=confirm and replace(confirm, split=_takes_split(spec, facts)),
                 grace=grace,
                 offline=offline,
                 say=display.doing,
@@ -319,6 +336,11 @@ def attempt(
         raise AttemptFailed(error) from error
     (outcome,) = outcomes
     return outcome
+
+
+def _takes_split(spec: SweepSpec, facts: TaskFacts) -> bool:
+    """Return whether the task splits its samples by a seed of its own."""
+    return SPLIT_SEED in facts.default_arguments or SPLIT_SEED in spec.task.arguments
 
 
 def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:

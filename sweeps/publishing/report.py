@@ -32,6 +32,7 @@ from sweeps.formatting import (
 )
 from sweeps.paths import SweepPaths
 from sweeps.publishing.report_audit import audit_section
+from sweeps.publishing.report_confirmation import confirmed
 from sweeps.publishing.report_data import NotEnough, SweepData, read_sweep
 from sweeps.publishing.report_figures import Figure, figures
 from sweeps.publishing.report_page import PageSection, escape, page, table
@@ -64,7 +65,8 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     sweep = read_sweep(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
-    words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *_tested(sweep)]
+    told = [*confirmed(sweep.view), *_tested(sweep)]
+    words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *told]
     sections = [*words, *drawn, _failures(sweep)]
     text = page(sweep.spec.name, _summary(sweep), sections)
     try:

@@ -109,8 +109,8 @@ def check_free(paths: SweepPaths, number: int) -> None:
     directory = paths.trial(number)
     if os.path.lexists(directory):
         raise UserError(
-            f"{directory} belongs to no trial of the ledger, and the trial that --finish adds "
-            "would take it for its own; trials start in directories of their own; move it away"
+            f"{directory} belongs to no trial of the ledger, and a new trial would take it for "
+            "its own; trials start in directories of their own; move it away"
         )
 
 

@@ -21,6 +21,7 @@ from sweeps.formatting import format_number, format_reason, format_value
 from sweeps.ledger.reader import TrialSummary, of_search, ranking
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.comparable_trials import ComparableTrials, compare_all
+from sweeps.results.confirmation import find_confirmation
 from sweeps.results.next_search import next_overrides
 from sweeps.results.rank_effects import RankEffect, rank_effects
 from sweeps.results.space_regions import (
@@ -42,7 +43,7 @@ class Finding(NamedTuple):
     """One sentence about a sweep."""
 
     topic: str
-    """`best`, `importance`, `region`, `bound`, `epochs`, `space` or `failures`."""
+    """`best`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space` or `failures`."""
     sentence: str
 
 
@@ -119,6 +120,7 @@ class _Evidence:
         regions, bounds = self.regions[0][:_MOST_REGIONS], self.bounds[:_MOST_BOUNDS]
         sentences = [
             *self._best(),
+            *self._confirmed(),
             *self._importance(),
             *(self._region(region) for region in regions),
             *map(self._bound, bounds),
@@ -200,6 +202,11 @@ class _Evidence:
             budget = self.spec.budget
             lead += f" after {budget.report_word} {best.best_epoch} of {budget.reports}"
         yield Finding("best", f"{lead}{self._margin(best)}.")
+
+    def _confirmed(self) -> Iterator[Finding]:
+        found = find_confirmation(self.view)
+        if found is not None:
+            yield Finding("confirmed", found.in_one_sentence())
 
     def _margin(self, best: TrialSummary) -> str:
         """Return by how much the best trial is better than the spec's own values, or others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from sweeps.ledger.reader import Role
 from sweeps.paths import SweepPaths
 
 
@@ -24,7 +25,9 @@ class TrialProgress(NamedTuple):
 class ProgressObserver(Protocol):
     """Receives the events of a running sweep, to show them."""
 
-    def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
+    def started(
+        self, number: int, params: Mapping[str, Any], attempt: int, role: Role = "search"
+    ) -> None:
         """A trial started, or restarted."""
 
     def reported(self, progress: TrialProgress) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import ENDINGS, TrialRecord, TrialSummary, has_result
+from sweeps.ledger.reader import ENDINGS, Role, TrialRecord, TrialSummary, has_result
 from sweeps.results.observer import TrialProgress
 from sweeps.results.remaining_time import DeliveryEstimate, epochs_left
 
@@ -33,10 +33,15 @@ class TrialRow:
     """For how long workers trained it, without the current one; None: unknown."""
     since: float | None = None
     """When the current worker began, in monotonic seconds; None: no worker trains it."""
-    is_extra: bool = False
-    """Whether it trains the point of another trial."""
+    role: Role = "search"
+    """Why it exists."""
     changed: int = 0
     """Orders the trials by their last start, pause or end."""
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether it trains the point of another trial."""
+        return self.role != "search"
 
     def duration(self, now: float) -> float | None:
         """Return for how long workers have trained it."""
@@ -64,7 +69,7 @@ def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
         record.epoch,
         metrics,
         record.seconds,
-        is_extra=record.role != "search",
+        role=record.role,
         changed=record.number,
     )
 
@@ -77,7 +82,11 @@ def best_name(spec: SweepSpec) -> str:
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
     """Return the trial with the best value of the first metric; see `ledger.reader.front`."""
     name, sign = best_name(spec), 1 if spec.modes[0] == "min" else -1
-    found = [row for row in rows if has_result(row.state, spec.select) and name in row.metrics]
+    found = [
+        row
+        for row in rows
+        if row.role != "confirm" and has_result(row.state, spec.select) and name in row.metrics
+    ]
     return min(
         found, key=lambda row: (sign * row.metrics[name], row.state != "complete"), default=None
     )
@@ -157,9 +166,10 @@ class SweepProgress:
         now = self._clock()
         return {row.number: row.duration(now) for row in self.rows}
 
-    def started(self, number: int, params: Mapping[str, Any]) -> None:
+    def started(self, number: int, params: Mapping[str, Any], role: Role = "search") -> None:
         """A worker starts a trial, or starts it again."""
-        self._row_of(number).params = params
+        row = self._row_of(number)
+        row.params, row.role = params, role
         self._run(number)
 
     def reported(self, progress: TrialProgress) -> None:

@@ -10,6 +10,7 @@ import difflib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
 from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary, count_trials, of_search
 from sweeps.paths import SweepPaths, list_sweeps, resolve_root
+from sweeps.policies.confirmation import num_unstarted
 from sweeps.policies.stop_criteria import active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.finishing import can_offer_finish
@@ -145,7 +147,7 @@ class SweepStatus:
     def num_left(self) -> int:
         """How many trials have not ended, or not started."""
         unfinished = sum(not trial.finished for trial in self.records)
-        return unfinished + (0 if self.stop else self._num_unstarted)
+        return unfinished + (0 if self.stop else self._num_unstarted) + self._num_unstarted_runs
 
     @property
     def abort(self) -> Abort | None:
@@ -240,11 +242,18 @@ class SweepStatus:
     @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
-        return count_trials(self.spec.num_trials, self.records)
+        return count_trials(self.spec.num_trials, self.records) + self._num_unstarted_runs
 
     @property
     def _num_unstarted(self) -> int:
-        return self.num_trials - len(self.records)
+        """How many trials of the search have not started."""
+        return count_trials(self.spec.num_trials, self.records) - len(self.records)
+
+    @cached_property
+    def _num_unstarted_runs(self) -> int:
+        """How many runs a confirmation needs next that have no trial yet."""
+        request, minimize = self.ledger.confirm_request, self.ledger.minimize
+        return num_unstarted(request, self.records, minimize=minimize)
 
     def status(self) -> dict[str, Any]:
         """Return what `sweep list --json` prints of a sweep."""
@@ -252,6 +261,7 @@ class SweepStatus:
         counts = Counter(self.trial_state(record) for record in self.records)
         if self.stop is None:
             counts["waiting"] += self._num_unstarted
+        counts["waiting"] += self._num_unstarted_runs
         best = [
             {
                 "number": one.number,

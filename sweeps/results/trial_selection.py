@@ -70,6 +70,7 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
     last = [
         "attempts",
         "finishes",
+        "confirms",
         "reason",
         "started_at",
         "ended_at",
@@ -85,10 +86,15 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
             *values,
             *(row["epoch"], row["step"]),
             *(row["params"].get(key) for key in keys),
-            *(row[name] for name in last),
+            *(row[name] if name != "confirms" else _confirms(row) for name in last),
         ]
         writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
+
+
+def _confirms(row: dict[str, Any]) -> int | None:
+    """Return which leader a trial trains again; None for other trials."""
+    return row["origin"] if row["role"] == "confirm" else None
 
 
 def _column(name: str, spec: SweepSpec) -> tuple[str, int]:

@@ -50,6 +50,7 @@ class LedgerSearcher(Searcher):
         threads: CPU threads of each trial.
         warn: Called with a trial's number and a message for the user.
         flush: Returns once the ledger has stored all reports so far.
+        add_extra: Adds the extra trials that the results so far call for, and returns them.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LedgerSearcher(Searcher):
         threads: int,
         warn: Callable[[int, str], None] = lambda *_: None,
         flush: Callable[[], None] = lambda: None,
+        add_extra: Callable[[], list[TrialRecord]] = list,
     ) -> None:
         super().__init__(metric=OBJECTIVE, mode=spec.modes[0])
         self._ledger = ledger
@@ -78,6 +80,7 @@ class LedgerSearcher(Searcher):
         self._threads = threads
         self._pauses = make_pausing_rule(spec)
         self._flush = flush
+        self._add_extra = add_extra
         self._exploit = (
             PbtExploit(spec, paths, ledger, fence, warn)
             if spec.early_stopping.rule.is_population
@@ -184,6 +187,9 @@ class LedgerSearcher(Searcher):
         """Do nothing, because nothing was saved."""
 
     def _next_trial(self) -> TrialRecord | None:
+        if not self._extra:
+            self._extra = self._add_extra()
+            self._next_number += len(self._extra)
         if (extra := self._next_open(self._extra)) is not None:
             return extra  # the user asked for it, so that no stop criterion holds it back
         if self.paused:

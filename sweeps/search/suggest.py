@@ -10,7 +10,6 @@ compare (`multi_fidelity`).
 
 from __future__ import annotations
 
-import bisect
 import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -82,10 +81,6 @@ class Suggester:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
-        # Trials that train others' points are created before a driver suggests anything.
-        self._extra = [
-            trial.number for trial in ledger.frozen_trials() if not is_of_search(trial.user_attrs)
-        ]
         self._tried = TriedPoints(self._space, lambda one: self._space.project(self._values(one)))
         # The members of a population change while they train, and seeds alone may differ.
         self._repeats = spec.early_stopping.rule.is_population or not self._distributions
@@ -143,7 +138,8 @@ class Suggester:
 
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""
-        return number - bisect.bisect_left(self._extra, number)
+        trials = self._ledger.frozen_trials()[:number]
+        return number - sum(not is_of_search(trial.user_attrs) for trial in trials)
 
     def _others(self, number: int) -> list[FrozenTrial]:
         if self._spec.search.sampler in LEARN_NOTHING:

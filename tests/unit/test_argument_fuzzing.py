@@ -24,6 +24,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 STARTED = (
     "sweeps.engine.task_check.TaskInspector",
     "sweeps.operations.run.attempt",
+    "sweeps.operations.confirm.attempt",
     "sweeps.driver.stop_requests.stop_sweep",
     "sweeps.publishing.export.export_best",
     "sweeps.publishing.export.register_best",

@@ -11,6 +11,7 @@ import pytest
 
 from sweeps.config.space import LogUniform, Uniform
 from sweeps.config.spec import SweepSpec, load_spec, parse_spec
+from sweeps.config.trial_run import TrialSeed
 from sweeps.errors import InvalidName, SpecError, UserError
 from sweeps.paths import check_name
 from tests.specs import with_overrides
@@ -386,3 +387,25 @@ def test_line_break_in_a_key_keeps_the_message_whole() -> None:
         _parse('"a\\nb": 1\n')
     assert str(caught.value).startswith("s.yaml:6:1: a\\nb: unknown key 'a\\nb'; valid keys: ")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_confirming_trials_share_all_seeds_but_not_those_of_the_search() -> None:
+    spec = parse_spec(
+        "name: split\ntask: {name: digits, split_seed: 5}\nmetric: val/loss\nmode: min\n"
+        "trials: 4\nspace: {train.optimizer.lr: {loguniform: [1.0e-3, 1.0e-1]}}\n",
+        "split.yaml",
+    )
+    one, other = (
+        spec.trial_config(TrialSeed("confirm", 2, split=True), {"train.optimizer.lr": rate})
+        for rate in (0.1, 0.01)
+    )
+    drawn = {**one.model_dump(mode="json"), "train": None}
+    assert drawn == {**other.model_dump(mode="json"), "train": None}
+    searched, next_seed = spec.trial_config(2, {}), spec.trial_config(TrialSeed("confirm", 3), {})
+    assert len({c.seed for c in (one, searched, next_seed)}) == 3
+    assert len({c.data_seed for c in (one, searched, next_seed)}) == 3
+    assert 0 <= one.task.arguments["split_seed"] < 2**31
+    assert searched.task.arguments["split_seed"] == next_seed.task.arguments["split_seed"] == 5
+    assert spec.trial_config(TrialSeed("confirm", 2, split=True), {"task.split_seed": 9}).task == (
+        spec.trial_config(2, {"task.split_seed": 9}).task  # what the sweep searches stays
+    )

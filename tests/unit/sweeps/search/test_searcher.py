@@ -15,7 +15,7 @@ from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.errors import LockLost
-from sweeps.ledger.ledger import ACCUMULATION, Ledger
+from sweeps.ledger.ledger import ACCUMULATION, Ledger, TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
@@ -178,6 +178,29 @@ def test_search_goes_on_as_if_no_trial_was_finished(tmp_path: Path, sampler: str
                 if len(found) != 7:
                     ledger.finish(new, "complete")
     assert suggested["with"] == suggested["without"]
+
+
+def test_runs_added_meanwhile_come_first_and_change_no_suggestion(
+    tmp_path: Path, spec: SweepSpec
+) -> None:
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for case in ("with", "without"):
+        driver = Driver(tmp_path / f"{case}.db", spec)
+        waiting = [0, 1] if case == "with" else []
+        ledger = driver.ledger
+
+        def add_extra(waiting: list[int] = waiting, ledger: Ledger = ledger) -> list[TrialRecord]:
+            if not waiting or len(ledger.trials()) < 3:
+                return []
+            return [ledger.add_extra("confirm", 0, waiting.pop(0))]
+
+        driver.searcher._add_extra = add_extra
+        while (config := driver.ask("t")) != Searcher.FINISHED:
+            driver.tell("t", config)
+            found.setdefault(case, []).append((config["role"], config["params"]))
+    roles = [role for role, _ in found["with"]]
+    assert roles == ["search"] * 3 + ["confirm"] * 2 + ["search"] * 5
+    assert [one for one in found["with"] if one[0] == "search"] == found["without"]
 
 
 def test_paused_trial_teaches_the_sampler_like_a_stopped_one(

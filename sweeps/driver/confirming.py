@@ -1,0 +1,77 @@
+"""Add the trials of a confirmation to the ledger, seed by seed.
+
+What must not live here: which trials a confirmation needs (`policies.confirmation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sweeps.ledger.confirm_request import ConfirmRequest
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.reader import TrialRecord
+from sweeps.policies.confirmation import follow, superseded, without_open
+
+SUPERSEDED = "ended by another request to confirm"
+"""The reason of a run that a later request does not need."""
+
+
+class ConfirmingTrials:
+    """Adds the trials of the next seed when those of the seed before have ended.
+
+    Args:
+        ledger: The sweep's trials, and the request.
+        ends: Returns how many trials have ended.
+        flush: Returns once the ledger has stored all of them.
+        fence: Called right before trials are added; raises if another driver may run the sweep.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        ends: Callable[[], int],
+        flush: Callable[[], object],
+        fence: Callable[[], None],
+    ) -> None:
+        self._ledger, self._request = ledger, ledger.confirm_request
+        self._ends, self._flush, self._fence = ends, flush, fence
+        self._num_ends: int | None = None
+
+    def __call__(self) -> list[TrialRecord]:
+        """Add the trials that are needed next, and return them."""
+        # Only the end of a trial calls for others, and reading thousands of them takes long.
+        if self._request is None or self._num_ends == (ends := self._ends()):
+            return []
+        self._flush()
+        self._num_ends = ends
+        trials = self._ledger.trials()
+        needed = follow(self._request, trials, minimize=self._ledger.minimize).needed
+        missing = without_open(needed, self._request, trials)
+        if not missing:
+            return []
+        self._fence()
+        return add_runs(self._ledger, missing, self._request)
+
+
+def add_runs(
+    ledger: Ledger, runs: list[tuple[int, int]], request: ConfirmRequest
+) -> list[TrialRecord]:
+    """Add a trial for each leader and seed, in one transaction."""
+    return ledger.transaction(
+        lambda: [
+            ledger.add_extra("confirm", leader, seed, split=request.split) for leader, seed in runs
+        ]
+    )
+
+
+def start_confirmation(ledger: Ledger, request: ConfirmRequest) -> None:
+    """Store a request, and end the runs of an earlier one that this one does not need."""
+
+    def store() -> None:
+        for number in superseded(request, ledger.trials(), minimize=ledger.minimize):
+            ledger.finish(number, "pruned", reason=SUPERSEDED)
+        if request != ledger.confirm_request:
+            ledger.store_confirm_request(request)
+
+    ledger.transaction(store)

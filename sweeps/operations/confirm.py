@@ -1,0 +1,112 @@
+"""Train a sweep's leaders again under common seeds, until it is known which of them is the best.
+
+What must not live here: running the trials (`driver`), which trials are needed
+(`policies.confirmation`), and what the result says (`results.confirmation`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sweeps.engine.cluster_address import find_address
+from sweeps.errors import UserError
+from sweeps.operations.run import RunDisplay, attempt, read_again
+from sweeps.policies.confirmation import (
+    LEAST_SEEDS,
+    LEAST_TOP,
+    ConfirmOptions,
+    follow,
+    make_request,
+)
+from sweeps.results.outcome import SweepOutcome
+from sweeps.results.sweep_status import SweepStatus
+
+_LEAST_UNTIL = 0.5
+_MOST_SEEDS = 100
+
+
+def confirm(
+    view: SweepStatus,
+    display: RunDisplay,
+    *,
+    top: int | None = None,
+    seeds: int | None = None,
+    until: float | None = None,
+    grace: float,
+    address: str | None = None,
+    accept_changes: bool = False,
+    offline: bool = False,
+) -> SweepOutcome | None:
+    """Confirm the leaders of a sweep; an interrupted confirmation goes on where it was.
+
+    Args:
+        view: The sweep.
+        display: Shows what happens.
+        top: How many leaders; None: as the last confirmation; without one, five at most.
+        seeds: Under how many seeds at most; None: as the last one, or five.
+        until: The probability of being the best at which it ends; None: as the last one, or 0.95.
+        grace: As in `attempt`.
+        address: The Ray cluster to run on; None: `$RAY_ADDRESS`, or a local Ray.
+        accept_changes: Confirm although code or data has changed since the sweep ran.
+        offline: Contact no tracking server; everything stays in the outbox.
+
+    Returns:
+        How it ended; None if it was decided before, so that nothing ran.
+
+    Raises:
+        UserError: There are no leaders to compare, or a number is out of its range.
+        SweepLockedError: A driver runs the sweep.
+        AttemptFailed: As in `attempt`, as further errors.
+    """
+    check_numbers(top, seeds, until)
+    spec, document = read_again(view)
+    before = view.ledger.confirm_request
+    options = ConfirmOptions(top=top, seeds=seeds, until=until)
+    # Whether the task takes the seed of its split is known once it is loaded.
+    known = replace(options, split=before is not None and before.split)
+    request = make_request(view.paths, spec, view.records, before, known)
+    if before is not None:
+        found = follow(before, view.records, minimize=view.ledger.minimize)
+        same = replace(request, failures_from=before.failures_from) == before
+        if same and found.is_decided and not found.failed:
+            return None
+    with document.attach_locations():
+        return attempt(
+            view.paths,
+            spec,
+            display,
+            new=False,
+            grace=grace,
+            address=find_address(address),
+            accept_changes=accept_changes,
+            confirm=options,
+            offline=offline,
+        )
+
+
+def check_numbers(top: int | None, seeds: int | None, until: float | None) -> None:
+    """Check the numbers of a request.
+
+    Raises:
+        UserError: One is out of its range.
+    """
+    if top is not None and top < LEAST_TOP:
+        raise UserError(
+            f"--top {top}: one trial cannot be compared with itself; a confirmation compares "
+            f"{LEAST_TOP} or more; write --top {LEAST_TOP}"
+        )
+    if seeds is not None and seeds < LEAST_SEEDS:
+        raise UserError(
+            f"--seeds {seeds}: one value has no spread; the noise over seeds is known from "
+            f"{LEAST_SEEDS} or more; write --seeds 5"
+        )
+    if seeds is not None and seeds > _MOST_SEEDS:
+        raise UserError(
+            f"--seeds {seeds}: so many seeds tell no more than a few dozen; at most {_MOST_SEEDS} "
+            "are raced; write --seeds 20"
+        )
+    if until is not None and not _LEAST_UNTIL <= until < 1:
+        raise UserError(
+            f"--until {until:g}: it is the probability of being the best at which the race ends, "
+            f"from {_LEAST_UNTIL:g} to below 1; write --until 0.95"
+        )
