@@ -119,7 +119,7 @@ def own_volumes(front: Sequence[Losses], worst: Losses) -> list[float]:
 
 
 def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int, int]:
-    """Return the place of each trial among all of them, from 1; without trials that are not finite.
+    """Return the place of each trial among all of them, from 1; none if it is not finite.
 
     Schmucker et al., "Multi-objective Asynchronous Successive Halving" (2021), choose whom to
     promote by such fronts. Trials that are equal have the same place.

@@ -92,9 +92,7 @@ class SuccessiveHalving(PausingRule):
         at_rungs = list(self._at_rungs(reports, exempt))
         for rung, seen, num_passed in reversed(at_rungs):
             others = [number for number in seen if number not in exempt]
-            waiting = [
-                n for n in others if last[n] == rung and n in unfinished and n not in live
-            ]
+            waiting = [n for n in others if last[n] == rung and n in unfinished and n not in live]
             gone = [n for n in others if last[n] > rung or (last[n] == rung and n in live)]
             num_promoted = len(gone) + num_passed
             if not waiting or len(seen) // self.reduction <= num_promoted:

@@ -42,6 +42,4 @@ def is_finite(value: Value) -> bool:
 def losses(value: Value, minimize: Minimize) -> tuple[float, ...]:
     """Return the values with the sign that makes less better, for each metric."""
     lows = minimize if isinstance(minimize, tuple) else (minimize,)
-    return tuple(
-        one if low else -one for one, low in zip(all_values(value), lows, strict=True)
-    )
+    return tuple(one if low else -one for one, low in zip(all_values(value), lows, strict=True))
