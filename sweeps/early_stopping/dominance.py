@@ -115,7 +115,7 @@ def own_volumes(front: Sequence[Losses], worst: Losses) -> list[float]:
         volume = np.multiply.outer(volume, np.diff(edge, append=1.1))
     alone = count == 1
     found = np.bincount(owner[alone], weights=volume[alone], minlength=len(distinct))
-    return [float(one) for one in found[which.reshape(-1)]]
+    return [round(float(one), 12) for one in found[which.reshape(-1)]]
 
 
 def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int, int]:
