@@ -66,7 +66,8 @@ class FrontStopper:
             return None
         needed = f"needed rank <= {most}, rank {better + 1} of {num_seen}"
         if volumes:
-            return f"{needed}: dominated by none of its front, but close to others of it"
+            count = f"of the {len(front)} trials of its non-dominated front"
+            return f"{needed}: {count}, others add more hypervolume"
         return f"{needed}: {self._why(fronts, index, mine)}"
 
     def _why(self, fronts: Fronts, index: int, mine: tuple[float, ...]) -> str:
@@ -77,5 +78,11 @@ class FrontStopper:
             for number, one in front.items()
             if dominates(one, mine)
         )
-        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"trial {found[0]}{others} better or equal in every metric"
+        match found:
+            case [one]:
+                who = f"trial {one} is"
+            case [one, other]:
+                who = f"trials {one} and {other} are"
+            case _:
+                who = f"trial {found[0]} and {len(found) - 1} others are"
+        return f"{who} at least as good in every metric"
