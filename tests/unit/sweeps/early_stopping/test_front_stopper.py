@@ -36,16 +36,15 @@ def test_reason_names_the_rank_and_who_is_better() -> None:
     assert stopper.stops(0, 1, (0.2, 10.0)) is None
     assert stopper.stops(1, 1, (0.1, 5.0)) is None, "no other is better in both"
     why = stopper.stops(2, 1, (0.3, 4.0))
-    assert (
-        why == "needed rank <= 1, rank 3 of 3: trial 0 and 1 more better or equal in every metric"
-    )
+    better = "trials 0 and 1 are at least as good in every metric"
+    assert why == f"needed rank <= 1, rank 3 of 3: {better}"
     assert stopper.stops(2, 2, (9.0, 0.0)) is None, "the same rung is not compared twice"
     assert stopper.stops(3, 1, (math.nan, 4.0)) == "not all finite numbers"
     for number in range(4, 9):
         stopper.stops(number, 1, (0.05 + number / 1000, 11.0 + number / 1000))
     why = stopper.stops(9, 1, (0.0545, 11.0045))
     assert why is not None
-    assert "close to others" in why, "it is on the front, which is full"
+    assert "others add more hypervolume" in why, "it is on the front, which is full"
 
 
 def _curves(count: int, seed: int = 3) -> list[list[tuple[float, ...]]]:
