@@ -91,6 +91,6 @@ def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:
     rule = spec.early_stopping.rule.pausing(
         epochs=spec.budget.reports,
         minimize=minimize_of(spec),
-        num_trials=spec.trials,
+        num_trials=spec.num_trials,
     )
     return None if rule is None else replace(rule, patience=spec.patience)

@@ -40,7 +40,7 @@ class LedgerSearcher(Searcher):
 
     Args:
         ledger: The trials of the sweep.
-        spec: The sweep; `spec.trials` limits the number of trials.
+        spec: The sweep; `spec.num_trials` limits the number of trials.
         paths: The files of the sweep.
         scheduler: Tune's scheduler. It receives the past reports of an unfinished trial when
             Tune gives the trial a new id.
@@ -96,6 +96,7 @@ class LedgerSearcher(Searcher):
             and (trial.exempt or not (self._pauses and self._pauses.pauses_at(trial.reports)))
         ]
         self._next_number, self._num_suggested = len(trials), len(of_the_search)
+        self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
         self.stopping = False
@@ -195,7 +196,7 @@ class LedgerSearcher(Searcher):
             return unfinished
         if (promoted := self._promoted()) is not None:
             return promoted
-        if self._num_suggested >= self._spec.trials:
+        if self._num_suggested >= self._num_trials:
             return None
         if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
             self._flush()
