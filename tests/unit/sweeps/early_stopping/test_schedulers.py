@@ -266,3 +266,15 @@ def test_scheduler_cost_per_trial_is_constant(
         stopped_trials(_scheduler(config, "min"), reports, {0})
         counts.append(len(worked))
     assert counts[1] <= 12 * counts[0]
+
+
+def test_exempt_trial_counts_nowhere_after_it_would_have_stopped() -> None:
+    """The ledger knows where, though a replay in another order would not stop it there."""
+    scheduler = _scheduler(ASHA, "min")
+    config = {"number": 0, "exempt": True, "would_stop_at": 1}
+    trial = SimpleNamespace(trial_id="0", config=config)
+    for epoch in (1, 3):
+        result = {"epoch": epoch, "objective": 0.0}
+        assert scheduler.on_trial_result(None, trial, result) == TrialScheduler.CONTINUE
+    assert _report(scheduler, 1, 3, 5.0) == TrialScheduler.CONTINUE, "the first at its rung"
+    assert _report(scheduler, 2, 3, 9.0) == TrialScheduler.STOP
