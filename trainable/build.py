@@ -29,6 +29,7 @@ from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
+from trainable.run_length import set_total_steps
 from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
@@ -257,6 +258,7 @@ def build_parts(
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)
+    set_total_steps(task, reports.total_steps)
     windows = train_source.plan.windows
     averaging = averaging_plan(train, total_steps=reports.total_steps, steps_per_epoch=windows)
     schedule = Schedule(

@@ -420,6 +420,11 @@ class TrainConfig(Section):
         return self.batch_size // self.accumulation
 
 
+def is_zero(value: object) -> bool:
+    """Return whether a number is left out of a written configuration; earlier ones lack it."""
+    return value == 0
+
+
 def is_none(value: object) -> bool:
     """Return whether a key is left out of a written configuration; earlier ones lack it."""
     return value is None

@@ -44,6 +44,8 @@ with without_collection():
 
 OBJECTIVE = "objective"
 """The result key of the value of the trial's first metric, whatever that metric is called."""
+OBJECTIVES = "objectives"
+"""The result key of the values of all metrics, if the trial has several."""
 
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
@@ -192,8 +194,10 @@ class TuneTrial(tune.Trainable):
         return run[0].take_values() if run is not None else {}
 
     def _report_dict(self, report: Any) -> dict[str, Any]:
+        values = tuple(report.metrics[metric] for metric in self._config.metrics)
         return {
-            OBJECTIVE: report.metrics[self._config.metrics[0]],
+            OBJECTIVE: values[0],
+            **({OBJECTIVES: values} if len(values) > 1 else {}),
             "epoch": report.epoch,
             "step": report.step,
             "metrics": report.metrics,

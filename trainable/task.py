@@ -27,6 +27,7 @@ from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
 from trainable.own_names import import_module
 from trainable.rules import current_rules
+from trainable.run_length import TotalSteps
 from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
 from trainable.task_registry import nearest, resolve_task_name
@@ -96,11 +97,13 @@ class Task:
         label_smoothing: Of the default loss; see `use_cross_entropy`.
         class_weights: Of the default loss, shape (C,); None weighs all classes alike.
         tokens_per_sample: Tokens of one training sample, for a budget in tokens.
+        total_steps: Optimizer steps of the whole run; None until model and data are built.
     """
 
     label_smoothing: float = 0.0
     class_weights: Tensor | None = None
     tokens_per_sample: int | None = None
+    total_steps = TotalSteps()
 
     def use_cross_entropy(
         self,

@@ -236,7 +236,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         table.add_row(Text("seed", style="bold"), Text(str(found["seed_index"])))
     for key, value in (found["test"] or {}).items():
         table.add_row(Text(key, style="bold"), Text(format_number(value)))
-    for key, text in _times(found).items():
+    for key, text in {**_exemption(found), **_times(found)}.items():
         table.add_row(Text(key, style="bold"), text)
     for key, value in found["params"].items():
         table.add_row(Text(key, style="bold"), format_value(value))
@@ -251,6 +251,14 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         # Indented, to set it apart from this program's own lines.
         parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
     return Group(*parts)
+
+
+def _exemption(found: dict[str, Any]) -> dict[str, str]:
+    """Return that a trial is exempt from early stopping, and where it would have been stopped."""
+    if not found["exempt"]:
+        return {}
+    reason = found["would_stop_reason"]
+    return {"exempt": f"would have been stopped by {reason}" if reason else "from early stopping"}
 
 
 def _times(found: dict[str, Any]) -> dict[str, str]:

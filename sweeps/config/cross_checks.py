@@ -32,7 +32,7 @@ from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.config.yaml_scalars import write_flow
-from sweeps.early_stopping.registry import DEFAULT_RULE, WITHOUT_SECTION, rule_class
+from sweeps.early_stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_class
 from sweeps.early_stopping.rule import StoppingRule
 from sweeps.errors import Issue, KeyPath
 from sweeps.quoting import shown
@@ -123,10 +123,11 @@ def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
     if isinstance(stopping, dict):
         scheduler = stopping.get("scheduler", DEFAULT_RULE.name)
     if rule_class(scheduler).needs_one_metric:
+        able = [name for name, rule in RULES.items() if not rule.needs_one_metric]
         yield Issue(
             ("early_stopping", "scheduler"),
             f"{scheduler} compares trials by one metric, and there are {count}; write "
-            f"scheduler: {WITHOUT_SECTION.name}, or a single metric",
+            f"{', '.join(able[:-1])} or {able[-1]}, or a single metric",
         )
     for path in _stops_by_value(data.get("stop")):
         yield Issue(
@@ -233,6 +234,12 @@ def _population_faults(
         late: The interval and the budget if it is not below the budget; else None.
     """
     trials, scheduler = data.get("trials"), rule.name
+    stopping = data.get("early_stopping")
+    if isinstance(stopping, dict) and stopping.get("exempt"):
+        yield Issue(
+            ("early_stopping", "exempt"),
+            f"{scheduler} stops no trial, so that none can be exempt; leave it out",
+        )
     if late is not None:
         interval, budget = late
         word = budget.report_word

@@ -38,7 +38,7 @@ from sweeps.errors import Issue, UserError, WrongDuration
 from sweeps.paths import check_name
 from sweeps.quoting import shown
 from tracking.address import is_database
-from trainable.config import Mode, Number, Section, is_none
+from trainable.config import Mode, Number, Section, is_none, is_zero
 
 Select = Literal["checkpoint", "final"]
 """What a trial's value is: its best one, which a checkpoint has, or that at its end."""
@@ -183,6 +183,10 @@ class EarlyStoppingSection(Section):
     patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
     """Beside any rule: a trial is complete after so many reports without a new best; null: at the
     end of its budget."""
+
+    exempt: Number = Field(default=0, ge=0, le=1, examples=[0.05], exclude_if=is_zero)
+    """This share of the trials, chosen at random, trains to the end whatever the rule says. Such
+    trials show how often the rule stops a trial wrongly; others are stopped as without them."""
 
     @property
     def rule(self) -> StoppingRule:

@@ -43,6 +43,7 @@ from sweeps.engine.ray_compat.tune_internals import (
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
+from sweeps.ledger.reader import WOULD_STOP
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
     INFRASTRUCTURE_FAILURES,
@@ -62,6 +63,7 @@ from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _DROPPED_RESULT_KEYS = (
     "earlier",
+    "objectives",
     "noted",
     "rows",
     "metrics",
@@ -103,6 +105,7 @@ class TuneEventHandler(Callback):
         fence: Called right before each write; raises if another driver may run the sweep.
         on_step: Called once per turn of Tune's loop; the driver acts on signals there.
         stop_reason: Returns why the scheduler stopped a trial.
+        would_stop: Returns where the scheduler would have stopped an exempt trial, and why.
         node_died: Whether an actor was lost with the whole node on which it ran.
         end_of_worker: How the process of a lost actor ended.
         grace: Seconds within which a trial that the user stops must end.
@@ -119,6 +122,7 @@ class TuneEventHandler(Callback):
         fence: Callable[[], None],
         on_step: Callable[[], None],
         stop_reason: Callable[[int], str | None] = lambda _: None,
+        would_stop: Callable[[int], tuple[int, str] | None] = lambda _: None,
         node_died: Callable[[Exception | None], bool] = lambda _: False,
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
         grace: float = math.inf,
@@ -130,7 +134,7 @@ class TuneEventHandler(Callback):
         self._paths = paths
         self._fence = fence
         self._on_step = on_step
-        self._stop_reason = stop_reason
+        self._stop_reason, self._would_stop = stop_reason, would_stop
         self._node_died = node_died
         self._end_of_worker = end_of_worker
         self._clock = TrialClock()
@@ -279,6 +283,8 @@ class TuneEventHandler(Callback):
         if report.signals not in (None, self._signals.setdefault(number, [])):
             # An empty list is written, too: it clears earlier signals.
             report.notes[SIGNALS] = self._signals[number] = report.signals
+        if trial.config.get("exempt"):
+            self._note_exemption(trial, report)
         self._event_writer.record_worker_info(report)
         # The trial's end comes next, and the checkpoint is saved: see `EventWriter.finished`.
         if result.get("ending") == "finished" and report.result.get("saved"):
@@ -287,6 +293,13 @@ class TuneEventHandler(Callback):
             self._queue.put(report)
         if report.notes:
             self.flush()
+
+    def _note_exemption(self, trial: Trial, report: WorkerReport) -> None:
+        """Note once where an exempt trial would have been stopped."""
+        found = self._would_stop(report.number)
+        if found is not None and trial.config.get("would_stop_at") is None:
+            report.notes[WOULD_STOP] = list(found)
+            trial.config["would_stop_at"] = found[0]
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any

@@ -102,6 +102,7 @@ class _TrialLoop:
             fence=lock.check,
             on_step=self._before_each_step,
             stop_reason=self._scheduler.stop_reasons.get,
+            would_stop=self._scheduler.would_stop.get,
             node_died=node_died,
             grace=interruption.grace,
         )
@@ -207,7 +208,14 @@ def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
     for trial in of_search(sweep.ledger.trials()):
         if trial.finished:
             number = trial.number
-            replay(scheduler, f"past-{number}", trial.reports, number=number, finished=True)
+            replay(
+                scheduler,
+                f"past-{number}",
+                trial.compared_reports,
+                number=number,
+                finished=True,
+                exempt=trial.exempt,
+            )
     return scheduler
 
 

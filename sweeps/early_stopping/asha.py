@@ -13,7 +13,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.halving import rungs
+from sweeps.early_stopping.metric_values import Minimize, Value, first_value
 from sweeps.early_stopping.rule import StoppingRule, TrialStopper
 from sweeps.formatting import format_number
 
@@ -22,6 +24,7 @@ class GeometricRungs(StoppingRule):
     """Base of the rules with a first rung and a constant factor between two rungs."""
 
     first_epoch_key: ClassVar[str | None] = "grace_epochs"
+    needs_one_metric: ClassVar[bool] = False
 
     grace_epochs: int = Field(default=1, ge=1)
     """Epochs that every trial gets; below `budget.epochs`. With another budget: reports."""
@@ -61,9 +64,22 @@ class Asha(GeometricRungs):
     )
     decides_per_report: ClassVar[bool] = True
 
-    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
+    def make_stopper(self, *, epochs: int, minimize: Minimize) -> TrialStopper | None:
         """Return a new stopper, which has seen no reports."""
-        return HalvingStopper([self.rungs(epochs)], self.reduction, minimize=minimize)
+        return halving_stopper([self.rungs(epochs)], self.reduction, minimize=minimize)
+
+
+def halving_stopper(
+    brackets: Sequence[Sequence[int]],
+    reduction: int,
+    *,
+    bracket_of: Callable[[int], int] = lambda _: 0,
+    minimize: Minimize,
+) -> TrialStopper:
+    """Return a stopper for one metric or for several; see `HalvingStopper`."""
+    if isinstance(minimize, tuple):
+        return FrontStopper(brackets, reduction, bracket_of=bracket_of, minimize=minimize)
+    return HalvingStopper(brackets, reduction, bracket_of=bracket_of, minimize=minimize)
 
 
 class HalvingStopper:
@@ -97,8 +113,9 @@ class HalvingStopper:
         self._last_rung: dict[int, int] = {}
         """By trial number, the highest rung at which the trial was compared."""
 
-    def stops(self, number: int, epoch: int, value: float) -> str | None:
+    def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report; return why its trial stops, or None if it continues."""
+        value = first_value(value)
         bracket = self._bracket_of(number)
         rung = max((one for one in self._brackets[bracket] if one <= epoch), default=0)
         if rung <= self._last_rung.get(number, 0):

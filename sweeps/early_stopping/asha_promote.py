@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from sweeps.early_stopping.asha import GeometricRungs
 from sweeps.early_stopping.halving import SuccessiveHalving
+from sweeps.early_stopping.metric_values import Minimize
 from sweeps.early_stopping.pausing_rules import PausingRule
 
 
@@ -20,7 +21,7 @@ class AshaPromote(GeometricRungs):
         "pauses every trial at each rung and promotes the best 1/`reduction`."
     )
 
-    def pausing(self, *, epochs: int, minimize: bool, num_trials: int) -> PausingRule | None:
+    def pausing(self, *, epochs: int, minimize: Minimize, num_trials: int) -> PausingRule | None:
         """Return successive halving over the rungs of this rule."""
         return SuccessiveHalving(
             rungs=self.rungs(epochs),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
+from sweeps.early_stopping.dominance import as_losses
+from sweeps.early_stopping.metric_values import Value, first_value
 from sweeps.early_stopping.pausing_rules import PausingRule, Reports
 
 _LAST_RUNG = 0.8
@@ -79,61 +81,95 @@ class SuccessiveHalving(PausingRule):
     epochs: int
 
     def next_promotion(
-        self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
+        self,
+        reports: Reports,
+        unfinished: Set[int],
+        live: Set[int] = frozenset(),
+        exempt: Set[int] = frozenset(),
     ) -> int | None:
         """Return the best trial of the highest rung that may promote one; see the base class."""
         last = {number: max(epochs, default=0) for number, epochs in reports.items()}
-        for rung in reversed(self.rungs):
-            seen = [number for number in reports if rung in reports[number]]
-            waiting = {
-                number: reports[number][rung]
-                for number in seen
-                if last[number] == rung and number in unfinished and number not in live
-            }
-            gone = [n for n in seen if last[n] > rung or (last[n] == rung and n in live)]
+        at_rungs = list(self._at_rungs(reports, exempt))
+        for rung, seen, num_passed in reversed(at_rungs):
+            others = [number for number in seen if number not in exempt]
+            waiting = [n for n in others if last[n] == rung and n in unfinished and n not in live]
+            gone = [n for n in others if last[n] > rung or (last[n] == rung and n in live)]
+            num_promoted = len(gone) + num_passed
+            if not waiting or len(seen) // self.reduction <= num_promoted:
+                continue
+            ranked = as_losses({n: reports[n][rung] for n in seen}, self.minimize)
             if found := promotable(
-                waiting,
+                {n: ranked[n] for n in waiting if n in ranked},
                 num_seen=len(seen),
-                num_promoted=len(gone),
+                num_promoted=num_promoted,
                 reduction=self.reduction,
-                minimize=self.minimize,
+                minimize=True,
             ):
                 return found[0]
-        return None if live else self._best_if_none_finishes(reports, unfinished, last)
+        return None if live else self._best_if_none_finishes(reports, unfinished, last, exempt)
+
+    def _at_rungs(
+        self, reports: Reports, exempt: Set[int]
+    ) -> Iterator[tuple[int, list[int], int]]:
+        """Yield each rung, the trials that count there, and how many exempt ones pass it.
+
+        An exempt trial counts at a rung as long as it would have been promoted at each one before.
+        So the other trials are promoted as they would be if none were exempt.
+        """
+        passing = exempt
+        for rung in self.rungs:
+            seen = [n for n in reports if rung in reports[n] and (n not in exempt or n in passing)]
+            if here := passing & set(seen):
+                ranked = as_losses({n: reports[n][rung] for n in seen}, self.minimize)
+                best = sorted(ranked, key=lambda n: (ranked[n], n))[: len(seen) // self.reduction]
+                passing = here & set(best)
+            yield rung, seen, len(passing & here)
 
     def _best_if_none_finishes(
-        self, reports: Reports, unfinished: Set[int], last: Mapping[int, int]
+        self, reports: Reports, unfinished: Set[int], last: Mapping[int, int], exempt: Set[int]
     ) -> int | None:
         """Return the best trial of the highest rung if otherwise no trial would train to the end.
 
-        In a sweep with few trials, it may be that no rung has enough trials to promote one.
+        In a sweep with few trials, it may be that no rung has enough trials to promote one. An
+        exempt trial trains to the end whether it is good or not, and so does not count.
         """
-        waiting = all(self.pauses_at(reports[number]) for number in unfinished)
-        if len(reports) < self.num_trials or not waiting:
+        if len(reports) < self.num_trials or not self._all_wait(reports, unfinished, exempt):
             return None
-        if any(epoch >= self.epochs or self._by_patience(reports[n]) for n, epoch in last.items()):
+        others = {number: epoch for number, epoch in last.items() if number not in exempt}
+        if any(
+            epoch >= self.epochs or self._by_patience(reports[n]) for n, epoch in others.items()
+        ):
             return None
         for rung in reversed(self.rungs):
             found = promotable(
-                {n: reports[n][rung] for n in unfinished if last[n] == rung},
+                as_losses(
+                    {n: reports[n][rung] for n in unfinished if last[n] == rung}, self.minimize
+                ),
                 num_seen=1,
                 num_promoted=0,
                 reduction=1,
-                minimize=self.minimize,
+                minimize=True,
             )
             if found:
                 return found[0]
         return None
 
-    def _by_patience(self, reports: Mapping[int, float]) -> bool:
-        return self.patience is not None and self.patience.reason(reports, "") is not None
+    def _all_wait(self, reports: Reports, unfinished: Set[int], exempt: Set[int]) -> bool:
+        """Return whether each unfinished trial waits for its promotion."""
+        return not unfinished & exempt and all(self.pauses_at(reports[n]) for n in unfinished)
 
-    def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+    def _by_patience(self, reports: Mapping[int, Value]) -> bool:
+        first = {epoch: first_value(value) for epoch, value in reports.items()}
+        return self.patience is not None and self.patience.reason(first, "") is not None
+
+    def never_promoted(
+        self, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+    ) -> frozenset[int]:
         """Return all unfinished trials if each of them waits and none may be promoted."""
         over = (
             len(reports) >= self.num_trials
-            and all(self.pauses_at(reports[number]) for number in unfinished)
-            and self.next_promotion(reports, unfinished) is None
+            and self._all_wait(reports, unfinished, exempt)
+            and self.next_promotion(reports, unfinished, exempt=exempt) is None
         )
         return frozenset(unfinished) if over else frozenset()
 

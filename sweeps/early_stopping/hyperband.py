@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sweeps.early_stopping.asha import GeometricRungs, HalvingStopper
+from sweeps.early_stopping.asha import GeometricRungs, halving_stopper
 from sweeps.early_stopping.halving import bracket_graces, bracket_of, rungs
+from sweeps.early_stopping.metric_values import Minimize
 from sweeps.early_stopping.rule import TrialStopper
 
 
@@ -30,14 +31,14 @@ class Hyperband(GeometricRungs):
         graces = bracket_graces(self.grace_epochs, self.reduction, epochs)
         return bracket_of(number, graces, self.reduction)
 
-    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
+    def make_stopper(self, *, epochs: int, minimize: Minimize) -> TrialStopper | None:
         """Return a new stopper with all brackets, which has seen no reports.
 
         Ray's ASHA also has brackets, but draws a trial's bracket from NumPy's global generator. A
         trial could then have another bracket after a resume.
         """
         graces = bracket_graces(self.grace_epochs, self.reduction, epochs)
-        return HalvingStopper(
+        return halving_stopper(
             [rungs(grace, self.reduction, epochs) for grace in graces],
             self.reduction,
             bracket_of=lambda number: bracket_of(number, graces, self.reduction),

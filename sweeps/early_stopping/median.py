@@ -14,6 +14,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from sweeps.early_stopping.asha import GeometricRungs
+from sweeps.early_stopping.metric_values import Minimize, Value, first_minimize, first_value
 from sweeps.early_stopping.rule import TrialStopper
 from sweeps.formatting import format_number
 
@@ -28,6 +29,7 @@ class MedianStopping(GeometricRungs):
     name: ClassVar[str] = "median"
     description: ClassVar[str] = "stops a trial that is worse than the median of the others."
     decides_per_report: ClassVar[bool] = True
+    needs_one_metric: ClassVar[bool] = True
 
     min_trials: int = Field(default=3, ge=1)
     """`median`: how many other trials must have trained as far before a trial is stopped."""
@@ -49,10 +51,10 @@ class MedianStopping(GeometricRungs):
             f"{self.grace_epochs} on"
         )
 
-    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
+    def make_stopper(self, *, epochs: int, minimize: Minimize) -> TrialStopper | None:
         """Return a new stopper, which has seen no reports."""
         del epochs
-        return Medians(self.grace_epochs, self.min_trials, minimize=minimize)
+        return Medians(self.grace_epochs, self.min_trials, minimize=first_minimize(minimize))
 
 
 class Medians:
@@ -76,14 +78,14 @@ class Medians:
         self._ranked: dict[int, list[float]] = {}
         """By epoch, the means of all trials up to that epoch, ascending."""
 
-    def stops(self, number: int, epoch: int, value: float) -> str | None:
+    def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report; return why its trial stops, or None if it continues.
 
         A trial stops when its best value so far is worse than the median of the other trials'
         mean values up to the same epoch. See Golovin et al., "Google Vizier" (2017), section
         3.2.2.
         """
-        self._record(number, epoch, value)
+        self._record(number, epoch, first_value(value))
         reports = self._reports[number]
         others = list(self._ranked.get(max(reports), ()))
         if (own := self._mean(number)) is not None:

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from sweeps.early_stopping.metric_values import Minimize
 from sweeps.early_stopping.pausing_rules import PausingRule, Reports
 from sweeps.early_stopping.rule import StoppingRule
 from trainable.config import Number
@@ -46,7 +47,7 @@ class Pbt(StoppingRule):
         """Return every `interval_epochs`-th epoch below the budget."""
         return tuple(range(self.interval_epochs, epochs, self.interval_epochs))
 
-    def pausing(self, *, epochs: int, minimize: bool, num_trials: int) -> PausingRule | None:
+    def pausing(self, *, epochs: int, minimize: Minimize, num_trials: int) -> PausingRule | None:
         """Return the rule by which all members wait for each other at each rung."""
         return PopulationBasedTraining(
             rungs=self.rungs(epochs), minimize=minimize, num_trials=num_trials
@@ -77,9 +78,14 @@ class PopulationBasedTraining(PausingRule):
     """All members wait at a rung for the last of them; then all resume."""
 
     def next_promotion(
-        self, reports: Reports, unfinished: Set[int], live: Set[int] = frozenset()
+        self,
+        reports: Reports,
+        unfinished: Set[int],
+        live: Set[int] = frozenset(),
+        exempt: Set[int] = frozenset(),
     ) -> int | None:
         """Return the lowest-numbered member that may resume now; see the base class."""
+        del exempt  # a population has none
         if len(reports) < self.num_trials:
             return None
         last = {number: max(reports[number], default=0) for number in unfinished}
@@ -87,7 +93,9 @@ class PopulationBasedTraining(PausingRule):
         waiting = [n for n in last if last[n] == behind and n not in live]
         return min(waiting) if waiting and behind in self.rungs else None
 
-    def never_promoted(self, reports: Reports, unfinished: Set[int]) -> frozenset[int]:
+    def never_promoted(
+        self, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+    ) -> frozenset[int]:
         """Return no member: each one trains to the end."""
-        del reports, unfinished
+        del reports, unfinished, exempt
         return frozenset()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+from sweeps.early_stopping.metric_values import Minimize, Value
 from sweeps.early_stopping.pausing_rules import PausingRule
 from trainable.config import Section
 
@@ -22,7 +23,7 @@ class TrialStopper(Protocol):
     answers must depend on these calls alone, not on clocks or random numbers.
     """
 
-    def stops(self, number: int, epoch: int, value: float) -> str | None:
+    def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report; return why its trial stops, or None if it continues.
 
         The reason follows the report's value in a sentence: "needed <= 0.5, rank 9 of 12".
@@ -30,7 +31,7 @@ class TrialStopper(Protocol):
         Args:
             number: The trial's number.
             epoch: How many reports the trial has made.
-            value: The metric at the last one; it may be NaN or infinite.
+            value: The metric at the last one, or all values of several; NaN or infinite, perhaps.
         """
 
 
@@ -104,23 +105,23 @@ class StoppingRule(Section):
         del epochs
         return ()
 
-    def pausing(self, *, epochs: int, minimize: bool, num_trials: int) -> PausingRule | None:
+    def pausing(self, *, epochs: int, minimize: Minimize, num_trials: int) -> PausingRule | None:
         """Return when trials pause and which one is promoted next; None: no trial pauses.
 
         Args:
             epochs: The reports of a full run.
-            minimize: Whether less is better.
+            minimize: Whether less is better; with several metrics, for each.
             num_trials: How many trials the sweep will have.
         """
         del epochs, minimize, num_trials
         return None
 
-    def make_stopper(self, *, epochs: int, minimize: bool) -> TrialStopper | None:
+    def make_stopper(self, *, epochs: int, minimize: Minimize) -> TrialStopper | None:
         """Return an object that decides after each report; None: the rule stops no running trial.
 
         Args:
             epochs: The reports of a full run.
-            minimize: Whether less is better.
+            minimize: Whether less is better; with several metrics, for each.
         """
         del epochs, minimize
         return None

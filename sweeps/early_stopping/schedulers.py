@@ -8,14 +8,22 @@ and the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import math
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from sweeps.early_stopping.pausing_rules import Reports, StopDecider, make_pausing_rule
+from sweeps.early_stopping.dominance import as_losses
+from sweeps.early_stopping.metric_values import Value, all_values, as_value
+from sweeps.early_stopping.pausing_rules import (
+    Reports,
+    StopDecider,
+    make_pausing_rule,
+    minimize_of,
+)
 from sweeps.formatting import format_number
-from trainable.ray_adapter import OBJECTIVE
+from trainable.ray_adapter import OBJECTIVE, OBJECTIVES
 
 if TYPE_CHECKING:  # this package lies below the specs
     from sweeps.config.spec import SweepSpec
@@ -23,6 +31,15 @@ if TYPE_CHECKING:  # this package lies below the specs
 
 TIME = "epoch"
 """The result key by which schedulers measure the progress of a trial."""
+
+
+class WouldStop(NamedTuple):
+    """Where a rule would have stopped a trial that is exempt from early stopping."""
+
+    epoch: int
+    """The trial's reports by then."""
+    reason: str
+    """Why, as for a trial that is stopped."""
 
 
 class StopperScheduler(FIFOScheduler):
@@ -35,17 +52,25 @@ class StopperScheduler(FIFOScheduler):
     Args:
         stopper: Decides which trials stop; None: no trial stops.
         rule: The name of the rule, which begins each reason.
-        metric: The name of the metric.
+        metrics: The names of the metrics; a single one may be a text.
         word: What the reasons call a report.
     """
 
     def __init__(
-        self, stopper: TrialStopper | None, rule: str, metric: str, word: str = "epoch"
+        self,
+        stopper: TrialStopper | None,
+        rule: str,
+        metrics: str | Sequence[str],
+        word: str = "epoch",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._stopper, self._rule, self._metric, self._word = stopper, rule, metric, word
+        self._stopper, self._rule, self._word = stopper, rule, word
+        self._metrics = [metrics] if isinstance(metrics, str) else metrics
         self.stop_reasons: dict[int, str] = {}
         """By trial number, why the trial was stopped."""
+        self.would_stop: dict[int, WouldStop] = {}
+        """By the number of an exempt trial, where it would have been stopped. Its later reports
+        are compared with those of no other trial, as if it had ended."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         del tune_controller
@@ -59,14 +84,20 @@ class StopperScheduler(FIFOScheduler):
     def _stops(self, trial: Any, result: Mapping[str, Any]) -> bool:
         if self._stopper is None or trial.config.get("role", "search") != "search":
             return False  # a trial that trains another one's point trains to the end
-        number, epoch, value = trial.config["number"], result[TIME], result[OBJECTIVE]
+        number, epoch = trial.config["number"], result[TIME]
+        exempt, known = trial.config.get("exempt", False), trial.config.get("would_stop_at")
+        if number in self.would_stop or (known is not None and epoch > known):
+            return False
+        value = as_value(result.get(OBJECTIVES) or (result[OBJECTIVE],))
         why = self._stopper.stops(number, epoch, value)
         if why is None:
             return False
-        self.stop_reasons[number] = (
-            f"{self._rule} at {self._word} {epoch}: {self._metric} {format_number(value)}, {why}"
-        )
-        return True
+        reason = f"{self._rule} at {self._word} {epoch}: {describe(self._metrics, value)}, {why}"
+        if exempt:
+            self.would_stop[number] = WouldStop(epoch, reason)
+        else:
+            self.stop_reasons[number] = reason
+        return not exempt
 
 
 def make_verdict_fn(spec: SweepSpec) -> StopDecider:
@@ -77,32 +108,37 @@ def make_verdict_fn(spec: SweepSpec) -> StopDecider:
     """
     pausing = make_pausing_rule(spec)
     if pausing is not None:
-        return lambda reports, unfinished: never_promoted(spec, reports, unfinished)
+        return lambda *known: never_promoted(spec, *known)
 
-    def verdict(reports: Reports, unfinished: Set[int]) -> dict[int, str]:
-        return stopped_trials(make_scheduler(spec), reports, unfinished)
+    def verdict(
+        reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+    ) -> dict[int, str]:
+        return stopped_trials(make_scheduler(spec), reports, unfinished, exempt)
 
     return verdict
 
 
-def never_promoted(spec: SweepSpec, reports: Reports, unfinished: Set[int]) -> dict[int, str]:
+def never_promoted(
+    spec: SweepSpec, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+) -> dict[int, str]:
     """Return the paused trials that can no longer be promoted, and why; see `PausingRule`."""
     pausing = make_pausing_rule(spec)
     if pausing is None:
         return {}
     reasons = {}
-    for number in sorted(pausing.never_promoted(reports, unfinished)):
+    for number in sorted(pausing.never_promoted(reports, unfinished, exempt)):
         epoch = max(reports[number], default=0)
-        seen = [one[epoch] for one in reports.values() if epoch in one]
+        seen = {other: one[epoch] for other, one in reports.items() if epoch in one}
         own = reports[number].get(epoch)
         if own is None:  # it never reported
             reasons[number] = f"{spec.early_stopping.scheduler}: never promoted"
             continue
-        rank = 1 + sum(one < own if pausing.minimize else one > own for one in seen)
+        ranked = as_losses(seen, pausing.minimize)
+        mine = ranked.get(number, math.inf)
+        rank = 1 + sum(one < mine for one in ranked.values())
         reasons[number] = (
             f"{spec.early_stopping.scheduler} at {spec.budget.report_word} {epoch}: "
-            f"{spec.metrics[0]} "
-            f"{format_number(own)}, never promoted, rank {rank} of {len(seen)}"
+            f"{describe(spec.metrics, own)}, never promoted, rank {rank} of {len(seen)}"
         )
     return reasons
 
@@ -110,50 +146,67 @@ def never_promoted(spec: SweepSpec, reports: Reports, unfinished: Set[int]) -> d
 def make_scheduler(spec: SweepSpec) -> StopperScheduler:
     """Build the scheduler of a sweep without reports."""
     rule = spec.early_stopping.rule
-    stopper = rule.make_stopper(epochs=spec.budget.reports, minimize=spec.modes[0] == "min")
-    return StopperScheduler(stopper, rule.name, spec.metrics[0], spec.budget.report_word)
+    stopper = rule.make_stopper(epochs=spec.budget.reports, minimize=minimize_of(spec))
+    return StopperScheduler(stopper, rule.name, spec.metrics, spec.budget.report_word)
+
+
+def describe(metrics: Sequence[str], value: Value) -> str:
+    """Return the name and the value of each metric, as the reason of a stop has them."""
+    values = all_values(value)  # a rule of one metric receives the first of several
+    return ", ".join(
+        f"{metric} {format_number(one)}" for metric, one in zip(metrics, values, strict=False)
+    )
 
 
 class _PastTrial(NamedTuple):
     """The fields of a trial that a scheduler reads."""
 
     trial_id: str
-    config: dict[str, int]
+    config: dict[str, int | bool]
 
 
 def replay(
     scheduler: TrialScheduler,
     trial_id: str,
-    reports: Mapping[int, float],
+    reports: Mapping[int, Value],
     *,
     number: int,
     finished: bool,
+    exempt: bool = False,
 ) -> bool:
     """Pass the past reports of a trial to a new scheduler by the calls that Tune makes.
 
     Args:
         scheduler: The new scheduler, whose state the reports change.
         trial_id: The id of the trial.
-        reports: The metric after each reported epoch.
+        reports: The metric after each reported epoch, or the values of several.
         number: The number of the trial.
         finished: Whether the trial has ended.
+        exempt: Whether the trial is exempt from early stopping.
 
     Returns:
         Whether the scheduler stops the trial at its last report.
     """
-    trial = _PastTrial(trial_id, {"number": number})
+    trial = _PastTrial(trial_id, {"number": number, "exempt": exempt})
     untyped: Any = scheduler  # no scheduler reads the controller or other fields of the trial
     untyped.on_trial_add(None, trial)
     verdict = TrialScheduler.CONTINUE
     for epoch in sorted(reports):
-        verdict = untyped.on_trial_result(None, trial, {TIME: epoch, OBJECTIVE: reports[epoch]})
+        values = all_values(reports[epoch])
+        result: dict[str, Any] = {TIME: epoch, OBJECTIVE: values[0]}
+        if len(values) > 1:
+            result[OBJECTIVES] = values
+        verdict = untyped.on_trial_result(None, trial, result)
     if finished:
         untyped.on_trial_remove(None, trial)
     return bool(verdict == TrialScheduler.STOP)
 
 
 def stopped_trials(
-    scheduler: StopperScheduler, reports: Reports, unfinished: Set[int]
+    scheduler: StopperScheduler,
+    reports: Reports,
+    unfinished: Set[int],
+    exempt: Set[int] = frozenset(),
 ) -> dict[int, str]:
     """Return the unfinished trials that the scheduler stops at their last report, and why.
 
@@ -164,9 +217,18 @@ def stopped_trials(
         scheduler: A new scheduler. The call changes its state; do not use it again.
         reports: By trial, the metric after each reported epoch.
         unfinished: The numbers of the trials that have not ended.
+        exempt: The trials that are never stopped.
     """
+    unfinished = unfinished - exempt
     for number in sorted(reports.keys() - unfinished):
-        replay(scheduler, str(number), reports[number], number=number, finished=True)
+        replay(
+            scheduler,
+            str(number),
+            reports[number],
+            number=number,
+            finished=True,
+            exempt=number in exempt,
+        )
     return {
         number: scheduler.stop_reasons[number]
         for number in sorted(unfinished)

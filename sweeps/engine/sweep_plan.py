@@ -215,6 +215,8 @@ def make_plan(
     """
     epochs, trials, rule = spec.budget.reports, spec.num_trials, spec.early_stopping.rule
     expected = rule.expected_epochs(epochs, trials)
+    if expected is not None:  # an exempt trial trains to the end
+        expected += spec.early_stopping.exempt * max(0.0, epochs * trials - expected)
     epoch_seconds = seconds = None
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0

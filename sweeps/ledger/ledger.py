@@ -23,6 +23,7 @@ from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
     ACCUMULATION,
     ENDED,
+    EXEMPT,
     GENERATION,
     LINEAGE,
     REPORT,
@@ -226,13 +227,19 @@ class Ledger(StudyRecord):
         return self._study.directions
 
     @in_transaction
-    def add(self, suggestion: Suggestion) -> TrialRecord:
-        """Create the next trial, with its parameters, in one transaction."""
+    def add(self, suggestion: Suggestion, *, exempt: bool = False) -> TrialRecord:
+        """Create the next trial, with its parameters, in one transaction.
+
+        Args:
+            suggestion: Its parameters.
+            exempt: Whether it is exempt from early stopping.
+        """
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(suggestion.params),
             distributions=dict(suggestion.distributions),
             system_attrs=dict(suggestion.system_attrs),
+            user_attrs={EXEMPT: True} if exempt else {},
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
@@ -454,6 +461,9 @@ class Ledger(StudyRecord):
             number=trial.number,
             state=_STATES[trial.state],
             reports=reports,
+            all_reports={e: tuple(one) for e, one in several.items()}
+            if len(self.minimizes) > 1
+            else {},
             value=values[0],
             others=tuple(value for value in values[1:] if value is not None),
             select=self.select,

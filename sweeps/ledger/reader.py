@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from redaction.escapes import printable, visible
 from sweeps.config.sections import Select
 from sweeps.config.trial_run import TrialSeed
+from sweeps.early_stopping.metric_values import Value
 from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
@@ -44,6 +45,10 @@ ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
 FINISHES = "finishes"
 """A trial attribute: the number of the pruned trial that this trial trains to its end."""
+EXEMPT = "exempt"
+"""A trial attribute: that the trial is exempt from early stopping."""
+WOULD_STOP = "would_stop"
+"""A trial attribute of an exempt trial: at which report it would have been stopped, and why."""
 ROLE = "role"
 """A trial attribute: role, origin and common seed, where they are not those of `TrialSummary`."""
 SELECT = "select"
@@ -139,6 +144,12 @@ class TrialSummary:
     """The position of its common seed, from 0; None: its seed is its own."""
     split: bool = False
     """Whether its common seed also decides how the task splits the data."""
+    exempt: bool = False
+    """Whether it is exempt from early stopping; see `early_stopping.exempt`."""
+    would_stop_at: int | None = None
+    """The report at which it would have been stopped if it were not exempt; None: at none."""
+    would_stop_reason: str | None = None
+    """Why it would have been stopped there."""
 
     @property
     def finishes(self) -> int | None:
@@ -204,6 +215,18 @@ class TrialRecord(TrialSummary):
 
     reports: dict[int, float]
     """The (first) metric after each reported epoch."""
+    all_reports: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """With several metrics, all of them after each reported epoch; else empty."""
+
+    @property
+    def compared_reports(self) -> dict[int, Value]:
+        """The reports by which early stopping compares it with other trials.
+
+        An exempt trial counts as if it had ended where it would have been stopped.
+        """
+        found: Mapping[int, Value] = self.all_reports or self.reports
+        end = self.would_stop_at
+        return {epoch: one for epoch, one in found.items() if end is None or epoch <= end}
 
 
 Trial = TypeVar("Trial", bound=TrialSummary)
@@ -239,6 +262,15 @@ def _role_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
     if FINISHES in attributes:
         return {"role": "finish", "origin": int(attributes[FINISHES])}
     return dict(attributes.get(ROLE, {"role": "search"}))
+
+
+def _exemption_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    epoch, reason = attributes.get(WOULD_STOP, (None, None))
+    return {
+        "exempt": bool(attributes.get(EXEMPT, False)),
+        "would_stop_at": None if epoch is None else int(epoch),
+        "would_stop_reason": None if reason is None else printable(str(reason)),
+    }
 
 
 def count_trials(spec_trials: int, trials: Sequence[TrialSummary]) -> int:
@@ -374,6 +406,7 @@ def trial_fields(
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
         **_role_in(attributes),
+        **_exemption_in(attributes),
     }
 
 
@@ -385,6 +418,20 @@ def reports_in(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
     """Return the values by epoch from the attributes of a trial with several metrics."""
     found = {k.removeprefix(REPORT): v for k, v in attributes.items() if k.startswith(REPORT)}
     return {epoch: found[str(epoch)] for epoch in sorted(map(int, found))}
+
+
+def compared_values(
+    attributes: Mapping[str, Any], intermediate: Mapping[int, float]
+) -> Mapping[int, Value]:
+    """Return what each report of a trial brought, as stopping rules receive it.
+
+    Args:
+        attributes: The trial's user attributes, which have the reports of several metrics.
+        intermediate: Optuna's values by epoch, which are the reports of a single metric.
+    """
+    if intermediate:
+        return intermediate
+    return {epoch: tuple(values) for epoch, values in reports_in(attributes).items()}
 
 
 def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -464,8 +511,16 @@ class LedgerReader:
         Raises:
             LedgerError: The ledger can no longer be read.
         """
-        curves = self.reports()
-        return [TrialRecord(**vars(t), reports=curves[t.number]) for t in self.trials]
+        curves = self.all_reports()
+        several = len(self.minimizes) > 1
+        return [
+            TrialRecord(
+                **vars(trial),
+                reports={epoch: one[0] for epoch, one in curves[trial.number].items()},
+                all_reports=curves[trial.number] if several else {},
+            )
+            for trial in self.trials
+        ]
 
     def warm_start(self) -> dict[str, Any] | None:
         """Return the stored trials of earlier sweeps, in the form of `WarmStart.to_data`.
@@ -485,11 +540,22 @@ class LedgerReader:
         Raises:
             LedgerError: The ledger can no longer be read.
         """
-        found: dict[int, dict[int, float]] = {trial.number: {} for trial in self.trials}
+        return {
+            number: {epoch: values[0] for epoch, values in curve.items()}
+            for number, curve in self.all_reports().items()
+        }
+
+    def all_reports(self) -> dict[int, dict[int, tuple[float, ...]]]:
+        """Return the values of all metrics after each reported epoch, by trial.
+
+        Raises:
+            LedgerError: The ledger can no longer be read.
+        """
+        found: dict[int, dict[int, tuple[float, ...]]] = {t.number: {} for t in self.trials}
         with self._location.reading() as db:
             for number, epoch, values in self._reported(db):
                 if number in found:  # else the trial was added after this snapshot
-                    found[number][epoch] = values[0]
+                    found[number][epoch] = tuple(values)
         return found
 
     def reports_of(self, number: int) -> dict[int, float] | dict[int, Sequence[float]]:

@@ -227,7 +227,13 @@ def _describe_rule(sweep: SweepData) -> str:
     """Return what the sweep's stopping rule does, and how to read its rungs."""
     rule = sweep.spec.early_stopping.rule
     described = f"{rule.name} {rule.description.replace('`', '')}"
-    return f"{described} {rule.rungs_note}".rstrip()
+    notes = [described, rule.rungs_note]
+    if len(sweep.spec.metrics) > 1 and rungs(sweep.spec):
+        notes.append("The best by all metrics: by non-dominated front, then by hypervolume.")
+    exempt = sum(record.exempt for record in sweep.view.records)
+    if exempt:
+        notes.append(f"Trials that are exempt, and continue in any case: {exempt}.")
+    return " ".join(filter(None, notes))
 
 
 def _survival(sweep: SweepData) -> go.Figure:

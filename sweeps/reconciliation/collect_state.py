@@ -6,11 +6,13 @@ live here: deciding what is wrong (`reconcile`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.metric_values import Value, as_value
 from sweeps.early_stopping.pausing_rules import StopDecider
 from sweeps.ledger.reader import TrialRecord, of_search
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
@@ -127,16 +129,11 @@ def trial_state(
 def _judged(
     trials: Sequence[TrialState], judge: StopDecider, paths: SweepPaths, spec: SweepSpec
 ) -> list[TrialState]:
-    reports = {
-        trial.record.number: {
-            **{report.epoch: report.value for report in trial.curve},
-            **trial.record.reports,
-        }
-        for trial in trials
-        if trial.record.role == "search"
-    }
-    unfinished = {t.record.number for t in trials if not t.record.finished}
-    stopped = judge(reports, unfinished & reports.keys())
+    searched = [trial for trial in trials if trial.record.role == "search"]
+    reports = {trial.record.number: _compared(trial) for trial in searched}
+    unfinished = {trial.record.number for trial in searched if not trial.record.finished}
+    exempt = {trial.record.number for trial in searched if trial.record.exempt}
+    stopped = judge(reports, unfinished, exempt)
 
     def reason(number: int) -> str | None:
         last = max(reports.get(number, ()), default=0)
@@ -150,6 +147,14 @@ def _judged(
         return stopped[number] if ends else None
 
     return [replace(trial, stop_reason=reason(trial.record.number)) for trial in trials]
+
+
+def _compared(trial: TrialState) -> dict[int, Value]:
+    """Return the reports by which early stopping compares a trial, in ledger or store."""
+    record = trial.record
+    end = math.inf if record.would_stop_at is None else record.would_stop_at
+    stored = {r.epoch: as_value((r.value, *r.others)) for r in trial.curve if r.epoch <= end}
+    return stored | record.compared_reports
 
 
 def _is_last(curve: Sequence[SavedReport], record: TrialRecord, spec: SweepSpec) -> bool:

@@ -230,6 +230,7 @@ class SweepStatus:
         paused = (
             self._pauses
             and record.role == "search"
+            and not record.exempt
             and record.epoch in self._pauses.rungs
             and not self._is_open(record.number)
         )
@@ -407,6 +408,9 @@ class SweepStatus:
             "role": record.role,
             "origin": record.origin,
             "seed_index": record.seed_index,
+            "exempt": record.exempt,
+            "would_stop_at": record.would_stop_at,
+            "would_stop_reason": record.would_stop_reason,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }
 

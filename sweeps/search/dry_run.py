@@ -21,6 +21,7 @@ from sweeps.config.search_validators import SAMPLERS
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
+from sweeps.ledger.reader import REPORT
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
@@ -113,11 +114,13 @@ class _InventedHistory:
     ) -> None:
         """Add a complete trial with random values."""
         values = [self._random.random() for _ in self.directions]
+        several = len(values) > 1
         trial = optuna.trial.create_trial(
             values=values,
             params=dict(params),
             distributions={key: distributions[key] for key in params},
-            intermediate_values={self._epochs: values[0]},
+            intermediate_values={} if several else {self._epochs: values[0]},
+            user_attrs={f"{REPORT}{self._epochs}": values} if several else {},
             system_attrs=dict(system_attrs),
         )
         trial.number = len(self._trials)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.sections import Select
-from sweeps.ledger.reader import value_of
+from sweeps.early_stopping.metric_values import Value, all_values
+from sweeps.ledger.reader import compared_values, value_of
 
 
 def enough_at_a_rung(parameters: int) -> int:
@@ -68,15 +69,19 @@ def _epoch_reached(trial: FrozenTrial) -> float:
     """Return the epoch that a trial has reached; a complete trial has reached every epoch."""
     if trial.state == TrialState.COMPLETE:
         return math.inf
-    return 0 if trial.state == TrialState.FAIL else max(trial.intermediate_values, default=0)
+    return 0 if trial.state == TrialState.FAIL else max(_reports(trial), default=0)
+
+
+def _reports(trial: FrozenTrial) -> Mapping[int, Value]:
+    return compared_values(trial.user_attrs, trial.intermediate_values)
 
 
 def _as_complete(trial: FrozenTrial, rung: int, *, minimize: bool, select: Select) -> FrozenTrial:
-    so_far = {e: (value,) for e, value in trial.intermediate_values.items() if e <= rung}
+    so_far = {e: all_values(value) for e, value in _reports(trial).items() if e <= rung}
     values = value_of(so_far, minimize=minimize, select=select)
     if values is None:
         return trial  # no value is finite
     shown = copy.copy(trial)
-    shown.state, shown.value = TrialState.COMPLETE, values[0]
+    shown.state, shown.values = TrialState.COMPLETE, list(values)
     shown.datetime_complete = trial.datetime_complete or trial.datetime_start
     return shown

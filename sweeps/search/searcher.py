@@ -20,11 +20,12 @@ from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SweepSpec
 from sweeps.config.trial_run import with_accumulation
-from sweeps.early_stopping.pausing_rules import make_pausing_rule
+from sweeps.early_stopping.exemption import is_exempt
+from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted, replay
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.ledger.reader import is_of_search, of_search
+from sweeps.ledger.reader import EXEMPT, compared_values, is_of_search, of_search
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.suggest import Suggester
@@ -94,7 +95,8 @@ class LedgerSearcher(Searcher):
         self._unfinished = [
             trial
             for trial in of_the_search
-            if not trial.finished and not (self._pauses and self._pauses.pauses_at(trial.reports))
+            if not trial.finished
+            and (trial.exempt or not (self._pauses and self._pauses.pauses_at(trial.reports)))
         ]
         self._next_number, self._num_suggested = len(trials), len(of_the_search)
         self._num_trials = spec.num_trials
@@ -135,9 +137,11 @@ class LedgerSearcher(Searcher):
                 "params": trial.params,
                 "config": resolved.model_dump(mode="json"),
                 "role": trial.role,
+                "exempt": trial.exempt,
+                "would_stop_at": trial.would_stop_at,
                 "seed": trial.seed,
                 "pause_at_epoch": self._pauses.pause_at_epoch(max(trial.reports, default=0))
-                if self._pauses and trial.role == "search"
+                if self._pauses and trial.role == "search" and not trial.exempt
                 else None,
                 "directory": str(self._paths.trial(trial.number)),
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
@@ -207,7 +211,10 @@ class LedgerSearcher(Searcher):
         self._num_suggested += 1
         suggestion = self._suggester.propose(number)  # may take seconds
         self._fence()
-        return self._ledger.add(suggestion)
+        return self._ledger.add(suggestion, exempt=self._is_exempt(number))
+
+    def _is_exempt(self, number: int) -> bool:
+        return is_exempt(self._spec.early_stopping.exempt, self._spec.seed, number)
 
     def _next_open(self, trials: list[TrialRecord]) -> TrialRecord | None:
         """Remove and return the first trial that is still open: the user may have stopped one."""
@@ -224,24 +231,38 @@ class LedgerSearcher(Searcher):
         it again, and the scheduler then decides.
         """
         if trial.reports:
-            past, last = dict(trial.reports), max(trial.reports)
+            past, last = trial.compared_reports, max(trial.reports)
             if last > trial_store(self._paths, self._spec, trial.number).saved_epoch():
-                del past[last]
-            replay(self._scheduler, trial_id, past, number=trial.number, finished=False)
+                past.pop(last, None)
+            replay(
+                self._scheduler,
+                trial_id,
+                past,
+                number=trial.number,
+                finished=False,
+                exempt=trial.exempt,
+            )
 
     def _promoted(self) -> TrialRecord | None:
         if self._pauses is None or not self._may_promote:
             return None
         self._flush()
-        number = self._pauses.next_promotion(*self._reports(), live=set(self._live.values()))
+        reports, unfinished, exempt = self._reports()
+        live = set(self._live.values())
+        number = self._pauses.next_promotion(reports, unfinished, live, exempt)
         self._may_promote = number is not None  # until another trial reaches a rung
         if number is not None and self._exploit is not None:
             self._exploit(max(self._ledger.trial(number).reports))
         return None if number is None else self._ledger.trial(number)
 
-    def _reports(self) -> tuple[dict[int, dict[int, float]], set[int]]:
-        """Return the reports of the search's trials, and the unfinished ones of them."""
+    def _reports(self) -> tuple[Reports, set[int], set[int]]:
+        """Return the reports of the search's trials, the unfinished ones and the exempt ones."""
         # Records are not used here: building thousands of them would take long.
         trials = [one for one in self._ledger.frozen_trials() if is_of_search(one.user_attrs)]
         unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
-        return {trial.number: trial.intermediate_values for trial in trials}, unfinished
+        exempt = {trial.number for trial in trials if EXEMPT in trial.user_attrs}
+        reports = {
+            trial.number: compared_values(trial.user_attrs, trial.intermediate_values)
+            for trial in trials
+        }
+        return reports, unfinished, exempt

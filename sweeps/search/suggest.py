@@ -27,7 +27,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
-from sweeps.ledger.reader import is_of_search
+from sweeps.ledger.reader import EXEMPT, compared_values, is_of_search
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
@@ -283,7 +283,10 @@ class Suggester:
         return (
             self._pauses is not None
             and not trial.state.is_finished()
-            and self._pauses.pauses_at(trial.intermediate_values)
+            and EXEMPT not in trial.user_attrs
+            and self._pauses.pauses_at(
+                compared_values(trial.user_attrs, trial.intermediate_values)
+            )
         )
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:

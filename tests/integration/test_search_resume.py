@@ -13,8 +13,10 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.reader import WOULD_STOP
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
@@ -42,6 +44,7 @@ space:
 search: {sampler: SAMPLER, startup_trials: 3}
 early_stopping: {scheduler: SCHEDULER, grace_epochs: 1, reduction: 2}
 """
+SIZE = "val/size"  # a second metric
 BEFORE = 7  # trials in the ledger that every case starts from
 WRITES = (
     "create_new_trial",
@@ -62,6 +65,12 @@ def _loss(params: dict[str, Any], epoch: int) -> float:
     return float(distance + params["train.schedule.warmup"] + 1 / epoch)
 
 
+def _values(spec: SweepSpec, params: dict[str, Any], epoch: int) -> tuple[float, ...]:
+    """The value of each metric; the more, the better, is the second one."""
+    loss = _loss(params, epoch)
+    return (loss, params["train.clip.max_norm"] - 1 / epoch)[: len(spec.metrics)]
+
+
 class Driver:
     """A serial sweep: one trial at a time, whose every report the scheduler judges.
 
@@ -72,7 +81,7 @@ class Driver:
         self.paths, self.late = paths, late
         new = not paths.ledger.exists()
         self.ledger = (
-            Ledger.create(paths.ledger, mode="min", sweep_id="s")
+            Ledger.create(paths.ledger, mode=spec.modes, sweep_id="s")
             if new
             else Ledger.open(paths.ledger)
         )
@@ -90,9 +99,10 @@ class Driver:
                 replay(
                     self.scheduler,
                     str(trial.number),
-                    trial.reports,
+                    trial.compared_reports,
                     number=trial.number,
                     finished=True,
+                    exempt=trial.exempt,
                 )
         self.searcher = LedgerSearcher(
             self.ledger,
@@ -121,30 +131,36 @@ class Driver:
 
     def rungs(self) -> Any:
         """What was recorded at each rung."""
-        return getattr(self.scheduler._stopper, "_losses", {})  # trials that pause have none
+        stopper: Any = self.scheduler._stopper
+        if isinstance(stopper, FrontStopper):
+            return {at: fronts.fronts for at, fronts in stopper._seen.items()}
+        return getattr(stopper, "_losses", {})  # trials that pause have none
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
         directory = self.paths.trial(number)
         until = trial.config["pause_at_epoch"]
         last = until or self.spec.budget.epochs
         for epoch in range(1 + CheckpointStore(directory).saved_epoch(), last + 1):
-            value = _loss(params, epoch)
+            values = _values(self.spec, params, epoch)
             if not self.late or epoch == last:
-                self._save(directory, epoch, value)
-            verdict = self.scheduler.on_trial_result(
-                None, trial, {"epoch": epoch, "objective": value}
-            )
-            self.ledger.report(number, epoch=epoch, step=epoch, value=value)
+                self._save(directory, epoch, values)
+            result = {"epoch": epoch, "objective": values[0], "objectives": values}
+            verdict = self.scheduler.on_trial_result(None, trial, result)
+            self.ledger.report(number, epoch=epoch, step=epoch, value=values[0], others=values[1:])
+            spared = self.scheduler.would_stop.get(number)
+            if spared is not None and spared.epoch == epoch:
+                self.ledger.set_attr(number, WOULD_STOP, list(spared))
             if verdict == TrialScheduler.STOP:
                 self.ledger.finish(number, "pruned")
                 return
             if self.late and epoch < last:
-                self._save(directory, epoch, value)
+                self._save(directory, epoch, values)
         if until is None:
             self.ledger.finish(number, "complete")
 
-    def _save(self, directory: Path, epoch: int, value: float) -> None:
-        append_rows(directory, [Row(epoch, 0, {"val/loss": value, "epoch": epoch})])
+    def _save(self, directory: Path, epoch: int, values: tuple[float, ...]) -> None:
+        metrics = dict(zip(self.spec.metrics, values, strict=True))
+        append_rows(directory, [Row(epoch, 0, {**metrics, "epoch": epoch})])
         commit(directory, epoch, step=epoch)
 
 
@@ -156,6 +172,8 @@ class _Named:
 CASES = [
     *[(sampler, "asha") for sampler in ("tpe", "cmaes", "nsgaii", "random", "qmc", "gp")],
     ("tpe", "asha_promote"),
+    ("tpe", "asha", "two metrics"),
+    ("tpe", "asha_promote", "two metrics"),
 ]
 
 
@@ -164,9 +182,14 @@ def sweep(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SweepSpec, Path, Path]:
     """A spec, a ledger of its first trials, and the ledger that one driver would have written."""
-    sampler, scheduler = request.param
+    sampler, scheduler, *several = request.param
     root = tmp_path_factory.mktemp(sampler)
     text = SPEC.replace("SAMPLER", sampler).replace("SCHEDULER", scheduler)
+    if several:
+        text = text.replace("val/loss", f"[val/loss, {SIZE}]").replace(
+            "mode: min", "mode: [min, max]"
+        )
+        text = text.replace("reduction: 2}", "reduction: 2, exempt: 0.2}")
     spec = parse_spec(text, "quad.yaml")
     once, begun = SweepPaths(root / "once", "quad"), SweepPaths(root / "begun", "quad")
     for paths in (once, begun):

@@ -275,7 +275,7 @@ class Driver:
         for trial in self.ledger.trials():
             if trial.finished:
                 replay(
-                    self._scheduler, f"past-{trial.number}", trial.reports,
+                    self._scheduler, f"past-{trial.number}", trial.compared_reports,
                     number=trial.number, finished=True,
                 )  # fmt: skip
         self.searcher = LedgerSearcher(

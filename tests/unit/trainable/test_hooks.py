@@ -380,3 +380,41 @@ def test_epoch_of_an_earlier_version_resumes(tmp_path, opened, configure):
 
 def test_each_hook_is_a_method_of_task():
     assert all(hasattr(Task, name) for name in HOOKS)
+
+
+class Annealed(Curriculum):
+    """Keeps what it is told of the length of its run, and when."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = [self.total_steps]
+
+    def build_optimizer(self, model, config):
+        self.at_build = self.total_steps
+
+    def on_step_end(self, step):
+        self.known = [*self.known[-3:], self.total_steps]
+        self.net[2].p = 0.5 * (1 - step / self.total_steps)
+
+
+class OwnName(Annealed):
+    """Has an attribute of this name itself."""
+
+    def __init__(self):
+        self.total_steps = 24
+        super().__init__()
+
+
+def test_task_knows_the_steps_of_its_run_also_of_a_longer_one(tmp_path, opened, configure):
+    config = configure(every="1 epoch")
+    steps = 4 * config.budget.epochs
+    _, task = _run(opened, config, tmp_path / "run", task=Annealed(), crash_at=6)
+    assert task.known[-1] == task.at_build == steps
+    assert "total_steps" not in vars(task)
+    longer = config.model_copy(update={"budget": config.budget.model_copy(update={"epochs": 5})})
+    trainer, task = _run(opened, longer, tmp_path / "run", task=Annealed())
+    assert task.known[-1] == task.at_build == 20
+    assert "total_steps" not in str(trainer.state.state_dict()["task"])
+    assert Annealed().total_steps is None
+    _, own = _run(opened, config, tmp_path / "own", task=OwnName())
+    assert own.known[-1] == own.at_build == own.total_steps == 24

@@ -118,7 +118,7 @@ CASES = [
         id="lists of fewer than two",
     ),
     pytest.param(
-        "name: digits\ntask: digits\nmetric: [val/loss, val/loss, val/accuracy]\nmode: [min, max]\ntrials: 24\nsearch: {sampler: cmaes}\nearly_stopping: {reduction: 2}\nstop: {hours: 1, value: 0.1, plateau: {trials: 3}}\n",
+        "name: digits\ntask: digits\nmetric: [val/loss, val/loss, val/accuracy]\nmode: [min, max]\ntrials: 24\nsearch: {sampler: cmaes}\nearly_stopping: {scheduler: median}\nstop: {hours: 1, value: 0.1, plateau: {trials: 3}}\n",
         id="several metrics, and what takes one",
     ),
     pytest.param(
@@ -221,7 +221,8 @@ CASES = [
         id="55 grace beyond all epochs",
     ),
     pytest.param(
-        HEAD + "early_stopping: {scheduler: pbt, interval_epochs: 10, quantile: 0.6}\n",
+        HEAD
+        + "early_stopping: {scheduler: pbt, interval_epochs: 10, quantile: 0.6, exempt: 0.1}\n",
         id="pbt: nobody to compare, nothing to change",
     ),
     pytest.param(

@@ -24,7 +24,7 @@ from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
-from trainable.ray_adapter import OBJECTIVE
+from trainable.ray_adapter import OBJECTIVE, OBJECTIVES
 
 _METRICS = {"val/loss": 0.5, "val/accuracy": 0.75, "train/loss": 0.6, "train/lr": 0.1}
 
@@ -128,6 +128,30 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     keeper.flush()
     assert sweep.ledger.trial(number).signals == ()
     assert recorder.runs[number].tags["health"] == ""
+
+
+def test_where_an_exempt_trial_would_stop_is_kept_once(tmp_path: Path) -> None:
+    sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
+    number = sweep.add(None)
+    recorder.start(number, {}, {})
+    found: dict[int, tuple[int, str]] = {}
+    view: Any = SimpleNamespace(reported=lambda _: None)
+    keeper = TuneEventHandler(
+        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
+        fence=lambda: None, on_step=lambda: None, would_stop=found.get,
+    )  # fmt: skip
+    trial: Any = SimpleNamespace(config={"number": number, "params": {}, "exempt": True})
+    for epoch, would_stop in ((1, None), (2, (2, "asha at epoch 2")), (3, (3, "later"))):
+        if would_stop is not None:
+            found[number] = would_stop
+        result = {**_result(), "epoch": epoch, "ending": None, OBJECTIVES: (0.5, 0.75)}
+        keeper.on_trial_result(0, [trial], trial, result)
+        assert OBJECTIVES not in result
+    keeper.flush()
+    record = sweep.ledger.trial(number)
+    assert (record.would_stop_at, record.would_stop_reason) == (2, "asha at epoch 2")
+    assert record.compared_reports.keys() == {1, 2}
+    assert record.reports.keys() == {1, 2, 3}
 
 
 def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ assert not {"ray", "optuna"} & sys.modules.keys(), "a spec is read without them"
 
 from sweeps.early_stopping.schedulers import make_verdict_fn
 reports = {0: {1: 0.5, 2: 0.4, 3: 0.3}, 1: {1: 0.5, 2: 0.6, 3: 0.7}}
-print(sorted(make_verdict_fn(spec)(reports, {0, 1})))
+print(sorted(make_verdict_fn(spec)(reports, {0, 1}, set())))
 """
 
 

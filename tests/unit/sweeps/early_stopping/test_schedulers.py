@@ -101,7 +101,7 @@ def test_promotion_says_which_rank_was_not_promoted() -> None:
     spec = SPEC.model_copy(update={"early_stopping": config, "trials": 4})
     reports = {0: {1: 0.1, 2: 0.1}, 1: {1: 0.4}, 2: {1: 0.2, 2: 0.3}, 3: {1: 0.3}}
     whole = {**reports, 0: dict.fromkeys(range(1, 11), 0.1)}
-    assert make_verdict_fn(spec)(whole, {1, 2, 3}) == {
+    assert make_verdict_fn(spec)(whole, {1, 2, 3}, set()) == {
         1: "asha_promote at epoch 1: val/loss 0.4, never promoted, rank 4 of 4",
         2: "asha_promote at epoch 2: val/loss 0.3, never promoted, rank 2 of 2",
         3: "asha_promote at epoch 1: val/loss 0.3, never promoted, rank 3 of 4",
@@ -266,3 +266,15 @@ def test_scheduler_cost_per_trial_is_constant(
         stopped_trials(_scheduler(config, "min"), reports, {0})
         counts.append(len(worked))
     assert counts[1] <= 12 * counts[0]
+
+
+def test_exempt_trial_counts_nowhere_after_it_would_have_stopped() -> None:
+    """The ledger knows where, though a replay in another order would not stop it there."""
+    scheduler = _scheduler(ASHA, "min")
+    config = {"number": 0, "exempt": True, "would_stop_at": 1}
+    trial = SimpleNamespace(trial_id="0", config=config)
+    for epoch in (1, 3):
+        result = {"epoch": epoch, "objective": 0.0}
+        assert scheduler.on_trial_result(None, trial, result) == TrialScheduler.CONTINUE
+    assert _report(scheduler, 1, 3, 5.0) == TrialScheduler.CONTINUE, "the first at its rung"
+    assert _report(scheduler, 2, 3, 9.0) == TrialScheduler.STOP

@@ -239,12 +239,12 @@ def test_stopping_rule_never_judges_it(sweep: MadeSweep) -> None:
     ledger = _open(sweep, 0)
     seen: list[set[int]] = []
 
-    def judge(reports: Any, unfinished: Any) -> dict[int, str]:
-        seen.extend((set(reports), set(unfinished)))
+    def judge(reports: Any, unfinished: Any, exempt: Any) -> dict[int, str]:
+        seen.extend(map(set, (reports, unfinished, exempt)))
         return {}
 
     read_sweep_state(sweep.paths, sweep.spec, ledger.trials(), live=False, judge=judge)
-    assert seen == [{0, 1, 2, 3}, {3}]
+    assert seen == [{0, 1, 2, 3}, {3}, set()]
 
 
 def test_status_counts_it_beside_the_search(sweep: MadeSweep) -> None:

@@ -11,7 +11,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.search.dry_run import dry_run
 from sweeps.search.multi_fidelity import project_to_rung
 from sweeps.search.suggest import Suggester
 
@@ -139,3 +141,34 @@ def test_sampler_imitates_better_trials_not_earlier_ones(tmp_path: Path, sampler
     proposer = Suggester(spec, ledger)
     drawn = [proposer.propose(number).params["task.x"] for number in range(30, 50)]
     assert sum(abs(x - 0.2) < 0.2 for x in drawn) > 15, drawn
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "nsgaii", "random"])
+def test_pruned_trials_of_several_metrics_are_learned_from(tmp_path: Path, sampler: str) -> None:
+    """Where TPE and GP compare trials at a rung, they draw where both metrics are good."""
+    text = SPEC.replace("search: {", f"search: {{sampler: {sampler}, ")
+    text = text.replace("val/loss", "[val/loss, val/accuracy]").replace(
+        "mode: min", "mode: [min, max]"
+    )
+    spec = parse_spec(text, "s.yaml")
+    dry_run(spec)
+    ledger = Ledger.create(tmp_path / "l.db", mode=spec.modes, sweep_id="s")
+    space = {key: one.to_optuna() for key, one in spec.space.items()}
+    for number in range(30):
+        early = number < 3
+        x = 0.8 if early else number / 30 if number % 3 else 0.2 + number / 1000
+        ledger.add(Suggestion({"task.x": x}, space))
+        for epoch in range(1, 10 if early else 2):
+            value = (x - 0.2) ** 2 / epoch**0.1
+            ledger.report(number, epoch=epoch, step=epoch, value=value, others=[1 - value])
+        ledger.finish(number, "complete" if early else "failed" if number == 29 else "pruned")
+    proposer = Suggester(spec, ledger)
+    drawn = [proposer.propose(number).params["task.x"] for number in range(30, 45)]
+    if sampler in ("tpe", "gp"):
+        assert sum(abs(x - 0.2) < 0.2 for x in drawn) > 10, drawn
+    records = LedgerReader(tmp_path / "l.db").records()
+    assert [one.compared_reports for one in records] == [
+        one.compared_reports for one in ledger.trials()
+    ]
+    assert records[3].compared_reports.keys() == {1}
+    assert len(records[3].all_reports[1]) == 2

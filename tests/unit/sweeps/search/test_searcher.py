@@ -13,9 +13,11 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.errors import LockLost
 from sweeps.ledger.ledger import ACCUMULATION, Ledger, TrialRecord
+from sweeps.ledger.reader import WOULD_STOP, LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
@@ -385,3 +387,36 @@ def test_finishing_trial_is_returned_first_and_exempt(tmp_path: Path, spec: Swee
     assert driver.ask("e") == Searcher.FINISHED  # nothing else starts while a criterion is met
     driver.searcher.paused = False
     assert driver.ask("e")["number"] == 1
+
+
+def test_exempt_trial_never_pauses_and_stays_exempt(tmp_path: Path, spec: SweepSpec) -> None:
+    early = EarlyStoppingConfig(scheduler="asha_promote", grace_epochs=1, reduction=2, exempt=1.0)
+    path, spec = tmp_path / "l.db", spec.model_copy(update={"early_stopping": early})
+    driver = Driver(path, spec)
+    found = driver.ask("a")
+    assert (found["exempt"], found["pause_at_epoch"]) == (True, None)
+    driver.ledger.report(0, epoch=1, step=1, value=1.0)  # at a rung, where others pause
+    none = early.model_copy(update={"exempt": 0})
+    driver = Driver(path, spec.model_copy(update={"early_stopping": none}))
+    resumed = driver.ask("b")
+    assert (resumed["number"], resumed["exempt"], resumed["pause_at_epoch"]) == (0, True, None)
+    assert driver.searcher.never_promoted() == {}
+    driver.ledger.set_attr(0, WOULD_STOP, [1, "asha at epoch 1: \x1b[31mbad"])
+    driver.searcher.on_trial_complete("b")
+    other = driver.ask("c")
+    assert (other["number"], other["exempt"], other["pause_at_epoch"]) == (1, False, 1)
+    for trials in (
+        LedgerReader(path).trials,
+        driver.ledger.trials(),
+        LedgerReader(path).records(),
+    ):
+        assert [trial.exempt for trial in trials] == [True, False]
+        assert [trial.would_stop_at for trial in trials] == [1, None]
+        assert "\x1b" not in str(trials[0].would_stop_reason), "texts of a ledger are escaped"
+
+
+def test_share_of_exempt_trials_is_about_that_of_the_spec() -> None:
+    found = [is_exempt(0.05, seed, number) for seed in range(20) for number in range(200)]
+    assert 0.04 < sum(found) / len(found) < 0.06
+    assert not any(is_exempt(0, 0, number) for number in range(200))
+    assert all(is_exempt(1, 0, number) for number in range(200))

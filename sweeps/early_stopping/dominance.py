@@ -1,0 +1,151 @@
+"""Rank trials by several metrics: non-dominated fronts, then hypervolume.
+
+A trial dominates another if it is at least as good in every metric and better in one. Trials that
+no other dominates are front 0; without them, the next such trials are front 1, and so on. Within a
+front, a trial is better if it alone dominates a larger volume. What must not live here: rungs, and
+which trial stops (`front_stopper`) or is promoted (`halving`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+from sweeps.early_stopping.metric_values import Minimize, Value, is_finite, losses
+
+Losses = tuple[float, ...]
+"""The value of each metric, less being better."""
+
+_CELLS = 2**17
+"""The cells of the grid on which volumes are measured; one call takes a few milliseconds."""
+_MOST_METRICS = 16
+"""With more metrics, a grid of so few cells has fewer than two levels of each."""
+
+
+def dominates(one: Losses, other: Losses) -> bool:
+    """Return whether one is at least as good in every metric and better in one."""
+    return one != other and all(map(operator.le, one, other))
+
+
+class Fronts:
+    """The non-dominated fronts of trials, kept up to date while trials are added.
+
+    A new trial pushes the trials that it dominates to the next front, and these push others: Li et
+    al., "Efficient Nondomination Level Update Method for Steady-State Evolutionary Multiobjective
+    Optimization" (2017).
+    """
+
+    def __init__(self) -> None:
+        self.fronts: list[dict[int, Losses]] = []
+        """Each front, the best first: the losses by the number of the trial."""
+
+    def add(self, number: int, mine: Losses) -> int:
+        """Add a trial, and return the index of its front."""
+        found = next(
+            (
+                index
+                for index, front in enumerate(self.fronts)
+                if not any(dominates(one, mine) for one in front.values())
+            ),
+            len(self.fronts),
+        )
+        moved, index = {number: mine}, found
+        while moved:
+            if index == len(self.fronts):
+                self.fronts.append({})
+            front = self.fronts[index]
+            pushed = {
+                other: theirs
+                for other, theirs in front.items()
+                if any(dominates(one, theirs) for one in moved.values())
+            }
+            for other in pushed:
+                del front[other]
+            front |= moved
+            moved, index = pushed, index + 1
+        return found
+
+    def reference(self) -> Losses:
+        """Return the worst loss of all trials in each metric."""
+        every = [one for front in self.fronts for one in front.values()]
+        return tuple(map(max, zip(*every, strict=True)))
+
+    def volumes(self, index: int) -> dict[int, float]:
+        """Return the volume that each trial of a front alone dominates; see `own_volumes`."""
+        front = self.fronts[index]
+        found = own_volumes(list(front.values()), self.reference())
+        return dict(zip(front, found, strict=True))
+
+
+def own_volumes(front: Sequence[Losses], worst: Losses) -> list[float]:
+    """Return the volume that each point of a front dominates and no other point does.
+
+    This is the hypervolume contribution of Beume, Naujoks and Emmerich, "SMS-EMOA" (2007). Each
+    metric is scaled to the range from the best of the front to the worst of all, and the volume
+    ends a tenth of this range behind the worst. Equal points share one contribution. Volumes are
+    exact as long as a grid with a level for each value has at most 131,072 cells (362 points in
+    two metrics, 50 in three); beyond, close values become equal.
+
+    Args:
+        front: The losses of points of which none dominates another.
+        worst: The worst loss in each metric.
+    """
+    import numpy as np
+
+    num_metrics = len(worst)
+    if num_metrics > _MOST_METRICS:
+        return [0.0] * len(front)
+    points = np.asarray(front, dtype=float) / 2  # so that no difference overflows
+    low = points.min(axis=0)
+    span = np.asarray(worst, dtype=float) / 2 - low
+    scaled = (points - low) / np.where(span > 0, span, 1.0)
+    most = int(_CELLS ** (1 / num_metrics))
+    for axis in range(num_metrics):
+        if len(np.unique(scaled[:, axis])) > most:
+            scaled[:, axis] = np.minimum(np.floor(scaled[:, axis] * most), most - 1) / most
+    distinct, which = np.unique(scaled, axis=0, return_inverse=True)
+    edges = [np.unique(distinct[:, axis]) for axis in range(num_metrics)]
+    cells = tuple(np.searchsorted(edge, distinct[:, k]) for k, edge in enumerate(edges))
+    count = np.zeros([len(edge) for edge in edges], dtype=np.int64)
+    owner = np.zeros_like(count)
+    count[cells], owner[cells] = 1, np.arange(len(distinct))
+    volume = np.ones(())
+    for axis, edge in enumerate(edges):  # a point dominates all cells behind its own
+        count, owner = count.cumsum(axis=axis), owner.cumsum(axis=axis)
+        volume = np.multiply.outer(volume, np.diff(edge, append=1.1))
+    alone = count == 1
+    found = np.bincount(owner[alone], weights=volume[alone], minlength=len(distinct))
+    return [round(float(one), 12) for one in found[which.reshape(-1)]]
+
+
+def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int, int]:
+    """Return the place of each trial among all of them, from 1; none if it is not finite.
+
+    Schmucker et al., "Multi-objective Asynchronous Successive Halving" (2021), choose whom to
+    promote by such fronts. Trials that are equal have the same place.
+
+    Args:
+        values: By number, the values of the metrics.
+        minimize: For each metric, whether less is better.
+    """
+    fronts = Fronts()
+    finite = {n: losses(one, minimize) for n, one in values.items() if is_finite(one)}
+    # In this order no trial pushes an earlier one.
+    for number in sorted(finite, key=lambda n: (finite[n], n)):
+        fronts.add(number, finite[number])
+    found: dict[int, int] = {}
+    for index in range(len(fronts.fronts)):
+        before, volumes = len(found), fronts.volumes(index)
+        ranked = sorted(volumes.values(), reverse=True)
+        found |= {n: before + 1 + ranked.index(one) for n, one in volumes.items()}
+    return found
+
+
+def as_losses(values: Mapping[int, Value], minimize: Minimize) -> dict[int, float]:
+    """Return one number for each trial, less being better; trials that are not finite have none.
+
+    With one metric it is the metric or its negation; with several, the trial's place.
+    """
+    if isinstance(minimize, tuple):
+        return {number: float(place) for number, place in places(values, minimize).items()}
+    return {n: losses(one, minimize)[0] for n, one in values.items() if is_finite(one)}

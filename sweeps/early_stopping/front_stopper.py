@@ -1,0 +1,88 @@
+"""The stopping variant of successive halving for several metrics.
+
+What must not live here: where the rungs are (`halving`), and how trials are ranked (`dominance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sweeps.early_stopping.dominance import Fronts, dominates
+from sweeps.early_stopping.metric_values import Value, is_finite, losses
+
+
+class FrontStopper:
+    """Compare each trial at each rung, by all metrics, with those that reached the rung before.
+
+    The n-th trial at a rung continues if it is among the best (n - 1) / `reduction` there, rounded
+    up, itself included; the first always. With one metric this is `HalvingStopper` without the
+    interpolation. Trials are ranked by non-dominated front, and within a front by the hypervolume
+    that they alone dominate: Schmucker et al., "Multi-objective Asynchronous Successive Halving"
+    (2021), with the tie-break of SMS-EMOA in place of the epsilon-net.
+
+    Args:
+        brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
+        reduction: One trial in this many continues beyond a rung.
+        bracket_of: Returns the index of a trial's bracket.
+        minimize: For each metric, whether less is better.
+    """
+
+    def __init__(
+        self,
+        brackets: Sequence[Sequence[int]],
+        reduction: int,
+        *,
+        bracket_of: Callable[[int], int] = lambda _: 0,
+        minimize: tuple[bool, ...],
+    ) -> None:
+        self._brackets = brackets
+        self._reduction, self._bracket_of = reduction, bracket_of
+        self._minimize = minimize
+        self._seen: dict[tuple[int, int], Fronts] = {}
+        """By bracket and rung, the trials there."""
+        self._last_rung: dict[int, int] = {}
+        """By trial number, the highest rung at which the trial was compared."""
+
+    def stops(self, number: int, epoch: int, value: Value) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues."""
+        bracket = self._bracket_of(number)
+        rung = max((one for one in self._brackets[bracket] if one <= epoch), default=0)
+        if rung <= self._last_rung.get(number, 0):
+            return None
+        if not is_finite(value):
+            return "not all finite numbers"
+        self._last_rung[number] = rung
+        fronts = self._seen.setdefault((bracket, rung), Fronts())
+        mine = losses(value, self._minimize)
+        index = fronts.add(number, mine)
+        num_seen = sum(map(len, fronts.fronts))
+        most = max(1, -(-(num_seen - 1) // self._reduction))
+        better = sum(map(len, fronts.fronts[:index]))
+        front, volumes = fronts.fronts[index], {}
+        if better < most < better + len(front):  # within the front, the volumes decide
+            volumes = fronts.volumes(index)
+            better += sum(one > volumes[number] for one in volumes.values())
+        if better < most:
+            return None
+        needed = f"needed rank <= {most}, rank {better + 1} of {num_seen}"
+        if volumes:
+            count = f"of the {len(front)} trials of its non-dominated front"
+            return f"{needed}: {count}, others add more hypervolume"
+        return f"{needed}: {self._why(fronts, index, mine)}"
+
+    def _why(self, fronts: Fronts, index: int, mine: tuple[float, ...]) -> str:
+        """Return which trials dominate one."""
+        found = sorted(
+            number
+            for front in fronts.fronts[:index]
+            for number, one in front.items()
+            if dominates(one, mine)
+        )
+        match found:
+            case [one]:
+                who = f"trial {one} is"
+            case [one, other]:
+                who = f"trials {one} and {other} are"
+            case _:
+                who = f"trial {found[0]} and {len(found) - 1} others are"
+        return f"{who} at least as good in every metric"
