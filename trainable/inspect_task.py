@@ -4,9 +4,9 @@
 
 
 The standard input has trial configurations of one task, one per line. The first is built, its
-first batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
-or if the second has too few steps for its schedule, or if the optimizer or schedule of one of the
-variants that follow cannot be used, the only line is
+first batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be
+trained, or if the second has too few steps for its schedule, or if the optimizer or schedule of
+one of the variants that follow cannot be used, the only line is
 `{"refused": "why", "key": "train.precision"}`. For one more, if there is one, a second line says
 how much GPU memory a step takes (`memory_probe.py`).
 What must not live here: training.

@@ -130,6 +130,20 @@ class SweepPlan:
             "device_seconds": None if trial_seconds is None else trial_seconds * count,
         }
 
+    def expected(self) -> dict[str, Any]:
+        """Return what a sweep's ledger keeps, to compare with what the sweep has taken."""
+        device, count = self.device
+        seconds = self.trial_seconds
+        return {
+            "trials": self.trials,
+            "epochs": self.epochs,
+            "rule": self.rule,
+            "expected_epochs": round(self.expected_epochs, 1),
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
+            "device": device,
+            "device_seconds": None if seconds is None else round(seconds * count, 3),
+        }
+
     def rows(self) -> list[tuple[str, str]]:
         """Return the plan as pairs of a word and a short sentence."""
         found = [
@@ -181,12 +195,12 @@ class SweepPlan:
         found = (
             f"plan: {_counted(self.trials, 'trial')} x {_counted(self.epochs, self.report_word)}"
         )
-        if self.expected_epochs < self.max_epochs:
+        if round(self.expected_epochs) < self.max_epochs:
             found += f", about {self.expected_epochs:,.0f} of {self.max_epochs:,}"
         if self.seconds is not None:
             found += f"; {self._duration()}"
         if self.disk_bytes is not None:
-            found += f"; {format_bytes(self.disk_bytes)} on disk"
+            found += f"; disk {format_bytes(self.disk_bytes)}"
         return found
 
     def warnings(self) -> list[str]:

@@ -88,6 +88,7 @@ def test_inspecting_an_older_sweep_changes_nothing(paths: SweepPaths) -> None:
     }  # fmt: skip
     assert status["best"]["number"] == 0
     assert status.pop("findings") is None
+    assert status.pop("usage")["planned"] is None
     assert _shown("list") == [status]
     trials = _shown("trials", "chaos")
     assert isinstance(trials, list)
