@@ -82,8 +82,8 @@ class Usage:
         return asdict(self) | device
 
     def sentences(self) -> list[str]:
-        """Return what was used and saved, a sentence each; none before the first epoch."""
-        if not self.epochs:
+        """Return what was used and saved, a sentence each; none if no time was counted."""
+        if not self.epochs or not self.seconds:
             return []
         found = [self._used()]
         if self.saved_epochs:
@@ -96,7 +96,7 @@ class Usage:
             hours = format_device_hours(self.device_seconds.value, self.device)
             sentence += f", {hours}{self.device_seconds.note}"
         if self.planned is None:
-            return f"{sentence}; {self.trials:,} trials"
+            return f"{sentence}; {self.trials:,} trial{'s' * (self.trials != 1)}"
         plan, count = self.planned, ""
         if plan["trials"] != self.trials:
             count = f" for {plan['trials']:,} trials, of which {self.trials:,} started"
@@ -107,20 +107,21 @@ class Usage:
         return sentence + count
 
     def _saved(self) -> str:
-        who = f"{self.stopped:,} trials that were stopped"
+        one = self.stopped == 1
+        who = f"{self.stopped:,} {'trial that was' if one else 'trials that were'} stopped"
         sentence = f"saved: {self.saved_epochs:,} {self.report_word}s of {who}"
         if not self.saved_seconds.known:
             return sentence
         sentence += f", about {format_duration(self.saved_seconds.value)} of training"
         if self.saved_device_seconds.known:
             sentence += f", {format_device_hours(self.saved_device_seconds.value, self.device)}"
-        return f"{sentence}, at their own speed{self.saved_seconds.note}"
+        return f"{sentence}, at {'its' if one else 'their'} own speed{self.saved_seconds.note}"
 
 
 def usage(view: SweepStatus) -> Usage:
     """Return what a sweep has taken so far."""
     budget, records = view.spec.budget.reports, view.records
-    started = [one for one in records if one.attempts]
+    started = [one for one in records if one.attempts or one.epoch]
     trained = {one.number: _trained(one, records) for one in started}
     furthest = _finished_epochs(records)
     saved = {

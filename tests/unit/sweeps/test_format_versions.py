@@ -32,7 +32,7 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
-NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor", "trust"}
+NO_SWEEP_NEEDED = {"init", "check", "plan", "run", "train", "list", "doctor", "trust"}
 MORE = {
     "export": ["--csv", "out"],
     "show": ["0"],
