@@ -5,6 +5,7 @@ What must not live here: the numbers (`operations.plan`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,12 +34,32 @@ if TYPE_CHECKING:
     from sweeps.operations.plan import PlanOption, PlanResult
 
 
+_MOST_HOURS = 1e6
+
+
+def _read_hours(text: object) -> float:
+    """Parse a number of hours."""
+    try:
+        hours = float(str(text))
+    except ValueError:
+        hours = 0.0
+    if 0 < hours <= _MOST_HOURS:
+        return hours
+    from sweeps.quoting import quoted
+
+    raise typer.BadParameter(
+        f"{quoted(str(text))} is not valid; it must be a number above 0 and at most "
+        f"{_MOST_HOURS:,.0f}; write for example 8"
+    )
+
+
 def plan(
     file: File,
     hours: Annotated[
         float | None,
         typer.Option(
             "--hours",
+            parser=_read_hours,
             metavar="H",
             help="Find how many trials end within so many hours.",
             show_default=False,
@@ -75,12 +96,6 @@ def plan(
 
     if hours is not None and trials is not None:
         fail("--hours and --trials exclude each other; omit one of them", code=WRONG_INPUT)
-    if hours is not None and not 0 < hours <= 1e6:
-        fail(
-            f"--hours {hours:g} is not valid; it must be above 0 and at most 1,000,000; write for "
-            "example --hours 8",
-            code=WRONG_INPUT,
-        )
     with input_errors():
         spec, document = load_with_positions(file, settings or [])
         if write is not None and write.exists():
@@ -131,7 +146,7 @@ def _title(found: PlanResult) -> str:
     return f"what {found.plan.trials:,} trials take"
 
 
-def _table(options: list[PlanOption]) -> RenderableType:
+def _table(options: Sequence[PlanOption]) -> RenderableType:
     table = plain_table(
         "stopping",
         "compared at",

@@ -151,7 +151,9 @@ class _Trial:
 
     def report(self, epoch: int) -> float:
         """Train to an epoch, and return the loss there."""
-        loss = self._level + self._fall * epoch**-self._power + self._random.gauss(0, _NOISE)
+        loss: float = (
+            self._level + self._fall * epoch**-self._power + self._random.gauss(0, _NOISE)
+        )
         self.reports[epoch], self.epoch = loss, epoch
         self.since_best = 0 if loss < self._best else self.since_best + 1
         self._best = min(self._best, loss)

@@ -6,7 +6,7 @@ consists of (`engine.sweep_plan`), and the measurements (`operations.check`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,15 +152,16 @@ def _variants(spec: SweepSpec) -> Iterator[tuple[dict[str, Any], SweepSpec]]:
     section = spec.early_stopping
     if section.rule.is_population:  # its trials are its members
         return
-    if "reduction" in type(section.rule).model_fields and section.rule.rungs(spec.budget.reports):
+    own = section.rule.model_dump().get("reduction")
+    if own is not None and section.rule.rungs(spec.budget.reports):
         for reduction in _REDUCTIONS:
-            if reduction != section.reduction:
+            if reduction != own:
                 yield (
                     {"early_stopping.reduction": reduction},
                     _with_rule(spec, reduction=reduction),
                 )
     if section.scheduler != "none" or section.patience is not None:
-        overrides = {"early_stopping.scheduler": "none"}
+        overrides: dict[str, Any] = {"early_stopping.scheduler": "none"}
         if section.patience is not None:
             overrides["early_stopping.patience"] = None
         yield overrides, _with_rule(spec, scheduler="none", patience=None)
@@ -202,24 +203,29 @@ def _plan_of(checked: CheckResult, spec: SweepSpec, hours: float | None) -> Swee
     return _largest(planned, spec, hours * 3600)
 
 
-def _largest(planned: Any, spec: SweepSpec, limit: float) -> SweepPlan:
+def _largest(planned: Callable[[int], SweepPlan], spec: SweepSpec, limit: float) -> SweepPlan:
     """Return the plan with about the most trials that end within a limit in seconds."""
+
+    def seconds(found: SweepPlan) -> float:
+        assert found.seconds is not None  # a step was measured
+        return found.seconds
+
     trials = spec.trials
     for _ in range(8):  # the time is about proportional to the number of trials
         found = planned(trials)
-        nearer = max(1, min(_MOST_TRIALS, int(trials * limit / found.seconds)))
+        nearer = max(1, min(_MOST_TRIALS, int(trials * limit / seconds(found))))
         if nearer == trials:
             break
         trials = nearer
     trials = spec.max_trials(trials)
     found = planned(trials)
-    while found.seconds > limit and trials > 1:
+    while seconds(found) > limit and trials > 1:
         trials = min(trials - 1, int(trials * 0.97))
         found = planned(trials)
-    if found.seconds > limit:
+    if seconds(found) > limit:
         raise UserError(
             f"--hours {format_number(limit / 3600)} buys no trial: one to its end takes "
-            f"about {format_duration(found.seconds)} ({spec.budget.reports} "
+            f"about {format_duration(seconds(found))} ({spec.budget.reports} "
             f"{spec.budget.report_word}s of {found.epoch_seconds:.3g} s); allow more "
             "hours, or shorten the budget",
         )

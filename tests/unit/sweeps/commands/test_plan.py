@@ -160,7 +160,13 @@ def test_existing_file_is_never_overwritten(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--hours", "1", "--trials", "3"), ("--hours", "0"), ("--hours", "nan")]
+    "options",
+    [
+        ("--hours", "1", "--trials", "3"),
+        ("--hours", "0"),
+        ("--hours", "nan"),
+        ("--hours", "a day"),
+    ],
 )
 def test_wrong_options_are_refused(plan: Plan, options: tuple[str, ...]) -> None:
     done = plan(*options)
