@@ -287,7 +287,7 @@ def make_plan(
         memory: The machine's memory in bytes; None on a cluster.
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
-    epochs, trials, rule = spec.budget.reports, spec.trials, spec.early_stopping.rule
+    epochs, trials, rule = spec.budget.reports, spec.num_trials, spec.early_stopping.rule
     epoch_seconds, start_seconds = None, _START_SECONDS + facts.build_seconds
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0
