@@ -180,9 +180,9 @@ def _with_trials(spec: SweepSpec, trials: int) -> SweepSpec:
             [
                 Issue(
                     ("trials",),
-                    f"--trials {trials} is too many: this sweep can have at most {most}, as a "
-                    "population has a fixed size and a grid a fixed number of points; plan fewer, "
-                    "or change the space",
+                    f"--trials {trials} is too many: this sweep can have at most {most}; a "
+                    "population keeps its size, and no point of a space is tried twice; plan "
+                    "fewer, or add values to the space",
                 )
             ]
         )
@@ -213,11 +213,11 @@ def _largest(planned: Callable[[int], SweepPlan], spec: SweepSpec, limit: float)
     trials = spec.trials
     for _ in range(8):  # the time is about proportional to the number of trials
         found = planned(trials)
-        nearer = max(1, min(_MOST_TRIALS, int(trials * limit / seconds(found))))
-        if nearer == trials:
+        nearer = max(1, min(_MOST_TRIALS, int(found.trials * limit / seconds(found))))
+        nearer = spec.max_trials(nearer)
+        if nearer == found.trials:
             break
         trials = nearer
-    trials = spec.max_trials(trials)
     found = planned(trials)
     while seconds(found) > limit and trials > 1:
         trials = min(trials - 1, int(trials * 0.97))
