@@ -38,6 +38,7 @@ from sweeps.commands.du import du
 from sweeps.commands.export import export
 from sweeps.commands.init import init
 from sweeps.commands.logs import logs
+from sweeps.commands.plan import plan
 from sweeps.commands.rm import rm
 from sweeps.commands.run import resume, run
 from sweeps.commands.stop import stop
@@ -81,6 +82,7 @@ def read_options(
 
 app.command(epilog="Example: sweep init my_project")(init)
 app.command(epilog="Example: sweep check sweep.yaml --thorough")(check)
+app.command(epilog="Example: sweep plan sweep.yaml --hours 8 --write tonight.yaml")(plan)
 app.command(epilog="Example: sweep run sweep.yaml -s trials=40 --name wider")(run)
 app.command(epilog="Example: sweep resume digits -s trials=40")(resume)
 app.command(epilog="Example: sweep stop digits --trial 3")(stop)

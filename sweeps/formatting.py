@@ -113,6 +113,12 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
+def format_device_hours(seconds: float, device: str) -> str:
+    """Format device-seconds: `0.0023 CPU-hours`, `12.4 GPU-hours`."""
+    hours = seconds / 3600
+    return f"{hours:,.1f} {device}-hours" if hours >= 10 else f"{hours:.2g} {device}-hours"
+
+
 def format_time(time: str) -> str:
     """Format a time in ISO 8601 for people: `2026-11-26 14:03:20`, in its own time zone."""
     return time[:19].replace("T", " ")

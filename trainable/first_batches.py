@@ -7,6 +7,7 @@ that a step does, except the optimizer's update. What must not live here: checks
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import signal
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from trainable.base_run import check_reported
+from trainable.build import build_step
 from trainable.config import TrainConfig, TrialConfig
 from trainable.diagnostics import LayerNorms, memory_in_use
 from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError, TrainingError
@@ -80,6 +82,35 @@ class FirstBatches:
             # a broken loss breaks the evaluation, too: report it once
             if self._step(log) and self._evaluate(log):
                 self._check_metrics()
+
+    def time_whole_steps(self, train: TrainConfig) -> None:
+        """Replace the time of a step by that of some steps with the optimizer's update.
+
+        The model's parameters change. An optimizer that fails leaves the time as it is: it is
+        checked elsewhere.
+
+        Args:
+            train: How the run trains, not compiled and without loader processes.
+        """
+        parts, seconds = self._parts, list[float]()
+        with (
+            collecting(parts.task) as log,
+            preserved_host_rng(),
+            contextlib.suppress(Exception),
+            _time_limit(SECONDS),
+            task_code(),
+        ):
+            step = build_step(parts, train)
+            hooks = Hooks(parts.task, log, parts.model, step.parameters)
+            windows = chain(parts.train.windows(0), parts.train.windows(1))
+            hooks.epoch_start(0)
+            for number, window in enumerate(islice(windows, 1 + 2 * _REPEATS), start=1):
+                seconds.append(self._timed(step, window, number))
+                hooks.step_end(number)
+                if sum(seconds) > _ENOUGH_SECONDS and number > 1:
+                    break
+        if further := seconds[1:]:  # the first one makes the optimizer's state
+            self.costs["step_seconds"] = min(further)
 
     def _step(self, log: Log) -> bool:
         """Take one step, and some more for their time; return whether the first succeeded."""

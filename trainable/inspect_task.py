@@ -1,11 +1,12 @@
 """Build a run in a child process, compute its first batches, and print what it needs, as JSON.
 
-    python -m trainable.inspect_task [--thorough] [--resumed] [--variants=2] < configs.json
+    python -m trainable.inspect_task [--thorough] [--resumed] [--whole-steps] [--variants=2]
 
-The input has trial configurations of one task, one per line. The first is built, its first
-batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be trained,
-or if the second has too few steps for its schedule, or if the optimizer or schedule of one of the
-variants that follow cannot be used, the only line is
+
+The standard input has trial configurations of one task, one per line. The first is built, its
+first batches are computed, and a line `{"num_parameters": ...}` describes it. If it cannot be
+trained, or if the second has too few steps for its schedule, or if the optimizer or schedule of
+one of the variants that follow cannot be used, the only line is
 `{"refused": "why", "key": "train.precision"}`. For one more, if there is one, a second line says
 how much GPU memory a step takes (`memory_probe.py`).
 What must not live here: training.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from trainable.precision import Precision
     from trainable.report_plan import ReportPlan
 
-_THOROUGH, _VARIANTS = "--thorough", "--variants="
+_THOROUGH, _WHOLE_STEPS, _VARIANTS = "--thorough", "--whole-steps", "--variants="
 
 
 def inspect_config(
@@ -41,6 +43,7 @@ def inspect_config(
     variants: Sequence[TrialConfig] = (),
     thorough: bool = False,
     resumed: bool = False,
+    whole_steps: bool = False,
 ) -> dict[str, Any]:
     """Build the run that `config` describes, as a trial does, and return its sizes and digests.
 
@@ -50,6 +53,7 @@ def inspect_config(
         variants: Others whose optimizers and schedules are tried.
         thorough: Check the whole contract of the task, which builds it several times.
         resumed: Whether runs of the task have begun; see `quick_check`.
+        whole_steps: Measure steps with the optimizer's update.
 
     Raises:
         TrainingError: One of them cannot be built; the message says why.
@@ -76,7 +80,9 @@ def inspect_config(
     # compiling takes minutes, and loader processes take seconds to start
     loader = config.train.loader.model_copy(update={"num_workers": 0})
     plain = config.train.model_copy(update={"compile": False, "loader": loader})
+    started = time.perf_counter()
     parts = build_parts(config.model_copy(update={"train": plain}), device=find_device(None))
+    build_seconds = time.perf_counter() - started
     with closing(parts.train), closing(parts.val):
         plans = parts.train.plan, parts.val.plan
         if max_warmup_config is not None:
@@ -91,6 +97,7 @@ def inspect_config(
             "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
             "cautions": parts.cautions,
             **sizes,
+            "build_seconds": build_seconds,
             "checkpoint_bytes": checkpoint_bytes(
                 parts,
                 sizes["optimizer_bytes"],
@@ -103,6 +110,8 @@ def inspect_config(
         cautions = quick_check(parts, resumed=resumed)
         first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
+        if whole_steps:
+            first.time_whole_steps(plain)
         answer |= {"checked": [*map(redact, cautions + first.cautions)], **first.costs}
         size = check_optimizers(parts, [config, *variants], answer["total_steps"])
         if size is not None:
@@ -187,6 +196,7 @@ def _answer(
             variants=variants,
             thorough=_THOROUGH in options,
             resumed="--resumed" in options,
+            whole_steps=_WHOLE_STEPS in options,
         )
     except ConfigError as error:
         return {"refused": redact(error.message), "key": error.key or "task"}

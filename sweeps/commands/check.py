@@ -49,16 +49,16 @@ def _text(checked: CheckResult) -> RenderableType:
     keys = ", ".join(checked.not_checked)
     return Group(
         Text(f"{checked.file} is valid", style="green"),
-        *(_Hanging("  ", fact) for fact in facts),
+        *(Hanging("  ", fact) for fact in facts),
         Text("the plan"),
-        *(_Hanging(f"  {word:<10}", sentence) for word, sentence in checked.plan.rows()),
+        *(Hanging(f"  {word:<10}", sentence) for word, sentence in checked.plan.rows()),
         *(Text(warning, style="yellow") for warning in checked.warnings),
-        *([_Hanging("  ", f"not checked before a run: {keys}")] if keys else []),
+        *([Hanging("  ", f"not checked before a run: {keys}")] if keys else []),
     )
 
 
 @dataclass(frozen=True)
-class _Hanging:
+class Hanging:
     """A sentence that wraps at words, below its own beginning."""
 
     before: str

@@ -40,6 +40,7 @@ from sweeps.results.findings import findings_at_end
 from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
 from sweeps.results.sweep_progress import row_of
 from sweeps.results.sweep_status import STATES, SweepStatus
+from sweeps.results.usage import usage_at_end
 from trainable.tested import latest_tested
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def status(
             lines.append(Text(f"it was stopped early: {record.reason or 'pruned'}"))
             if command := view.finish_command(record):
                 lines.append(line(f"train it to its end: {command}"))
+    if (used := usage_at_end(view)) is not None:
+        lines += map(Text, used.sentences())
     lines += map(Text, messages.found_lines(findings))
     if audit is not None:
         lines.append(line(audit.in_short()))

@@ -7,10 +7,11 @@ loop over trials (`tune_loop`), and what is published at the end (`finalize`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import describe_changes, read_spec
@@ -65,6 +66,7 @@ def run_sweep(
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
     notices: ShutdownNotices | None = None,
+    expected: Mapping[str, Any] | None = None,
     tell: Callable[[SweepOutcome], None],
 ) -> None:
     """Run a sweep to its end, or until it is interrupted.
@@ -86,6 +88,7 @@ def run_sweep(
         say: Receives a few words about each slow step.
         warn: Receives warnings that need no action by the user.
         notices: Receives messages for the user during an early shutdown; None: print none.
+        expected: What the sweep will probably take, for the ledger; None: unknown.
         tell: Receives the outcome before the lock is released; signals can arrive during the call.
 
     Raises:
@@ -123,6 +126,8 @@ def run_sweep(
         )
         try:
             _reconcile(sweep, before, warn)
+            if expected is not None and sweep.num_remaining:
+                sweep.ledger.store_plan(expected)
             driver.run_and_finalize(tell)
         except (CurveDamaged, LedgerError, OSError, StorageError) as error:
             _notify_failure(sweep, error)

@@ -90,6 +90,7 @@ class _TrialLoop:
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
         self._interruption, self._requests, self._lock = interruption, requests, lock
+        sweep.ledger.trial_resources = (plan.cpu, plan.gpu)
         self._observer = observer
         self._stopped: set[int] = set()
         self._scheduler = _replayed_scheduler(sweep)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -34,21 +33,6 @@ class GeometricRungs(StoppingRule):
     def rungs(self, epochs: int) -> tuple[int, ...]:
         """Return the geometric rungs below the budget."""
         return rungs(self.grace_epochs, self.reduction, epochs)
-
-    def expected_epochs(self, epochs: int, num_trials: int) -> float | None:
-        """Return the epochs of all trials if one in `reduction` continues beyond each rung.
-
-        Trials are compared with those that began at the same rung. ASHA continues some more, since
-        the first trials at a rung have nothing to be compared with.
-        """
-        total, ends = 0.0, (*self.rungs(epochs), epochs)
-        brackets = Counter(self.first_rung(number, epochs) for number in range(num_trials))
-        for first, trials in brackets.items():
-            before, left = 0, float(trials)
-            for end in ends[first:]:
-                total += left * (end - before)
-                before, left = end, max(1.0, left / self.reduction)
-        return total
 
     def comparable_epochs(self, epochs: int) -> tuple[int, ...]:
         """Return the geometric rungs and the end of the budget."""

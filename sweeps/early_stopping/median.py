@@ -39,11 +39,6 @@ class MedianStopping(GeometricRungs):
         del epochs
         return ()
 
-    def expected_epochs(self, epochs: int, num_trials: int) -> float | None:
-        """Return None: how many trials are worse than the median depends on their curves."""
-        del epochs, num_trials
-        return None
-
     def no_rungs_reason(self) -> str:
         """Return at which epochs the rule decides instead of at rungs."""
         return (

@@ -78,17 +78,6 @@ class StoppingRule(Section):
         del number, epochs
         return 0
 
-    def expected_epochs(self, epochs: int, num_trials: int) -> float | None:
-        """Return about how many epochs all trials train together; None: no estimate is possible.
-
-        By default every trial trains to the end.
-
-        Args:
-            epochs: The reports of a full run.
-            num_trials: How many trials the sweep will have.
-        """
-        return epochs * num_trials
-
     def no_rungs_reason(self) -> str:
         """Return why a sweep has no figure of rungs; called only if the rule has no rungs."""
         return f"{self.name} has no rungs"

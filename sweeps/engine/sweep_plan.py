@@ -1,8 +1,8 @@
 """What a sweep will take, before it starts: epochs, hours, memory and disk.
 
-All numbers are estimates from the spec, its stopping rule and the first batches of the task. What
-must not live here: measuring (`trainable.first_batches`), and how trials share a machine
-(`resources`).
+All numbers are estimates from the spec, the first batches of the task, and a simulation of its
+stopping rule. What must not live here: measuring (`trainable.first_batches`), simulating
+(`early_stopping.simulation`), and how trials share a machine (`resources`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.simulation import SimulatedSweep, simulate
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskFacts
-from sweeps.formatting import format_bytes, format_duration, format_number, joined
+from sweeps.formatting import (
+    format_bytes,
+    format_device_hours,
+    format_duration,
+    format_number,
+    joined,
+)
 
 _RUNGS_SHOWN = 4
+_START_SECONDS = 0.15
+_REPORT_SECONDS = 0.03
+"""What the start of a trial takes besides building its task, and a report besides its steps: to
+choose a point, to save and to record. Measured on two CPUs with trials that train almost nothing.
+"""
 _CHANGES_SIZE = frozenset(
     {
         "train.accumulation",
@@ -38,13 +50,16 @@ class SweepPlan:
         report_word: What a report is called.
         rule: The stopping rule.
         rungs: The reports at which the rule compares trials.
-        expected_epochs: About how many reports all trials make together; None: the rule cannot
-            say.
+        steps_per_epoch: The steps of a report; 0 for a custom loop.
+        simulation: What all trials train together, by a simulation of the stopping rule.
         patience: After how many reports without a new best a trial ends; None: at its end.
         trials_at_once: How many trials run at once.
-        epoch_seconds: From one report of a trial to the next: its steps and an evaluation; None
-            if no step was measured.
-        seconds: Of the whole sweep; with all reports if the expected ones are unknown.
+        cpu: CPUs of each trial.
+        gpu: GPUs of each trial.
+        epoch_seconds: From one report of a trial to the next: its steps, an evaluation and the
+            report; None if no step was measured.
+        start_seconds: How long the start of a trial takes.
+        seconds: Of the whole sweep.
         stop_hours: The limit of `stop.hours`; None without one.
         trial_memory_bytes: The memory of one trial; None if unknown.
         trial_gpu_bytes: Its GPU memory, without the optimizer's state; None without a GPU.
@@ -62,10 +77,14 @@ class SweepPlan:
     report_word: str
     rule: str
     rungs: tuple[int, ...]
-    expected_epochs: float | None
+    steps_per_epoch: int
+    simulation: SimulatedSweep
     patience: int | None
     trials_at_once: int
+    cpu: float
+    gpu: float
     epoch_seconds: float | None
+    start_seconds: float
     seconds: float | None
     stop_hours: float | None
     trial_memory_bytes: int | None
@@ -82,10 +101,48 @@ class SweepPlan:
         """The reports of all trials if none is stopped."""
         return self.trials * self.epochs
 
+    @property
+    def expected_epochs(self) -> float:
+        """About how many reports all trials make together."""
+        return self.simulation.epochs
+
+    @property
+    def trial_seconds(self) -> float | None:
+        """For how long workers train the trials, all together; None if no step was measured."""
+        if self.epoch_seconds is None:
+            return None
+        return self.expected_epochs * self.epoch_seconds + self.trials * self.start_seconds
+
+    @property
+    def device(self) -> tuple[str, float]:
+        """What a trial occupies: `GPU` or `CPU`, and how many of them."""
+        return ("GPU", self.gpu) if self.gpu else ("CPU", self.cpu)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
-        hours = None if self.seconds is None else self.seconds / 3600
-        return asdict(self) | {"max_epochs": self.max_epochs, "hours": hours}
+        trial_seconds, (device, count) = self.trial_seconds, self.device
+        return asdict(self) | {
+            "expected_epochs": self.expected_epochs,
+            "expected_steps": round(self.expected_epochs * self.steps_per_epoch) or None,
+            "max_epochs": self.max_epochs,
+            "hours": None if self.seconds is None else self.seconds / 3600,
+            "device": device,
+            "device_seconds": None if trial_seconds is None else trial_seconds * count,
+        }
+
+    def expected(self) -> dict[str, Any]:
+        """Return what a sweep's ledger keeps, to compare with what the sweep has taken."""
+        device, count = self.device
+        seconds = self.trial_seconds
+        return {
+            "trials": self.trials,
+            "epochs": self.epochs,
+            "rule": self.rule,
+            "expected_epochs": round(self.expected_epochs, 1),
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
+            "device": device,
+            "device_seconds": None if seconds is None else round(seconds * count, 3),
+        }
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the plan as pairs of a word and a short sentence."""
@@ -105,7 +162,16 @@ class SweepPlan:
                     f"ends no trial earlier: it has only {_counted(self.epochs, self.report_word)}"
                 )
             found.append(("", f"patience {self.patience} {does}"))
+        if self.steps_per_epoch:
+            steps = self.expected_epochs * self.steps_per_epoch
+            found.append(
+                ("steps", f"about {steps:,.0f}: {self.steps_per_epoch:,} {self._each_report}")
+            )
         found.append(("time", self._time()))
+        if self.trial_seconds is not None:
+            device, count = self.device
+            used = format_device_hours(self.trial_seconds * count, device)
+            found.append(("", f"about {used}: {format_number(count)} {device} for each trial"))
         if self.stop_hours is not None:
             found.append(("", f"stop.hours ends it after {format_number(self.stop_hours)} h"))
         if self.trial_memory_bytes is not None:
@@ -129,12 +195,12 @@ class SweepPlan:
         found = (
             f"plan: {_counted(self.trials, 'trial')} x {_counted(self.epochs, self.report_word)}"
         )
-        if self.expected_epochs is not None and self.expected_epochs < self.max_epochs:
+        if round(self.expected_epochs) < self.max_epochs:
             found += f", about {self.expected_epochs:,.0f} of {self.max_epochs:,}"
         if self.seconds is not None:
             found += f"; {self._duration()}"
         if self.disk_bytes is not None:
-            found += f"; {format_bytes(self.disk_bytes)} on disk"
+            found += f"; disk {format_bytes(self.disk_bytes)}"
         return found
 
     def warnings(self) -> list[str]:
@@ -158,27 +224,35 @@ class SweepPlan:
         return found
 
     def _stopping(self) -> str:
-        if self.expected_epochs is None:
-            return f"{self.rule}: how many {self.report_word}s depends on the curves"
         at = f"{self.rule} at {_listed(self.rungs, self.report_word)}" if self.rungs else self.rule
-        if self.expected_epochs >= self.max_epochs:
+        found = self.simulation
+        if found.epochs >= self.max_epochs:
             return f"{at}: every trial trains to the end"
-        return f"{at}: about {self.expected_epochs:,.0f} {self.report_word}s (estimate)"
+        spread = (
+            f", {found.least_epochs:,.0f} to {found.most_epochs:,.0f}"
+            if found.least_epochs < found.most_epochs
+            else ""
+        )
+        return f"{at}: about {found.epochs:,.0f} {self.report_word}s (simulated{spread})"
+
+    @property
+    def _each_report(self) -> str:
+        return f"{'an' if self.report_word == 'epoch' else 'a'} {self.report_word}"
 
     def _time(self) -> str:
         if self.epoch_seconds is None:
             return "unknown: no step was measured"
         at_once = _counted(self.trials_at_once, "trial")
-        article = "an" if self.report_word == "epoch" else "a"
         return (
-            f"{self._duration()}: {self.epoch_seconds:.3g} s {article} {self.report_word}, "
+            f"{self._duration()}: {self.epoch_seconds:.3g} s {self._each_report}, "
             f"{at_once} at a time (estimate)"
         )
 
     def _duration(self) -> str:
         assert self.seconds is not None
-        limit = "at most " if self.expected_epochs is None else "about "
-        return "less than a minute" if self.seconds < 60 else limit + format_duration(self.seconds)
+        return (
+            "less than a minute" if self.seconds < 60 else f"about {format_duration(self.seconds)}"
+        )
 
     def _memory(self) -> str:
         assert self.trial_memory_bytes is not None
@@ -214,16 +288,18 @@ def make_plan(
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
     epochs, trials, rule = spec.budget.reports, spec.num_trials, spec.early_stopping.rule
-    expected = rule.expected_epochs(epochs, trials)
-    if expected is not None:  # an exempt trial trains to the end
-        expected += spec.early_stopping.exempt * max(0.0, epochs * trials - expected)
-    epoch_seconds = seconds = None
+    epoch_seconds, start_seconds = None, _START_SECONDS + facts.build_seconds
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0
-        epoch_seconds = facts.step_seconds * facts.steps_per_report + evaluation
-        total = expected if expected is not None else trials * epochs
-        # no sweep ends before one trial has trained to the end
-        seconds = epoch_seconds * max(total / resources.concurrency, epochs)
+        epoch_seconds = facts.step_seconds * facts.steps_per_report + evaluation + _REPORT_SECONDS
+    simulation = simulate(
+        rule,
+        epochs=epochs,
+        trials=trials,
+        at_once=resources.concurrency,
+        start=start_seconds / epoch_seconds if epoch_seconds else 0.0,
+        patience=spec.early_stopping.patience,
+    )
     kept = spec.checkpoint.keep + 1  # and the best
     if spec.checkpoint.every.unit == spec.budget.report_word:
         kept = min(kept, epochs)
@@ -234,11 +310,15 @@ def make_plan(
         report_word=spec.budget.report_word,
         rule=rule.name,
         rungs=rule.rungs(epochs),
-        expected_epochs=expected,
+        steps_per_epoch=facts.steps_per_report,
+        simulation=simulation,
         patience=spec.early_stopping.patience,
         trials_at_once=resources.concurrency,
+        cpu=resources.cpu,
+        gpu=resources.gpu,
         epoch_seconds=epoch_seconds,
-        seconds=seconds,
+        start_seconds=start_seconds,
+        seconds=None if epoch_seconds is None else simulation.length * epoch_seconds,
         stop_hours=spec.stop.hours,
         trial_memory_bytes=facts.process_bytes,
         trial_gpu_bytes=facts.gpu_bytes,

@@ -89,9 +89,12 @@ class TaskFacts:
     checkpoint_bytes: int = 0
     """Bytes of one checkpoint: weights, buffers and the optimizer's state."""
     step_seconds: float | None = None
-    """Seconds of a step without the optimizer's update; None if it was not measured."""
+    """Seconds of a step; None if it was not measured. Without the optimizer's update unless the
+    whole steps of a plan were measured."""
     evaluation_seconds: float | None = None
     """Seconds of an evaluation, extrapolated from its first batch."""
+    build_seconds: float = 0.0
+    """Seconds in which the task's model and data were built."""
     process_bytes: int | None = None
     """The most memory that the process had for itself alone."""
     gpu_bytes: int | None = None
@@ -134,6 +137,7 @@ class TaskInspector:
             run outside a sweep.
         thorough: Whether to check the task's whole contract.
         resumed: Whether the sweep has begun.
+        whole_steps: Whether to measure steps with the optimizer's update, which takes longer.
 
     Raises:
         TaskRefused: There is no such task; this needs no child process.
@@ -146,6 +150,7 @@ class TaskInspector:
         *,
         thorough: bool = False,
         resumed: bool = False,
+        whole_steps: bool = False,
     ) -> None:
         self._spec = spec
         check_names(spec)
@@ -168,6 +173,7 @@ class TaskInspector:
                 "trainable.inspect_task",
                 *(["--thorough"] if thorough else []),
                 *(["--resumed"] if resumed else []),
+                *(["--whole-steps"] if whole_steps else []),
                 f"--variants={len(variants)}",
             ],
             stdin=subprocess.PIPE,

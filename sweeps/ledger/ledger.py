@@ -22,6 +22,7 @@ from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
     ACCUMULATION,
+    DEVICES,
     ENDED,
     EXEMPT,
     GENERATION,
@@ -114,6 +115,9 @@ class Ledger(StudyRecord):
         """For each metric, whether less is better."""
         self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
         """What the values of the sweep's trials are; see `reader.value_of`."""
+        self.trial_resources: tuple[float, float] | None = None
+        """CPUs and GPUs of each trial that this process trains; None: their seconds on devices are
+        not counted."""
 
     @classmethod
     def create(
@@ -355,7 +359,16 @@ class Ledger(StudyRecord):
 
     def _store_progress(self, trial: FrozenTrial, **changed: float) -> None:
         """Change some entries of a trial's progress."""
-        progress = {**trial.user_attrs.get("progress", {}), **changed}
+        before = trial.user_attrs.get("progress", {})
+        progress = {**before, **changed}
+        if "seconds" in changed and self.trial_resources is not None:
+            cpu, gpu, counted = before.get(DEVICES, (0.0, 0.0, 0.0))
+            # Only what came since the last writing: earlier attempts may have had other resources.
+            if counted == before.get("seconds", 0.0):
+                more = changed["seconds"] - counted
+                cpus, gpus = self.trial_resources
+                now = (cpu + more * cpus, gpu + more * gpus, changed["seconds"])
+                progress[DEVICES] = [round(value, 3) for value in now]
         self._storage.set_trial_user_attr(self._id(trial.number), "progress", progress)
 
     @in_transaction

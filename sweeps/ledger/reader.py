@@ -31,6 +31,8 @@ ATTEMPT = "attempt "
 """Study attributes, numbered from 1: the host, command and versions of each driver."""
 SECONDS = "seconds"
 """A study attribute: for how many seconds the trials have run."""
+PLAN = "plan"
+"""A study attribute: what a driver expected the sweep to take, when it began to train."""
 ABORT = "stopped_itself"
 """A study attribute: the failure for which the last driver stopped the sweep; null: for none."""
 SIGNALS = "signals"
@@ -39,6 +41,8 @@ GENERATION = "generation"
 """A study attribute: the epoch of the last exploit decision of a population."""
 WARM_START = "gradsweep:warm_start"
 """A study's system attribute: the trials of earlier sweeps. Read only on request."""
+DEVICES = "devices"
+"""An entry of a trial's progress: CPU-seconds, GPU-seconds, and its seconds that these count."""
 LINEAGE = "lineage"
 """A trial attribute: each change of a population's trial, with donor, epoch and parameters."""
 ACCUMULATION = "accumulation"
@@ -119,6 +123,11 @@ class TrialSummary:
     """When its end was recorded, in local time."""
     seconds: float | None = None
     """For how long workers trained it, all attempts together; None: an earlier release did."""
+    cpu_seconds: float | None = None
+    """Its seconds times the CPUs that it had, attempt by attempt; None: unknown for some of them,
+    which an earlier release trained."""
+    gpu_seconds: float | None = None
+    """The same for its GPUs or its share of one; 0 on CPUs."""
     finish_order: int = 0
     """Its position in the order of ends, from 1; 0 if an earlier release recorded the end."""
     attempts: int = 0
@@ -400,6 +409,7 @@ def trial_fields(
         "started_at": _local(progress.get("started_ms")),
         "ended_at": _local(progress.get("ended_ms")) or completed,
         "seconds": None if (time := progress.get("seconds")) is None else float(time),
+        **_device_seconds(progress),
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
@@ -408,6 +418,14 @@ def trial_fields(
         **_role_in(attributes),
         **_exemption_in(attributes),
     }
+
+
+def _device_seconds(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the device-seconds of a trial, if they were counted for all of its seconds."""
+    cpu, gpu, counted = progress.get(DEVICES, (None, None, None))
+    if counted is None or counted != progress.get("seconds"):
+        return {}
+    return {"cpu_seconds": float(cpu), "gpu_seconds": float(gpu)}
 
 
 def _local(at_ms: int | None) -> datetime | None:
@@ -493,6 +511,8 @@ class LedgerReader:
             """What `sweep confirm` was last asked for; None: it never was."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
+            self.plan: dict[str, Any] | None = notes.get(PLAN)
+            """What the sweep was expected to take; None if an earlier release began it."""
             self.trials = list(self._read_trials(db))
             """All trials, in the order of their numbers."""
 

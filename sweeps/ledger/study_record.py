@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +22,7 @@ from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import (
     ABORT,
     ATTEMPT,
+    PLAN,
     SECONDS,
     WARM_START,
     Abort,
@@ -186,6 +187,16 @@ class StudyRecord:
     def store_seconds(self, seconds: float) -> None:
         """Store for how many seconds the sweep's trials have been run."""
         self._study.set_user_attr(SECONDS, round(seconds, 3))
+
+    @in_transaction
+    def store_plan(self, plan: Mapping[str, Any]) -> None:
+        """Store what the sweep is expected to take.
+
+        A resume keeps the plan with which trials began, unless it changes what was planned.
+        """
+        before = self._study.user_attrs.get(PLAN) or {}
+        if any(before.get(key) != plan[key] for key in ("trials", "epochs", "rule")):
+            self._study.set_user_attr(PLAN, dict(plan))
 
     @property
     @translated

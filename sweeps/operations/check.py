@@ -32,6 +32,7 @@ _SHOWN_FACTS = (
     "optimizer_bytes",
     "step_seconds",
     "evaluation_seconds",
+    "build_seconds",
 )
 
 
@@ -74,13 +75,16 @@ class CheckResult:
         }
 
 
-def check_sweep(file: Path, spec: SweepSpec, *, thorough: bool) -> CheckResult:
+def check_sweep(
+    file: Path, spec: SweepSpec, *, thorough: bool, whole_steps: bool = False
+) -> CheckResult:
     """Check a spec and its task without starting a sweep.
 
     Args:
         file: The spec's file.
         spec: The spec.
         thorough: Whether to check the task's whole contract.
+        whole_steps: Whether to measure steps with the optimizer's update; takes seconds more.
 
     Raises:
         UserError: The spec or the task is wrong.
@@ -90,7 +94,8 @@ def check_sweep(file: Path, spec: SweepSpec, *, thorough: bool) -> CheckResult:
     check_webhook(spec)
     machine = Machine.probe()
     resources = plan(spec.resources, spec.num_trials, spec.concurrency, machine)
-    facts = TaskInspector(spec, resources, thorough=thorough).facts()
+    inspector = TaskInspector(spec, resources, thorough=thorough, whole_steps=whole_steps)
+    facts = inspector.facts()
     resources = plan(spec.resources, spec.num_trials, spec.concurrency, machine, facts.step_memory)
     sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
     return CheckResult(file, spec, resources, facts, sweep_plan)

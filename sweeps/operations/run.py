@@ -289,20 +289,19 @@ def attempt(
                 spec.resources, spec.num_trials, spec.concurrency, nodes, facts.step_memory
             )
 
+            memory = machine.memory if isinstance(machine, Machine) else None
+            sweep_plan = make_plan(spec, resource_plan, facts, memory=memory)
+
             def make_view(
                 before: Sequence[TrialRecord], total: int
             ) -> AbstractContextManager[ProgressObserver]:
-                free = shutil.disk_usage(paths.root).free
-                memory = machine.memory if isinstance(machine, Machine) else None
                 return display.begin(
                     PreparedSweep(
                         spec=spec,
                         resources=resource_plan,
                         cluster=machine.describe() if isinstance(machine, Cluster) else None,
                         facts=facts,
-                        plan=make_plan(spec, resource_plan, facts, memory=memory, disk_free=free)
-                        if new
-                        else None,
+                        plan=_with_free_disk(sweep_plan, paths, spec) if new else None,
                         delivery=None if offline else DeliveryEstimate.of(paths),
                         before=before,
                         num_trials=total,
@@ -325,6 +324,7 @@ def attempt(
                 say=display.doing,
                 warn=display.warn,
                 notices=display.notices,
+                expected=sweep_plan.expected(),
                 tell=outcomes.append,
             )
     except ExitRequested:
@@ -351,6 +351,11 @@ def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:
         return find(SweepStatus(paths))
     except (LedgerError, OSError):  # the sweep itself has ended well
         return None
+
+
+def _with_free_disk(found: SweepPlan, paths: SweepPaths, spec: SweepSpec) -> SweepPlan:
+    free = None if spec.storage.checkpoints else shutil.disk_usage(paths.root).free
+    return replace(found, disk_free_bytes=free)
 
 
 def _connect(

@@ -40,6 +40,7 @@ from sweeps.results.compare import compare
 from sweeps.results.findings import find
 from sweeps.results.sweep_status import STATES
 from sweeps.results.tested_trials import tested_trials
+from sweeps.results.usage import usage
 from trainable.errors import StorageError
 from trainable.lazy_imports import without_collection
 
@@ -137,6 +138,7 @@ def _summary(sweep: SweepData) -> list[str]:
     for best in sweep.view.ledger.front():
         result = format_result(spec.metrics, best.result)
         lines.append(f"best: trial {best.number} with {result} ({joined(best.best_params)})")
+    lines += usage(sweep.view).sentences()
     return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
 
 

@@ -31,6 +31,7 @@ from sweeps.results.space_regions import (
     near_bounds,
 )
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.results.usage import usage
 
 _CHANCE = 0.05
 """The probability that chance alone would show an effect of any parameter."""
@@ -88,7 +89,11 @@ def findings_at_end(view: SweepStatus) -> Findings | None:
 def status_with_findings(view: SweepStatus) -> dict[str, Any]:
     """Return the object that `sweep status --json` prints; `findings` is None before the end."""
     findings = findings_at_end(view)
-    return {**view.status(), "findings": findings and findings.as_dict()}
+    return {
+        **view.status(),
+        "usage": usage(view).as_dict(),
+        "findings": findings and findings.as_dict(),
+    }
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

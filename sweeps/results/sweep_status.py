@@ -372,6 +372,8 @@ class SweepStatus:
             "reports": self.ledger.reports_of(number),
             "lineage": [mutation._asdict() for mutation in record.lineage],
             "accumulation": record.accumulation,
+            "cpu_seconds": record.cpu_seconds,
+            "gpu_seconds": record.gpu_seconds,
             "traceback": record.traceback,
             "directory": str(self.paths.trial(number)),
         }

@@ -17,8 +17,8 @@ from sweeps.config.spec import load_spec
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
-    "init check run resume stop list status trials show".split()  # noqa: SIM905
-    + "logs best confirm test compare diff audit report clone du rm sync ui train doctor trust".split()  # noqa: SIM905
+    "init check plan run resume stop list status trials show logs best confirm test".split()  # noqa: SIM905
+    + "compare diff audit report clone du rm sync ui train doctor trust".split()  # noqa: SIM905
 )
 
 

@@ -32,7 +32,7 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
-NO_SWEEP_NEEDED = {"init", "check", "run", "train", "list", "doctor", "trust"}
+NO_SWEEP_NEEDED = {"init", "check", "plan", "run", "train", "list", "doctor", "trust"}
 MORE = {
     "export": ["--csv", "out"],
     "show": ["0"],
@@ -89,6 +89,7 @@ def test_inspecting_an_older_sweep_changes_nothing(paths: SweepPaths) -> None:
     assert status["best"]["number"] == 0
     assert status.pop("findings") is None
     assert status.pop("audit") is None
+    assert status.pop("usage")["planned"] is None
     assert _shown("list") == [status]
     trials = _shown("trials", "chaos")
     assert isinstance(trials, list)

@@ -217,6 +217,36 @@ def test_fastest_of_some_steps_is_the_measurement(compute: Callable[..., Any]) -
     assert first.costs["process_bytes"] > 2**20
 
 
+def test_whole_steps_count_the_optimizer(compute: Callable[..., Any]) -> None:
+    class Slow(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            _compute_for(0.05)
+            return super().step(closure)
+
+    class Task(Plain):
+        def build_optimizer(self, model: nn.Module, config: Any) -> Any:
+            return Slow(model.parameters(), lr=config.optimizer.lr)
+
+    first, parts = compute(Task())
+    without = first.costs["step_seconds"]
+    before = [parameter.clone() for parameter in parts.model.parameters()]
+    first.time_whole_steps(first._config.train)
+    assert first.costs["step_seconds"] > max(0.05, without)
+    changed = zip(before, parts.model.parameters(), strict=True)
+    assert not all(torch.equal(one, other) for one, other in changed)
+
+
+def test_optimizer_that_fails_keeps_the_time_without_it(compute: Callable[..., Any]) -> None:
+    class Task(Plain):
+        def build_optimizer(self, model: nn.Module, config: Any) -> Any:
+            raise RuntimeError(f"no optimizer of {model} with {config}")
+
+    first, _ = compute(Task())
+    before = first.costs["step_seconds"]
+    first.time_whole_steps(first._config.train)
+    assert first.costs["step_seconds"] == before
+
+
 def test_slow_step_is_taken_once(
     compute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,8 @@ def test_json_has_the_numbers_of_the_text(check: Callable[..., Result]) -> None:
     plan = found["plan"]
     assert plan["rungs"] == [1, 3]
     assert (plan["trials"], plan["epochs"], plan["max_epochs"]) == (6, 9, 54)
-    assert plan["expected_epochs"] == 6 + 2 * 2 + 1 * 6
+    assert 6 + 2 * 2 + 1 * 6 < plan["expected_epochs"] < 54
+    assert plan["simulation"]["repeats"] > 0
     assert plan["epoch_seconds"] > 0
     assert plan["hours"] == pytest.approx(plan["seconds"] / 3600)
     assert plan["disk_bytes"] == 6 * plan["checkpoints_kept"] * plan["checkpoint_bytes"]
@@ -106,7 +107,7 @@ def test_json_has_the_numbers_of_the_text(check: Callable[..., Result]) -> None:
     assert found["warnings"] == []
     shown = check()
     assert "  trials    6 of 9 epochs each: at most 54 epochs\n" in shown.stdout
-    assert "at epochs 1, 3: about 16 epochs" in shown.stdout
+    assert f"at epochs 1, 3: about {plan['expected_epochs']:.0f} epochs" in shown.stdout
 
 
 def test_text_fits_80_columns(

@@ -477,6 +477,36 @@ def test_times_of_a_trial_are_stored(ledger: Ledger) -> None:
         assert (found.epoch, found.best_epoch) == (2, 2)
 
 
+def test_devices_count_by_the_resources_of_each_attempt(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    for resources, seconds in (((1, 0.5), (2.0, 4.0)), ((4, 0), (5.0,)), ((1, 2), (5.0, 7.0))):
+        ledger = Ledger.open(ledger.location)  # each attempt may be another driver's
+        ledger.trial_resources = resources
+        for total in seconds:
+            ledger.store_trial_seconds(number, total)
+    ledger.finish(number, "pruned", seconds=8.0)
+    for found in (ledger.trial(number), LedgerReader(ledger.location).trials[number]):
+        assert (found.seconds, found.cpu_seconds, found.gpu_seconds) == (8, 4 + 4 + 3, 2 + 6)
+
+
+def test_devices_are_unknown_if_some_attempt_did_not_count(ledger: Ledger) -> None:
+    number = _ask(ledger)
+    ledger.store_trial_seconds(number, 2.0)  # as an earlier release does
+    ledger.trial_resources = (1, 0)
+    ledger.finish(number, "pruned", seconds=8.0)
+    assert (ledger.trial(number).seconds, ledger.trial(number).cpu_seconds) == (8, None)
+
+
+def test_plan_stays_until_what_was_planned_changes(ledger: Ledger) -> None:
+    assert LedgerReader(ledger.location).plan is None
+    plan = {"trials": 4, "epochs": 10, "rule": "asha", "seconds": 3.0}
+    ledger.store_plan(plan)
+    ledger.store_plan(plan | {"seconds": 9.0})
+    assert LedgerReader(ledger.location).plan == plan
+    ledger.store_plan(plan | {"trials": 8})
+    assert LedgerReader(ledger.location).plan == plan | {"trials": 8}
+
+
 def test_roles_and_common_seeds_are_kept(path: Path) -> None:
     ledger = Ledger.create(path, mode="min", sweep_id="s")
     first, second = (ask(ledger, SPACE, RandomSampler(seed=n)).number for n in range(2))

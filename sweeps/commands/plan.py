@@ -1,0 +1,183 @@
+"""`sweep plan`: print what a sweep will take, and what a number of hours buys.
+
+What must not live here: the numbers (`operations.plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sweeps.commands.check import Hanging
+from sweeps.commands.console import (
+    AsJson,
+    File,
+    Overrides,
+    err,
+    fail,
+    input_errors,
+    out,
+    read_path,
+    read_whole,
+    show_found,
+)
+from sweeps.commands.tables import plain_table
+from sweeps.exit_codes import WRONG_INPUT
+
+if TYPE_CHECKING:
+    from sweeps.engine.sweep_plan import SweepPlan
+    from sweeps.operations.plan import PlanOption, PlanResult
+
+
+_MOST_HOURS = 1e6
+
+
+def _read_hours(text: object) -> float:
+    """Parse a number of hours."""
+    try:
+        hours = float(str(text))
+    except ValueError:
+        hours = 0.0
+    if 0 < hours <= _MOST_HOURS:
+        return hours
+    from sweeps.quoting import quoted
+
+    raise typer.BadParameter(
+        f"{quoted(str(text))} is not valid; it must be a number above 0 and at most "
+        f"{_MOST_HOURS:,.0f}; write for example 8"
+    )
+
+
+def plan(
+    file: File,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--hours",
+            parser=_read_hours,
+            metavar="H",
+            help="Find how many trials end within so many hours.",
+            show_default=False,
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials",
+            parser=read_whole(1),
+            metavar="N",
+            help="Plan so many trials instead of those of the spec.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Overrides = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write",
+            parser=read_path,
+            metavar="NEW",
+            help="Write the spec with that number of trials into a new file.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a sweep would take by measured steps, and what hours buy; starts nothing."""
+    from sweeps.commands import messages
+    from sweeps.config.spec import load_with_positions
+    from sweeps.errors import UserError
+    from sweeps.operations.plan import plan_sweep, write_plan
+
+    if hours is not None and trials is not None:
+        fail("--hours and --trials exclude each other; omit one of them", code=WRONG_INPUT)
+    with input_errors():
+        spec, document = load_with_positions(file, settings or [])
+        if write is not None and write.exists():
+            raise UserError(
+                f"{write} exists already; nothing is overwritten; remove it, or choose another "
+                "name"
+            )
+        for module in spec.modules:  # warn before the import
+            notes = err if as_json else out
+            messages.sentence(notes, f"imports {module}, whose code runs", style="")
+        with document.attach_locations(), err.status("measuring some steps"):
+            found = plan_sweep(file, spec, hours=hours, trials=trials)
+        changed = None if write is None else write_plan(found, document, write, settings or [])
+    result = found.as_dict() | {"written": None if write is None else str(write)}
+    show_found(result, as_json, lambda: _text(found))
+    if write is not None and not as_json:
+        out.print(f"wrote {write}; changed: {changed}", soft_wrap=True)
+
+
+def _text(found: PlanResult) -> RenderableType:
+    """The plan as text that wraps at words, and a table of what else could be done."""
+    simulation = found.plan.simulation
+    lines: list[RenderableType] = [
+        *(Hanging(f"{word:<10}", sentence) for word, sentence in found.plan.rows()),
+    ]
+    if simulation.repeats:
+        part = (
+            f", each of {simulation.trials:,} of the trials"
+            if simulation.trials < found.plan.trials
+            else ""
+        )
+        lines.append(
+            Hanging(
+                f"{'':<10}",
+                f"simulated: {simulation.repeats} sweeps{part}, with invented curves (power laws "
+                "with noise) of trials drawn at random; a sampler that improves trains more",
+            )
+        )
+    if len(found.options) > 1:
+        lines += [Text(), Text(_title(found)), _table(found.options)]
+    lines += [Text(warning, style="yellow") for warning in found.warnings]
+    return Group(*lines)
+
+
+def _title(found: PlanResult) -> str:
+    if found.hours is not None:
+        return f"what {found.hours:g} h buy"
+    return f"what {found.plan.trials:,} trials take"
+
+
+def _table(options: Sequence[PlanOption]) -> RenderableType:
+    table = plain_table(
+        "stopping",
+        "compared at",
+        "trials",
+        "to the end",
+        "in all",
+        "time",
+        right=("trials", "to the end", "in all", "time"),
+    )
+    for option in options:
+        one = option.plan
+        table.add_row(
+            _difference(option),
+            ", ".join(map(str, one.rungs)) or "-",
+            f"{one.trials:,}",
+            f"{one.simulation.complete:,.0f}",
+            f"{one.expected_epochs:,.0f} {one.report_word}s",
+            _time(one),
+        )
+    return table
+
+
+def _difference(option: PlanOption) -> str:
+    if not option.overrides:
+        return f"{option.plan.rule} (this spec)"
+    if option.plan.simulation.repeats:
+        return ", ".join(f"{k.rpartition('.')[2]} {v}" for k, v in option.overrides.items())
+    return "nothing is stopped"
+
+
+def _time(plan: SweepPlan) -> str:
+    from sweeps.formatting import format_duration
+
+    return format_duration(plan.seconds)
