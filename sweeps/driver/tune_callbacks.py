@@ -52,6 +52,7 @@ from sweeps.policies.failure_policy import (
     RepeatedFailureDetector,
 )
 from sweeps.policies.stop_criteria import BY_THE_USER
+from sweeps.recording.earlier_config import keep_earlier
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
@@ -235,6 +236,9 @@ class TuneEventHandler(Callback):
         self._progress.forget(number)
         finishes = trial.config.get("finishes")
         config = self._spec.trial_config(number if finishes is None else finishes, params)
+        if not self._spec.early_stopping.rule.is_population:  # whose changes the ledger has
+            accumulation = trial.config["config"]["train"]["accumulation"]
+            keep_earlier(self._paths, self._spec, number, config, accumulation)
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
         start = run_start(config, params)
