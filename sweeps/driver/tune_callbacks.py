@@ -237,8 +237,8 @@ class TuneEventHandler(Callback):
         self._progress.forget(number)
         config = self._spec.trial_config(TrialSeed(*trial.config["seed"]), params)
         if not self._spec.early_stopping.rule.is_population:  # whose changes the ledger has
-            accumulation = trial.config["config"]["train"]["accumulation"]
-            keep_earlier(self._paths, self._spec, number, config, accumulation)
+            trained = trial.config.get("config", {}).get("train", {})
+            keep_earlier(self._paths, self._spec, number, config, trained.get("accumulation"))
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
         start = run_start(config, params)

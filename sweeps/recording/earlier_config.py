@@ -21,7 +21,11 @@ _NOT_OF_TRAINING = "checkpoint."
 
 
 def keep_earlier(
-    paths: SweepPaths, spec: SweepSpec, number: int, config: TrialConfig, accumulation: int
+    paths: SweepPaths,
+    spec: SweepSpec,
+    number: int,
+    config: TrialConfig,
+    accumulation: int | None,
 ) -> None:
     """Keep the stored configuration of a trial if it resumes with another one.
 
@@ -32,7 +36,7 @@ def keep_earlier(
         spec: The sweep's spec.
         number: The trial's number.
         config: What it resumes with.
-        accumulation: Its micro-batches for each step.
+        accumulation: Its micro-batches for each step; None: those of the configuration.
 
     Raises:
         StorageError: The storage of the checkpoints cannot be read.
