@@ -36,6 +36,7 @@ from sweeps.commands.du import du
 from sweeps.commands.export import export
 from sweeps.commands.init import init
 from sweeps.commands.logs import logs
+from sweeps.commands.reproduce import reproduce
 from sweeps.commands.rm import rm
 from sweeps.commands.run import resume, run
 from sweeps.commands.stop import stop
@@ -94,6 +95,7 @@ app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compar
 app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep export digits --parquet tables/")(export)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
+app.command(epilog="Example: sweep reproduce digits --trial 3 --from latest")(reproduce)
 app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)
 app.command(epilog="Example: sweep du --root ~/runs")(du)
 app.command(epilog="Example: sweep rm digits --mlflow")(rm)

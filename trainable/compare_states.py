@@ -93,7 +93,9 @@ def _differences(
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             yield from _differences(f"{path}.{index}", one, other, left_out)
     elif not _is_same(first, second):
-        yield StateDifference(path, f"is {second!r:.80} and was {first!r:.80}", _apart(first, second))
+        yield StateDifference(
+            path, f"is {second!r:.80} and was {first!r:.80}", _apart(first, second)
+        )
 
 
 def _tensor_difference(path: str, first: Tensor, second: Tensor) -> StateDifference | None:

@@ -1,7 +1,7 @@
 """What is different about the machine on which a sweep is trained again.
 
-Only what decides which bits a training has: versions, processors, and some variables. What must not
-live here: reading this machine (`tracking.provenance`), and the task's code (`trainable`).
+Only what decides which bits a training has: versions, processors, and some variables. What must
+not live here: reading this machine (`tracking.provenance`), and the task's code (`trainable`).
 """
 
 from __future__ import annotations
