@@ -114,9 +114,9 @@ class TaskFacts:
         weight = self.weight_bytes / self.num_parameters
         if self.optimizer_bytes is None:
             return (
-                f"{self.num_parameters:,} parameters, {2 * weight:.3g} bytes per parameter (weight "
-                f"{weight:.3g}, gradient {weight:.3g}) and what the optimizer keeps, which is "
-                "known after its first step"
+                f"{self.num_parameters:,} parameters, {2 * weight:.3g} bytes per parameter "
+                f"(weight {weight:.3g}, gradient {weight:.3g}) and what the optimizer keeps, "
+                "which is known after its first step"
             )
         optimizer = self.optimizer_bytes / self.num_parameters
         return (
