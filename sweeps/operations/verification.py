@@ -117,7 +117,11 @@ def _check(
     found.checked.append(f"{len(records)} trials: ledger, configuration, curve and checkpoints")
     doing("comparing the outbox and the tracking store")
     readable = not any(one.where.startswith("trial ") for one in found.contradictions)
-    if readable:
+    if view.delivered.damage:
+        found.notes.append(
+            "what a resume would complete was not looked for: the outbox must be right first"
+        )
+    elif readable:
         found.contradictions.extend(_corrections(view))
     else:
         found.notes.append(
