@@ -75,6 +75,8 @@ class TaskFacts:
     optimizer_bytes: int | None = 0
     """Bytes of the optimizer's state; None: unknown until the optimizer has stepped."""
     own_loop: bool = False
+    default_arguments: dict[str, Any] = field(default_factory=dict)
+    """The default arguments of the task's constructor that are single values."""
     code: dict[str, str] = field(default_factory=dict)
     """Digests of the task's source files."""
     data: str | None = None
