@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,10 +114,12 @@ def reproduce(
         # A task may print, and standard output is for the result.
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.enter_context(as_a_trial(view.spec))
+        machine = [*_machine(view)]  # before torch is set up, which changes the environment
         run = _Run(view, record, kept, directory, [*_measured(), *ignored], begun, doing)
         found = run.train([part for part in parts if part.until is None or part.until > begun])
         lost = lost_stage(record, parts)
-        return replace(found, notes=[*found.notes, *([lost] if lost else [])])
+        notes = [*found.notes, *([lost] if lost else [])]
+        return replace(found, notes=notes, machine=machine)
 
 
 def _measured() -> Collection[str]:
@@ -289,7 +291,6 @@ class _Run:
             states=watch.checks(),
             not_compared=[*watch.not_compared(self.failure is not None)],
             notes=self._notes(),
-            machine=[*self._machine()],
             code=self._changed_code(),
             built=_built_differences(source, self.directory),
             failure=self.failure,
@@ -303,19 +304,20 @@ class _Run:
             "the steps before are compared"
         ]
 
-    def _machine(self) -> list[MachineDifference]:
-        found = [*machine_differences(self.view.ledger.attempts, provenance())]
-        now = num_threads(self.view.spec.resources.cpu)
-        then = {num_threads(one.resources.cpu) for one in read_revisions(self.view.paths.spec)}
-        if then != {now}:
-            found.append(MachineDifference("threads", ", ".join(map(str, sorted(then))), str(now)))
-        return found
-
     def _changed_code(self) -> list[str]:
         from trainable.fingerprint import changed_files
 
         then = self.view.ledger.code
         return changed_files(self.view.spec.task.name, then) if then else []
+
+
+def _machine(view: SweepStatus) -> Iterator[MachineDifference]:
+    """Yield what is different about this machine, before anything is trained."""
+    yield from machine_differences(view.ledger.attempts, provenance())
+    now = num_threads(view.spec.resources.cpu)
+    then = {num_threads(one.resources.cpu) for one in read_revisions(view.paths.spec)}
+    if then != {now}:
+        yield MachineDifference("threads", ", ".join(map(str, sorted(then))), str(now))
 
 
 def _built_differences(source: Path, directory: Path) -> list[str]:
