@@ -35,7 +35,7 @@ from sweeps.results.sweep_status import SweepStatus
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
-from trainable.manifest import best_first
+from trainable.manifest import best_first, read_manifest
 from trainable.metrics_file import Row, read_logged, read_rows
 from trainable.rules import BUILT
 from trainable.storage.generations import MANIFEST, STATE
@@ -55,6 +55,8 @@ class _Kept:
     rows: Sequence[Row]
     generations: Sequence[Generation]
     store: CheckpointStore
+    damaged: Sequence[str]
+    """Why checkpoints cannot be used, in sentences."""
 
     @property
     def end(self) -> int:
@@ -130,7 +132,11 @@ def _measured() -> Collection[str]:
 
 def _kept(view: SweepStatus, record: TrialSummary) -> _Kept:
     store = trial_store(view.paths, view.spec, record.number)
-    return _Kept(read_rows(view.paths.trial(record.number)), store.generations(), store)
+    files = trial_files(view.paths, view.spec, record.number)
+    read = [read_manifest(files, name) for name in files.names()]
+    damaged = [f"a checkpoint is damaged: {one}" for one in read if isinstance(one, str)]
+    rows = read_rows(view.paths.trial(record.number))
+    return _Kept(rows, store.generations(), store, damaged)
 
 
 def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> Generation:
@@ -161,6 +167,12 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> 
         raise UserError(
             f"--from {start}: trial {record.number} has no such checkpoint; {has}; name one of "
             "these, or leave --from out to start at the beginning"
+        )
+    if not kept.store.is_sound(found):
+        verify = view.paths.command("verify")
+        raise UserError(
+            f"--from {start}: {found.address} is damaged, and a run starts at a sound checkpoint; "
+            f"choose another one; see what is damaged with: {verify}"
         )
     return found
 
@@ -343,7 +355,7 @@ class _StateWatch:
         self._store, self._ignored = kept.store, ignored
         self._expected = [one for one in kept.generations if one.step > begun]
         self._checks: dict[str, StateCheck] = {}
-        self._damaged: list[str] = []
+        self._damaged = list(kept.damaged)
         self._has_states = False
 
     def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
@@ -360,7 +372,7 @@ class _StateWatch:
 
     def not_compared(self, failed: bool) -> list[str]:
         """Return which checkpoints of the trial were not compared, and why, in sentences."""
-        if not self._expected and self._has_states:
+        if not self._expected and self._has_states and not self._damaged:
             return ["the trial has no checkpoint after the start: no state was compared"]
         missing = [one for one in self._expected if one.name not in self._checks and not failed]
         return [

@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
     "init check run resume stop list status trials show".split()  # noqa: SIM905
-    + "logs best test compare diff report clone du rm sync ui train doctor trust".split()  # noqa: SIM905
+    + "logs best test compare diff report reproduce verify clone du rm sync ui".split()  # noqa: SIM905
+    + "train doctor trust".split()  # noqa: SIM905
 )
 
 

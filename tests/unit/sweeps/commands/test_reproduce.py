@@ -208,6 +208,18 @@ def test_lost_checkpoints_are_not_taken_for_equal(paths: SweepPaths) -> None:
     assert_parts(found["not_compared"][0], "no checkpoint")
 
 
+@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
+def test_damaged_checkpoint_is_not_taken_for_equal(file: str, paths: SweepPaths) -> None:
+    newest = CheckpointStore(paths.trial(PRUNED)).generations()[-1]
+    content = bytearray((newest.path / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest.path / file).write_bytes(content)
+    found = _found("--trial", str(PRUNED))
+    assert found["curve"] is None
+    assert not found["is_equal"]
+    assert_parts(found["not_compared"][0], newest.name)
+
+
 LOOP = """
 import time, torch
 
