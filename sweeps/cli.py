@@ -39,6 +39,7 @@ from sweeps.commands.export import export
 from sweeps.commands.init import init
 from sweeps.commands.logs import logs
 from sweeps.commands.plan import plan
+from sweeps.commands.reproduce import reproduce
 from sweeps.commands.rm import rm
 from sweeps.commands.run import resume, run
 from sweeps.commands.stop import stop
@@ -46,6 +47,7 @@ from sweeps.commands.sync import sync
 from sweeps.commands.test import evaluate
 from sweeps.commands.trust import trust
 from sweeps.commands.ui import ui
+from sweeps.commands.verify import verify
 from sweeps.exit_codes import WRONG_INPUT
 
 app = typer.Typer(
@@ -100,6 +102,8 @@ app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
 app.command(epilog="Example: sweep audit digits")(audit)
 app.command(epilog="Example: sweep export digits --parquet tables/")(export)
 app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
+app.command(epilog="Example: sweep reproduce digits --trial 3 --from latest")(reproduce)
+app.command(epilog="Example: sweep verify digits --json")(verify)
 app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)
 app.command(epilog="Example: sweep du --root ~/runs")(du)
 app.command(epilog="Example: sweep rm digits --mlflow")(rm)

@@ -117,6 +117,10 @@ CURVES_QUERY = (
     "WHERE run_uuid IN :ids GROUP BY run_uuid, {key}"
 )
 """How many points each metric of some runs has; MLflow's client would fetch every point."""
+LAST_VALUES_QUERY = (
+    "SELECT run_uuid, {key}, value, is_nan FROM latest_metrics WHERE run_uuid IN :ids"
+)
+"""The last value of each metric of some runs."""
 STEPS_QUERY = "SELECT DISTINCT step FROM metrics WHERE run_uuid = :run AND {key} = :metric"
 """The steps at which a metric has values."""
 

@@ -20,7 +20,22 @@ from pathlib import Path
 from redaction.secrets import HIDDEN, is_secret, redact
 from tracking.limits import clean_text
 
-_PACKAGES = ("torch", "ray", "optuna", "mlflow", "pydantic", "gradsweep")
+_PACKAGES = ("torch", "numpy", "ray", "optuna", "mlflow", "pydantic", "gradsweep")
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "MKL_CBWR",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "PYTHONHASHSEED",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Variables that choose how numbers are computed. The number of threads is not among them: each
+worker has its own."""
+_CPUS = Path("/proc/cpuinfo")
 _GIT_SECONDS = 5.0
 
 
@@ -44,6 +59,8 @@ def provenance(
         "gradsweep.host": socket.gethostname(),
         "gradsweep.platform": platform.platform(),
         "gradsweep.num_cpus": str(_num_cpus()),
+        "gradsweep.cpu": _cpu_model(),
+        "gradsweep.environment": _environment(),
         "gradsweep.version.python": platform.python_version(),
     }
     try:
@@ -78,6 +95,22 @@ def _num_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    """Return the CPU's model: its vector instructions decide how sums are rounded."""
+    try:
+        lines = _CPUS.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _environment() -> str:
+    """Return the variables that are set of those that choose how numbers are computed."""
+    found = [f"{name}={redact(os.environ[name])}" for name in _VARIABLES if name in os.environ]
+    return " ".join(found) or "none"
 
 
 def _gpu_names() -> list[str]:

@@ -13,6 +13,7 @@ a line of JSON. It serves a process that must not import MLflow.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tracking.address import is_database, sqlite_file
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.mlflow_compat import (
     CURVES_QUERY,
+    LAST_VALUES_QUERY,
     PARAMS_QUERY,
     RUNS_PER_SWEEP_QUERY,
     RUNS_TABLE,
@@ -142,13 +144,19 @@ class _Database:
             params: dict[str, set[str]] = {one: set() for one in run_ids}
             tags: dict[str, dict[str, str]] = {one: {} for one in run_ids}
             curves: dict[str, dict[str, Curve]] = {one: {} for one in run_ids}
+            last: dict[str, dict[str, float]] = {one: {} for one in run_ids}
             for run_id, key in _rows(db, PARAMS_QUERY, ids):
                 params[run_id].add(key)
             for run_id, key, value in _rows(db, TAGS_QUERY, ids):
                 tags[run_id][key] = value or ""
             for run_id, key, count, total in _rows(db, CURVES_QUERY, ids):
                 curves[run_id][key] = Curve(count, int(total))
-        return {one: RunData(frozenset(params[one]), tags[one], curves[one]) for one in run_ids}
+            for run_id, key, value, is_nan in _rows(db, LAST_VALUES_QUERY, ids):
+                last[run_id][key] = math.nan if is_nan else float(value)
+        return {
+            one: RunData(frozenset(params[one]), tags[one], curves[one], last[one])
+            for one in run_ids
+        }
 
     def steps(self, run_id: str, key: str) -> set[int]:
         with self._connect() as db:
@@ -200,7 +208,7 @@ class _Client:
 
     def __init__(self, uri: str, experiment: str, experiment_id: str | None) -> None:
         self._uri, self._experiment, self._experiment_id = uri, experiment, experiment_id
-        self._data: dict[str, tuple[frozenset[str], dict[str, str], list[str]]] = {}
+        self._data: dict[str, tuple[frozenset[str], dict[str, str], dict[str, float]]] = {}
         with self._translated():
             from tracking.mlflow_server import connect
 
@@ -229,7 +237,7 @@ class _Client:
                     self._data[info.run_id] = (
                         frozenset(data.params),
                         dict(data.tags),
-                        list(data.metrics),
+                        dict(data.metrics),
                     )
                     deleted = info.lifecycle_stage == "deleted"
                     where = info.artifact_uri or ""
@@ -257,7 +265,8 @@ class _Client:
             for (run_id, key), curve in zip(asked, pool.map(count, asked), strict=True):
                 curves[run_id][key] = curve
         return {
-            one: RunData(self._data[one][0], self._data[one][1], curves[one]) for one in run_ids
+            one: RunData(self._data[one][0], self._data[one][1], curves[one], self._data[one][2])
+            for one in run_ids
         }
 
     def steps(self, run_id: str, key: str) -> set[int]:

@@ -6,6 +6,7 @@ What must not live here: how a store is read (`store_reader`), and what it shoul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from redaction.secrets import redact
@@ -48,6 +49,8 @@ class RunData(NamedTuple):
     params: frozenset[str]
     tags: Mapping[str, str]
     curves: Mapping[str, Curve]
+    last: Mapping[str, float] = MappingProxyType({})
+    """The last value of each metric."""
 
 
 class StoreReader(Protocol):

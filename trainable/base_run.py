@@ -88,6 +88,11 @@ class BaseRun(ABC):
         In the configuration, the precision may be `auto`.
         """
 
+    @property
+    @abstractmethod
+    def position(self) -> int:
+        """How far the run has trained, as its rows count: in steps, or a loop's reports."""
+
     @abstractmethod
     def events(self) -> Iterator[RunReport]:
         """Train, and yield a report after each evaluation."""

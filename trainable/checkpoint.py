@@ -79,6 +79,8 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
+        self.observer: Callable[[int, Callable[[], dict[str, Any]]], None] | None = None
+        """Receives the step and the state at each point where the run may save."""
         self.set_aside: list[str] = []
         """For each generation that `resume` found damaged: why, and what replaces it."""
         if config is not None:
@@ -231,6 +233,8 @@ class CheckpointStore:
             WriterReplaced: Another process has opened the run for writing.
             CheckpointError: The state cannot be saved.
         """
+        if self.observer is not None:
+            self.observer(step, state)
         if self._writing is not None and self._writing.done():
             self.wait()  # so an error of the write is raised at the next step
         reports = epoch if reports is None else reports

@@ -260,6 +260,11 @@ class CustomLoop(BaseRun):
         """The device that the loop received."""
         return {"device": device_name(self._device)}
 
+    @property
+    def position(self) -> int:
+        """Reports made."""
+        return self._progress.epoch
+
     def events(self) -> Iterator[RunReport]:
         """Run the loop; yield a report each time it yields the metric.
 

@@ -23,14 +23,12 @@ from torch import Tensor
 
 from trainable.base_run import MAX_METRICS, check_names, describe, one_number
 from trainable.errors import TaskError
-from trainable.metrics_file import ARTIFACTS, Row, read_logged
+from trainable.metrics_file import ARTIFACTS, NOTED, Row, read_logged
 from trainable.storage.durable import replace_file
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.sums import Number, Over, Reduce, Sums, add_value
 from trainable.sums import means as means
 
-NOTED = "noted.json"
-"""The file in a run's directory with the parameters and tags that its code logged."""
 MAX_NAMES = 200
 _MAX_LENGTH = 200
 _MAX_VALUES = 1_000

@@ -225,6 +225,11 @@ class Trainer(BaseRun):
         return self._step.precision
 
     @property
+    def position(self) -> int:
+        """Optimizer steps taken."""
+        return self.state.progress.step
+
+    @property
     def resolved(self) -> dict[str, str]:
         """The device and the precision."""
         return {"device": device_name(self._step.device), "precision": self.precision.name}

@@ -35,6 +35,8 @@ LOGGED = "logged.jsonl"
 ARTIFACTS = "artifacts"
 """The subdirectory of a run for the files that the user's code logs."""
 RESUMED = "resumed.json"
+NOTED = "noted.json"
+"""The file in a run's directory with the parameters and tags that its code logged."""
 
 _MAX_LINE_BYTES = 64 << 20
 """A hundred thousand metrics of a hundred characters take a fifth of it."""

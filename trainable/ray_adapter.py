@@ -28,6 +28,7 @@ import psutil
 from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import TrialConfig
+from trainable.earlier_configs import add_earlier
 from trainable.errors import OutOfMemory, StorageError, TrainingError
 from trainable.exception_text import reason_of, traceback_of
 from trainable.lazy_imports import load_training, without_collection
@@ -336,6 +337,7 @@ class TuneTrial(tune.Trainable):
         plan = self._trainer.plans[0]
         if isinstance(plan, StreamPlan) and plan.batched:
             return False
+        before = self._config
         train = self._config.train.model_copy(update={"accumulation": accumulation})
         self._config = self._config.model_copy(update={"train": train})
         self._failure, self._batch_was_split = None, True
@@ -344,6 +346,7 @@ class TuneTrial(tune.Trainable):
             self._trainer, self._events = None, iter(())
             release_memory()
             self._open()
+            add_earlier(self._directory, self._trainer.resumed_at, before)
             print(
                 f"out of memory: resumes from step {self._trainer.resumed_at} with {accumulation} "
                 f"micro-batches of {train.micro_batch_size} samples"

@@ -11,24 +11,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sweeps.commands import messages
 from sweeps.commands.train import SingleRun, train_once
-from sweeps.config.trial_run import num_threads, with_accumulation
-from sweeps.errors import UserError
-from sweeps.ledger.reader import TrialSummary
-from sweeps.paths import TRIAL_CONFIG
-from sweeps.recording.trial_config import read_config
+from sweeps.config.trial_run import num_threads
+from sweeps.operations.retraining import check_single, last_config, lost_stage, stages
+from sweeps.results.machine_differences import machine_differences
 from sweeps.results.same_curve import first_difference
 from sweeps.results.sweep_status import SweepStatus
 from tracking.provenance import provenance
-from trainable.config import TrialConfig
 from trainable.metrics_file import read_rows
 
-_COMPARED = ("version.python", "version.torch", "version.gradsweep", "platform", "gpus")
-"""What of the machine and the versions decides which bits a training has."""
+if TYPE_CHECKING:
+    from sweeps.ledger.reader import TrialSummary
 
 
 def train_again(
@@ -58,15 +56,9 @@ def train_again(
         TrainingError: The training fails.
     """
     record = view.record(number)
-    if record.lineage:
-        last = record.lineage[-1]
-        raise UserError(
-            f"trial {number} copied the weights of trial {last.donor} after "
-            f"{view.spec.budget.report_word} {last.epoch}, as members of a population do; no "
-            "single run trains it; train a trial that copied none, or use its checkpoint"
-        )
+    check_single(view, record)
     run = SingleRun(
-        _config(view, record),
+        last_config(view, record),
         threads=num_threads(view.spec.resources.cpu),
         searched=tuple(record.params),
         until=record.epoch or None if record.state == "pruned" else None,
@@ -83,41 +75,20 @@ def train_again(
         _compare(view, record, directory, console)
 
 
-def _config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
-    """Return the configuration that the trial trained with last.
-
-    A trial that never started has none; then it is the one that it would start with.
-    """
-    try:
-        config = read_config(view.paths.trial(record.number) / TRIAL_CONFIG)
-    except FileNotFoundError:
-        config = view.spec.trial_config(record.seed, record.params)
-    except ValueError as error:
-        raise UserError(
-            f"the configuration of trial {record.number} cannot be read ({error}); only with the "
-            "same configuration the training is the same; restore the file from a backup"
-        ) from None
-    return with_accumulation(config, record.accumulation)
-
-
 def _cautions(view: SweepStatus, record: TrialSummary) -> Iterator[str]:
     """Yield why the training may not have the same bits, in sentences."""
-    if record.accumulation is not None:
+    found = stages(view, record)
+    if lost := lost_stage(record, found):
+        yield lost
+    elif len(found) > 1:
+        steps = ", ".join(str(one.until) for one in found[:-1])
+        exact = view.paths.command("reproduce", "--trial", str(record.number))
         yield (
-            f"trial {record.number} ran out of memory, and trained on with {record.accumulation} "
-            "micro-batches for each step; this run has them from its beginning"
+            f"trial {record.number} had other configurations until step {steps}; this run has the "
+            f"last one from its beginning; train it as it was with: {exact}"
         )
-    now = provenance()
-    for name in _COMPARED:
-        key = f"gradsweep.{name}"
-        then = {attempt[key] for attempt in view.ledger.attempts if key in attempt}
-        if then and then != {now.get(key)}:
-            word = name.removeprefix("version.")
-            before = ", ".join(sorted(then))
-            yield (
-                f"{word} is {now.get(key, 'none')} here and was {before} in the sweep; the same "
-                "bits are promised for the same machine and versions alone"
-            )
+    for difference in machine_differences(view.ledger.attempts, provenance()):
+        yield f"{difference}; the same bits are promised for the same machine and versions alone"
 
 
 def _compare(view: SweepStatus, record: TrialSummary, directory: Path, console: Console) -> None:

@@ -54,6 +54,7 @@ from sweeps.policies.failure_policy import (
     RepeatedFailureDetector,
 )
 from sweeps.policies.stop_criteria import BY_THE_USER
+from sweeps.recording.earlier_config import keep_earlier
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
@@ -239,6 +240,9 @@ class TuneEventHandler(Callback):
         make_directory(directory)
         self._progress.forget(number)
         config = self._spec.trial_config(TrialSeed(*trial.config["seed"]), params)
+        if not self._spec.early_stopping.rule.is_population:  # whose changes the ledger has
+            trained = trial.config.get("config", {}).get("train", {})
+            keep_earlier(self._paths, self._spec, number, config, trained.get("accumulation"))
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
         start = run_start(config, params)

@@ -72,7 +72,8 @@ class TaskFacts:
     device: str = ""
     precision: str = ""
     weight_bytes: int = 0
-    optimizer_bytes: int = 0
+    optimizer_bytes: int | None = 0
+    """Bytes of the optimizer's state; None: unknown until the optimizer has stepped."""
     own_loop: bool = False
     default_arguments: dict[str, Any] = field(default_factory=dict)
     """The default arguments of the task's constructor that are single values."""
@@ -106,17 +107,28 @@ class TaskFacts:
         """Return the facts in sentences."""
         if self.own_loop:
             return ["a custom loop: one report for each epoch or interval of the budget"]
-        weight, optimizer = (
-            count / self.num_parameters for count in (self.weight_bytes, self.optimizer_bytes)
-        )
         return [
-            f"{self.num_parameters:,} parameters, {2 * weight + optimizer:.3g} bytes per "
-            f"parameter (weight {weight:.3g}, gradient {weight:.3g}, optimizer {optimizer:.3g}); "
-            f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them",
+            self._memory(),
             f"{_number(self.num_train)} training and {_number(self.num_val)} validation samples",
             f"{_number(self.steps_per_epoch)} steps per epoch, {self.total_steps:,} in all",
             f"{self.precision} on {self.device}",
         ]
+
+    def _memory(self) -> str:
+        """Return the number of parameters and their bytes in a sentence."""
+        weight = self.weight_bytes / self.num_parameters
+        if self.optimizer_bytes is None:
+            return (
+                f"{self.num_parameters:,} parameters, {2 * weight:.3g} bytes per parameter "
+                f"(weight {weight:.3g}, gradient {weight:.3g}) and what the optimizer keeps, "
+                "which is known after its first step"
+            )
+        optimizer = self.optimizer_bytes / self.num_parameters
+        return (
+            f"{self.num_parameters:,} parameters, {2 * weight + optimizer:.3g} bytes per "
+            f"parameter (weight {weight:.3g}, gradient {weight:.3g}, optimizer {optimizer:.3g}); "
+            f"the optimizer keeps {format_bytes(self.optimizer_bytes)} for them"
+        )
 
 
 def _number(count: int) -> str:

@@ -501,6 +501,8 @@ class LedgerReader:
             """The sweep's identity, by which tracking finds its runs again."""
             self.attempts = attempts_in(notes)
             """The host, command and versions of each driver of the sweep, as tags."""
+            self.code: dict[str, str] = dict(notes.get("origin", {}).get("code", {}))
+            """The sha256 of each source file of the task, as the newest driver found it."""
             self.select: Select = notes.get(SELECT, "checkpoint")
             """What the values of the sweep's trials are; see `value_of`."""
             self.num_published = int(notes.get("concluded", 0))

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeps.config.logged_params import flatten
 from sweeps.config.revisions import read_revisions
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import NoReport
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
 from sweeps.ledger.reader import LedgerReader
+from sweeps.operations.store_comparison import StoreComparison, is_concluded
 from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.publishing.export import draw_report, export_trial
 from sweeps.publishing.trial_figures import (
@@ -33,35 +33,22 @@ from sweeps.publishing.trial_figures import (
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import tracking_gaps
 from sweeps.reconciliation.repairs import send_to_tracker
-from sweeps.reconciliation.store_check import (
-    Missing,
-    MissingData,
-    SweepRun,
-    check_all,
-    check_runs,
-)
-from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
+from sweeps.reconciliation.store_check import Missing, MissingData
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     attempt_tags,
-    best_tags,
     curve_tags,
-    front_tags,
-    health_tags,
     leaders_views,
 )
-from sweeps.results.outcome import find_failure
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker, open_tracker
 from sweeps.webhook import deliver_waiting
 from tracking.notification_queue import Undelivered
 from tracking.outbox_recorder import reset_trials, set_target, sync
-from tracking.outbox_status import DeliveryStatus, read_outbox
-from tracking.recorder import Status, stored_status
-from tracking.tracker import OpenTracker, Tracker
+from tracking.outbox_status import read_outbox
+from tracking.tracker import OpenTracker
 
-_INTERRUPTED: Status = "INTERRUPTED"
 _BATCH_SIZE = 50
 """How many trials' metrics are in memory at a time."""
 
@@ -202,7 +189,7 @@ def draw_missing(view: SweepStatus, scratch: Path) -> Drawing:
     paths = view.paths
     figures = draw_figures(view.spec, paths, trials_without_figures(paths, view.records), scratch)
     # A trial that ended after the last report has no figures either.
-    if not _is_concluded(view.ledger) or (paths.report.exists() and not figures):
+    if not is_concluded(view.ledger) or (paths.report.exists() and not figures):
         return Drawing(figures)
     try:
         return Drawing(figures, draw_report(paths, scratch / paths.report.name))
@@ -229,7 +216,7 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     if all_again:
         record_figures_again(paths, [one.number for one in ledger.trials], recorder)
     num_drawn = record_figures(paths, drawing.figures, recorder)
-    best = ledger.best() if len(spec.metrics) == 1 and _is_concluded(ledger) else None
+    best = ledger.best() if len(spec.metrics) == 1 and is_concluded(ledger) else None
     if best and (all_again or best.number in [one.number for one in drawing.figures]):
         for file in figure_files(paths, best.number):
             recorder.artifact(None, file, f"figures/{file.name}")
@@ -241,60 +228,11 @@ def record_drawing(paths: SweepPaths, spec: SweepSpec, drawing: Drawing) -> int:
     return num_drawn
 
 
-def _is_concluded(ledger: LedgerReader) -> bool:
-    """Return whether a driver has published the best of all trials."""
-    return 0 < ledger.num_published == len(ledger.trials)
-
-
-class _Resender:
+class _Resender(StoreComparison):
     """Finds the records that the tracking store lacks and queues them again.
 
     The caller holds the sweep's lock.
     """
-
-    def __init__(
-        self,
-        paths: SweepPaths,
-        spec: SweepSpec,
-        tracked_sweep_status: str | None,
-        tracker: Tracker,
-    ) -> None:
-        self._paths, self._spec = paths, spec
-        self._ledger = LedgerReader(ledger_location(paths, spec))
-        self.sweep_id = self._ledger.sweep_id
-        self.records = self._ledger.records()
-        self._concluded = _is_concluded(self._ledger)
-        self._best = self._ledger.best() if len(spec.metrics) == 1 else None
-        if tracked_sweep_status is None and self._concluded:
-            tracked_sweep_status = "FINISHED" if self._ledger.front() else "FAILED"
-        endings: tuple[Status, ...] = ("FINISHED", "FAILED")
-        self._ending = next((one for one in endings if one == tracked_sweep_status), _INTERRUPTED)
-        self._densities = [one.tracking.every for one in read_revisions(paths.spec)]
-        known = read_outbox(paths.outbox).experiment_id
-        self._store = tracker.reader(spec.name, known)
-
-    def missing_runs(self) -> list[MissingData]:
-        """Return the runs that the store lacks or has with another status."""
-        delivered = read_outbox(self._paths.outbox)
-        runs = self._store.runs(self.sweep_id)
-        return check_runs(self.records, delivered, runs, self._status(delivered))
-
-    def all_missing(self) -> list[MissingData]:
-        """Return everything that the store lacks of the delivered records."""
-        params = dict(flatten(self._spec.model_dump(mode="json")))
-        delivered = read_outbox(self._paths.outbox)
-        own = SweepRun(self._status(delivered), params, self._sweep_tags(), self._sweep_files())
-        return check_all(
-            self._paths,
-            self._spec,
-            self.records,
-            self._store,
-            self.sweep_id,
-            own,
-            densities=self._densities,
-            more_tags=self._front_tags(),
-            drawn=lambda number: figure_files(self._paths, number),
-        )
 
     def send(self, missing: Iterable[MissingData]) -> None:
         """Queue missing records, and those that a killed driver could not send."""
@@ -319,10 +257,6 @@ class _Resender:
         if any(again.values()):
             delivery.figures_sent()  # above, of each run that is gone
         delivery.close(0.0)
-
-    def _status(self, delivered: DeliveryStatus) -> str | None:
-        """Return the status of the sweep's own run; None: a killed driver did not send it."""
-        return None if delivered.tracked_sweep_status == "RUNNING" else stored_status(self._ending)
 
     def _send_sweep_run(self, missing: MissingData) -> None:
         recorder, delivery = _queue(
@@ -358,36 +292,6 @@ class _Resender:
                     self._paths, self._spec, self._best, directory / "best", where, ended
                 ):
                     yield file, f"best/{file.name}"
-
-    def _sweep_tags(self) -> dict[str, str]:
-        best = [one for one in self.records if self._best and one.number == self._best.number]
-        return {
-            **attempt_tags(self._ledger.attempts),
-            **curve_tags(self._densities),
-            **health_tags(self.records),
-            **(best_tags(best[0]) if best and self._concluded else {}),
-            **self._front_tags().get(None, {}),
-            **(STOPPED_BY_INTERRUPT if self._ending == "INTERRUPTED" else self._description()),
-        }
-
-    def _description(self) -> dict[str, str]:
-        front = self._ledger.front()
-        why = None if front else find_failure(self.records).cause
-        return {DESCRIPTION: describe_sweep(self.records, front, self._spec, why)}
-
-    def _front_tags(self) -> Mapping[int | None, Mapping[str, str]]:
-        if len(self._spec.metrics) == 1 or not self._concluded:
-            return {}
-        numbers = {one.number for one in self._ledger.front()}
-        front = [one for one in self.records if one.number in numbers]
-        return front_tags(front, self.records)
-
-    def _sweep_files(self) -> dict[str, frozenset[str]]:
-        files = {"": {"sweep.yaml"}}
-        if self._concluded and self._best is not None:
-            files["best"] = {"config.yaml"}
-            files["figures"] = {f.name for f in figure_files(self._paths, self._best.number)}
-        return {folder: frozenset(names) for folder, names in files.items()}
 
     def _ended_ms(self) -> int | None:
         return max((one.ended_ms or 0 for one in self.records), default=0) or None

@@ -258,7 +258,7 @@ def check_all(
             if record is None:
                 one = _check_sweep(before, sweep_run, run, data[run.run_id], store)
             else:
-                rows = _rows(paths, spec, record, every)
+                rows = stored_rows(paths, spec, record, every)
                 start = told_start(paths, spec, record)
                 tags = {**_tags(spec, paths, record), **start.tags}
                 tags |= more_tags.get(record.number, {})
@@ -323,7 +323,7 @@ def _whole(
     if record is None:
         files = [name for names in sweep_run.files.values() for name in names]
         return _with(gone, files=tuple(files))
-    points = sum(map(len, _steps(_rows(paths, spec, record, every)).values()))
+    points = sum(map(len, _steps(stored_rows(paths, spec, record, every)).values()))
     files = [file.name for file in drawn(record.number)]
     return _with(gone, num_points=points, files=tuple(files))
 
@@ -348,7 +348,9 @@ def _steps(rows: Iterable[Row]) -> Mapping[str, list[int]]:
     return steps
 
 
-def _rows(paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int) -> Iterable[Row]:
+def stored_rows(
+    paths: SweepPaths, spec: SweepSpec, record: TrialRecord, every: int
+) -> Iterable[Row]:
     """Return the rows of a trial that a store must have."""
     if record.finished:
         directory = paths.trial(record.number)

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
     "init check plan run resume stop list status trials show logs best confirm test".split()  # noqa: SIM905
-    + "compare diff audit report clone du rm sync ui train doctor trust".split()  # noqa: SIM905
+    + "compare diff audit report reproduce verify clone du rm sync ui train doctor trust".split()  # noqa: SIM905
 )
 
 

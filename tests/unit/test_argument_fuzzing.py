@@ -35,6 +35,8 @@ STARTED = (
     "sweeps.commands.train.train_once",
     "sweeps.operations.evaluation.evaluate_trial",
     "sweeps.operations.doctor.examine",
+    "sweeps.operations.reproduction.reproduce",
+    "sweeps.operations.verification.verify",
 )
 ODD = (
     *("", " ", "-", "--", "-1", "0", "1", "1.5", "nan", "inf", "1e400", "9" * 400, "x" * 300),

@@ -37,6 +37,17 @@ def test_versions_and_machine_are_recorded(tmp_path: Path) -> None:
     assert all(isinstance(value, str) for value in tags.values())
 
 
+def test_variables_that_decide_numbers_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("UNRELATED", "1")
+    tags = provenance(tmp_path, ["sweep"])
+    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in tags["gradsweep.environment"].split()
+    assert "UNRELATED" not in tags["gradsweep.environment"]
+    assert tags["gradsweep.cpu"]
+
+
 def test_provenance_is_always_valid_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", os.fsdecode(b"andr\xe9"))
     tags = provenance(tmp_path, ["sweep", "run", os.fsdecode(b"t\xe9st.yaml")])

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import WindowPlan
+from trainable.earlier_configs import read_earlier
 from trainable.memory import finer_accumulation, is_out_of_memory
 from trainable.metrics_file import read_rows
 from trainable.ray_adapter import TuneTrial
@@ -122,6 +123,8 @@ def test_resumes_from_the_newest_checkpoint(
     order = WindowPlan(SAMPLES, BATCH, BATCH, seed=0).order(1).tolist()
     assert [sample for part in seen[1:] for sample in part] == order
     assert "from step 3 with 2" in (tmp_path / "trial.log").read_text()
+    (earlier,) = read_earlier(tmp_path)
+    assert (earlier.until, earlier.config.train.accumulation) == (3, 1)
 
 
 def test_single_sample_that_does_not_fit_ends_the_run(

@@ -59,6 +59,24 @@ def test_metric_is_shown_first(
     assert line.partition(": ")[2].startswith(shown)
 
 
+def test_size_of_an_own_optimizer_is_not_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    (tmp_path / "shown_rule.py").write_text(
+        "import torch\nfrom trainable.tasks.spiral import Spiral\nclass Rule(Spiral):\n"
+        "    def __init__(self):\n        super().__init__(samples=20)\n"
+        "    def build_optimizer(self, model, config):\n"
+        "        return torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    )
+    said = io.StringIO()
+    spec = parse_spec(SPEC.format(task="shown_rule:Rule", metric="val/accuracy"), "one.yaml")
+    train_once(spec, None, Console(file=io.StringIO()), Console(file=said, width=300))
+    assert_parts(said.getvalue(), "what the optimizer keeps", "known after its first step")
+    assert "the optimizer keeps " not in said.getvalue().replace("what the optimizer keeps", "")
+
+
 def test_caution_is_printed_once_as_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
