@@ -32,8 +32,8 @@ class Batch:
     """Records of one trial to deliver together, in their order.
 
     A batch is one artifact, or the experiment's tags, or the replacement of a run, or the records
-    of one request to a run: an optional start, metrics and tags, an optional finish. Records queued after an artifact may be
-    delivered before it.
+    of one request to a run: an optional start, metrics and tags, an optional finish. Records
+    queued after an artifact may be delivered before it.
     """
 
     trial: int
