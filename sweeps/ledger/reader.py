@@ -21,6 +21,12 @@ from redaction.escapes import printable, visible
 from sweeps.config.sections import Select
 from sweeps.config.trial_run import TrialSeed
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
+from sweeps.ledger.failed_attempts import (
+    FailedAttempt,
+    Reopened,
+    failed_attempts_in,
+    reopened_in,
+)
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
 from sweeps.optuna_compat import tables
@@ -136,6 +142,10 @@ class TrialSummary:
     """The number of the trial whose point it trains; None for a trial of the search."""
     seed_index: int | None = None
     """The position of its common seed, from 0; None: its seed is its own."""
+    failed_attempts: tuple[FailedAttempt, ...] = ()
+    """The failures after which it was run again, the earliest first."""
+    reopened: Reopened | None = None
+    """What is still to be done before it may train again; None: nothing."""
 
     @property
     def finishes(self) -> int | None:
@@ -361,6 +371,8 @@ def trial_fields(
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
+        "failed_attempts": failed_attempts_in(attributes),
+        "reopened": reopened_in(attributes),
         **_role_in(attributes),
     }
 
