@@ -30,6 +30,7 @@ from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
+from sweeps.reconciliation.retrying import RetryRequest
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
 from sweeps.store_access import withheld_variables
@@ -58,6 +59,7 @@ def run_sweep(
     origin: Origin | None = None,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    retry: RetryRequest | None = None,
     grace: float = 30.0,
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -77,6 +79,7 @@ def run_sweep(
         origin: The code and data of its trials; None: unknown.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        retry: Which failed trials run again; None: none.
         grace: Seconds from the first signal until this process has ended. Trials have most of
             this time to save their state.
         offline: Contact no tracking server; all records stay in the outbox.
@@ -110,9 +113,11 @@ def run_sweep(
             new=new,
             accept_changes=accept_changes,
             finish=finish,
+            retry=retry,
             offline=offline,
             place=location,
             fence=lock.check,
+            warn=warn,
         )
         driver = _Driver(
             sweep, plan, machine, lock, requests, interruption, make_view, say, notices

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sweeps.checkpoint_locations import trial_files, trial_store
@@ -44,6 +44,15 @@ from sweeps.reconciliation.finishing import (
 )
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
+from sweeps.reconciliation.retrying import (
+    Retry,
+    RetryRequest,
+    complete_retries,
+    describe_retries,
+    plan_retry,
+    reopen,
+    trials_to_retry,
+)
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.notifications import Notifier, NotifyingRecorder
@@ -210,9 +219,11 @@ def open_sweep(
     new: bool,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    retry: RetryRequest | None = None,
     offline: bool = False,
     place: LedgerLocation | None = None,
     fence: Callable[[], None],
+    warn: Callable[[str], None] = lambda _: None,
 ) -> SweepSession:
     """Open a sweep, or create it.
 
@@ -223,9 +234,11 @@ def open_sweep(
         new: Whether to create the sweep.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        retry: Which failed trials run again; None: none.
         offline: Contact no tracking server; all records stay in the outbox.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
+        warn: Receives which trials run again, and why one may fail again.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
@@ -233,8 +246,17 @@ def open_sweep(
         StorageError: The object store that has its checkpoints cannot be reached.
     """
     ledger = open_ledger(
-        paths, spec, origin, new=new, accepted=accept_changes, finish=finish, place=place
+        paths,
+        spec,
+        origin,
+        new=new,
+        accepted=accept_changes,
+        finish=finish,
+        retry=retry,
+        place=place,
+        warn=warn,
     )
+    complete_retries(paths, spec, ledger)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.add_attempt(now)
     root = paths.root
@@ -306,7 +328,9 @@ def open_ledger(
     new: bool,
     accepted: bool,
     finish: Sequence[int] = (),
+    retry: RetryRequest | None = None,
     place: LedgerLocation | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
 
@@ -320,15 +344,18 @@ def open_ledger(
         new: Whether to create the sweep.
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end; each gets a new trial.
+        retry: Which failed trials become unfinished again; None: none.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
+        warn: Receives which trials run again, and why one may fail again.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after the change would not be comparable.
-        UserError: A trial of `finish` cannot be trained to its end.
+        UserError: A trial of `finish` cannot be trained to its end, or one of `retry` not again.
     """
     place = place or ledger_location(paths, spec)
     to_finish: list[int] = []
+    retries: list[Retry] = []
     if new:
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
@@ -351,17 +378,43 @@ def open_ledger(
         to_finish = trials_to_finish(paths, spec, ledger.trials(), finish)
         for index in range(len(to_finish)):
             check_free(paths, len(ledger.trials()) + index)
+        if retry is not None:
+            retries = _plan_retries(paths, spec, origin, ledger, retry, accepted=accepted)
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
     ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
     # which would train the new trials with other seeds, refuse it.
-    note = f"finish {', '.join(f'trial {number}' for number in to_finish)}" if to_finish else ""
-    write_spec(paths.spec, spec, note)
+    finishing = f"finish {', '.join(f'trial {number}' for number in to_finish)}"
+    notes = [*([finishing] if to_finish else []), describe_retries(retries, spec)]
+    write_spec(paths.spec, spec, "; ".join(filter(None, notes)))
+    reopen(paths, spec, ledger, retries, warn)
     for number in to_finish:
         ledger.add_extra("finish", number)
     return ledger
+
+
+def _plan_retries(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    ledger: Ledger,
+    request: RetryRequest,
+    *,
+    accepted: bool,
+) -> list[Retry]:
+    """Return how failed trials run again; nothing is changed here."""
+    trials = ledger.trials()
+    numbers = trials_to_retry(paths, spec, trials, request, ledger.seconds)
+    if not accepted:  # one that finishes a pruned trial must continue it exactly
+        again = [replace(t, state="running") if t.number in numbers else t for t in trials]
+        check_unfinished(paths, spec, again)
+    origins = (ledger.origin, origin)
+    return [
+        plan_retry(paths, spec, trials[number], fresh=request.fresh, origins=origins)
+        for number in numbers
+    ]
 
 
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:

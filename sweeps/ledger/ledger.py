@@ -500,9 +500,7 @@ class Ledger(StudyRecord):
 
     def _reload(self) -> None:
         """Read the study again: Optuna never reads a trial again that it has seen ended."""
-        self._study = optuna.load_study(
-            storage=self._storage, study_name=self._study.study_name
-        )
+        self._study = optuna.load_study(storage=self._storage, study_name=self._study.study_name)
 
     def _id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)

@@ -35,6 +35,7 @@ from sweeps.operations.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.finishing import trials_to_finish
+from sweeps.reconciliation.retrying import RetryRequest, trials_to_retry
 from sweeps.results.findings import Findings, find
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
@@ -150,6 +151,7 @@ def resume(
     address: str | None = None,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    retry: RetryRequest | None = None,
     offline: bool = False,
 ) -> SweepOutcome:
     """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do.
@@ -162,7 +164,11 @@ def resume(
         address: As in `start`.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        retry: Which failed trials run again; None: none.
         offline: Contact no tracking server; everything stays in the outbox.
+
+    Raises:
+        UserError: A trial of `finish` or `retry` is not taken.
     """
     paths = view.paths
     if view.running:  # refuse early, before slow checks; acquiring the lock decides
@@ -174,7 +180,9 @@ def resume(
     remember_named(spec, document)
     check_sampler_state(paths, spec)
     to_finish = trials_to_finish(paths, spec, view.records, finish)
-    done = view.concluded and is_unchanged(view.spec, spec) and not to_finish
+    if retry is not None:
+        trials_to_retry(paths, spec, view.records, retry, view.ledger.seconds)
+    done = retry is None and view.concluded and is_unchanged(view.spec, spec) and not to_finish
     if done and not has_lost_runs(view, display.warn, offline=offline):
         return view.outcome()
     with document.attach_locations():
@@ -189,6 +197,7 @@ def resume(
             address=find_address(address),
             accept_changes=accept_changes,
             finish=to_finish,
+            retry=retry,
             offline=offline,
         )
 
@@ -203,6 +212,7 @@ def attempt(
     address: str | None = None,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    retry: RetryRequest | None = None,
     offline: bool = False,
 ) -> SweepOutcome:
     """Check the stores, the machine and the task, and run the trials.
@@ -216,6 +226,7 @@ def attempt(
         address: The Ray cluster to run on; None: start a local Ray.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        retry: Which failed trials run again; None: none.
         offline: Contact no tracking server; everything stays in the outbox.
 
     Raises:
@@ -298,6 +309,7 @@ def attempt(
                 origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
                 finish=finish,
+                retry=retry,
                 grace=grace,
                 offline=offline,
                 say=display.doing,

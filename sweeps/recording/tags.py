@@ -68,7 +68,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
-    """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
+    """Return tags for a trial's attempts, failures, health, accumulation, lineage, and what it finishes."""
     tags = lineage_tags(record, spec)
     if record.role != "search":
         tags |= {"gradsweep.role": record.role, _ORIGIN[record.role]: str(record.origin)}
@@ -76,11 +76,21 @@ def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
         tags["gradsweep.seed_index"] = str(record.seed_index)
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
+    tags |= retried_tags(record)
     if record.signals is not None:
         tags["health"] = "; ".join(record.signals)
     if record.accumulation is not None:
         tags[f"gradsweep.{ACCUMULATION}"] = str(record.accumulation)
     return tags
+
+
+def retried_tags(record: TrialSummary) -> dict[str, str]:
+    """Return the failures after which a trial was run again, and clear the tags of its old end."""
+    if not record.failed_attempts:
+        return {}
+    history = "; ".join(one.sentence for one in record.failed_attempts)
+    cleared = ("outcome", "reason", "failure.kind", "failure.traceback", DESCRIPTION)
+    return {"gradsweep.failed_attempts": history, **dict.fromkeys(cleared, "")}
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:

@@ -361,6 +361,7 @@ class SweepStatus:
             "reports": self.ledger.reports_of(number),
             "lineage": [mutation._asdict() for mutation in record.lineage],
             "accumulation": record.accumulation,
+            "failed_attempts": [one._asdict() for one in record.failed_attempts],
             "traceback": record.traceback,
             "directory": str(self.paths.trial(number)),
         }
