@@ -368,8 +368,13 @@ def open_ledger(
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
         ledger = Ledger.open(place)
+        trials, again = ledger.trials(), set[int]()
+        if retry is not None:
+            again = set(trials_to_retry(paths, spec, trials, retry, ledger.seconds))
+        fresh = retry is not None and retry.fresh
         # Without a trained trial there is nothing to compare with.
-        accepted = accepted or not _has_trained(paths, before, ledger.trials())
+        others = [one for one in trials if not (fresh and one.number in again)]
+        accepted = accepted or not _has_trained(paths, before, others)
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
         if not accepted:
             _check_reported_trials(paths, before, spec, ledger.trials())
@@ -378,8 +383,9 @@ def open_ledger(
         to_finish = trials_to_finish(paths, spec, ledger.trials(), finish)
         for index in range(len(to_finish)):
             check_free(paths, len(ledger.trials()) + index)
-        if retry is not None:
-            retries = _plan_retries(paths, spec, origin, ledger, retry, accepted=accepted)
+        retries = _plan_retries(
+            paths, spec, origin, ledger, sorted(again), fresh=fresh, accepted=accepted
+        )
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
@@ -400,20 +406,19 @@ def _plan_retries(
     spec: SweepSpec,
     origin: Origin,
     ledger: Ledger,
-    request: RetryRequest,
+    numbers: Sequence[int],
     *,
+    fresh: bool,
     accepted: bool,
 ) -> list[Retry]:
     """Return how failed trials run again; nothing is changed here."""
     trials = ledger.trials()
-    numbers = trials_to_retry(paths, spec, trials, request, ledger.seconds)
     if not accepted:  # one that finishes a pruned trial must continue it exactly
         again = [replace(t, state="running") if t.number in numbers else t for t in trials]
         check_unfinished(paths, spec, again)
     origins = (ledger.origin, origin)
     return [
-        plan_retry(paths, spec, trials[number], fresh=request.fresh, origins=origins)
-        for number in numbers
+        plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in numbers
     ]
 
 

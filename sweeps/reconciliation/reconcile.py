@@ -21,7 +21,6 @@ from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric
 from trainable.metrics_file import Row
 
-
 _NOT_LIVE = {"RUNNING", "FAILED"}
 """Statuses that the run of an unfinished trial has no more once no worker trains it. It is FAILED
 if the trial was reopened, and the driver died before it started."""

@@ -68,7 +68,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
-    """Return tags for a trial's attempts, failures, health, accumulation, lineage, and what it finishes."""
+    """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
     tags = lineage_tags(record, spec)
     if record.role != "search":
         tags |= {"gradsweep.role": record.role, _ORIGIN[record.role]: str(record.origin)}
