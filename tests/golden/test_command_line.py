@@ -17,7 +17,7 @@ from sweeps.config.spec import load_spec
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
-    "init check run resume stop list status trials show".split()  # noqa: SIM905
+    "init check run resume retry stop list status trials show".split()  # noqa: SIM905
     + "logs best test compare diff report clone du rm sync ui train doctor trust".split()  # noqa: SIM905
 )
 
