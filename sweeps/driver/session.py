@@ -107,14 +107,14 @@ class SweepSession:
     @property
     def num_trials(self) -> int:
         """How many trials the sweep has when it is complete. See `SweepStatus`."""
-        return count_trials(self.spec.trials, self.ledger.trials())
+        return count_trials(self.spec.num_trials, self.ledger.trials())
 
     @property
     def num_remaining(self) -> int:
         """How many trials have not ended, including those that have not started."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
-        num_new = 0 if self.stopped else count_trials(self.spec.trials, trials) - len(trials)
+        num_new = 0 if self.stopped else count_trials(self.spec.num_trials, trials) - len(trials)
         return unfinished + num_new
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:

@@ -213,7 +213,7 @@ def make_plan(
         memory: The machine's memory in bytes; None on a cluster.
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
-    epochs, trials, rule = spec.budget.reports, spec.trials, spec.early_stopping.rule
+    epochs, trials, rule = spec.budget.reports, spec.num_trials, spec.early_stopping.rule
     expected = rule.expected_epochs(epochs, trials)
     epoch_seconds = seconds = None
     if facts.step_seconds is not None:

@@ -243,7 +243,7 @@ def count_trials(spec_trials: int, trials: Sequence[TrialSummary]) -> int:
     """Return how many trials a sweep has when it is complete, with the extra ones.
 
     Args:
-        spec_trials: `trials` of the spec.
+        spec_trials: `num_trials` of the spec.
         trials: All trials that exist.
     """
     return len(trials) + max(0, spec_trials - len(of_search(trials)))

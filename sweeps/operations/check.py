@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.metric_direction import direction_warnings
+from sweeps.config.own_values import resolve_search
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.resources import Machine, ResourcePlan, plan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
@@ -51,6 +52,7 @@ class CheckResult:
             *self.facts.cautions,
             *self.facts.checked,
             *direction_warnings(self.spec),
+            *resolve_search(self.spec, self.facts.default_arguments).cautions,
             *self.plan.warnings(),
         ]
 
@@ -87,9 +89,9 @@ def check_sweep(file: Path, spec: SweepSpec, *, thorough: bool) -> CheckResult:
     check_tracking(spec)
     check_webhook(spec)
     machine = Machine.probe()
-    resources = plan(spec.resources, spec.trials, spec.concurrency, machine)
+    resources = plan(spec.resources, spec.num_trials, spec.concurrency, machine)
     facts = TaskInspector(spec, resources, thorough=thorough).facts()
-    resources = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
+    resources = plan(spec.resources, spec.num_trials, spec.concurrency, machine, facts.step_memory)
     sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
     return CheckResult(file, spec, resources, facts, sweep_plan)
 

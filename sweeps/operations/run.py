@@ -14,6 +14,7 @@ from typing import Protocol, TextIO
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.config.document import Document
+from sweeps.config.own_values import resolve_search
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import is_unchanged, read_spec
 from sweeps.config.spec import SweepSpec, parse_with_positions
@@ -255,7 +256,7 @@ def attempt(
                 machine = stack.enter_context(_connect(address, paths, spec, display))
                 display.doing("loading the task")
             nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
-            resource_plan = plan(spec.resources, spec.trials, spec.concurrency, nodes)
+            resource_plan = plan(spec.resources, spec.num_trials, spec.concurrency, nodes)
             if address is None:
                 secrets = withheld_variables(spec)
                 stack.enter_context(fork_server.serving(num_threads(resource_plan.cpu), secrets))
@@ -275,8 +276,12 @@ def attempt(
 
             display.doing("checking the task")
             facts = inspection.facts()
+            if new:
+                spec, cautions = resolve_search(spec, facts.default_arguments)
+                for caution in cautions:
+                    display.warn(caution)
             resource_plan = plan(
-                spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory
+                spec.resources, spec.num_trials, spec.concurrency, nodes, facts.step_memory
             )
 
             def make_view(

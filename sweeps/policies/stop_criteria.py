@@ -56,10 +56,10 @@ def active_stop_criterion(
     if not _watches(spec):
         return None
     trials = of_search(trials)
-    if len(trials) >= spec.trials and all(t.finished and not _cut_short(t) for t in trials):
+    if len(trials) >= spec.num_trials and all(t.finished and not _cut_short(t) for t in trials):
         return None
     found = _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)
-    if found is None or len(trials) < spec.trials:
+    if found is None or len(trials) < spec.num_trials:
         return found
     # All trials were started, and a stopped trial does not resume.
     most = spec.max_trials(2 * len(trials))

@@ -62,7 +62,7 @@ def read_sweep_state(
         patience=spec.patience,
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
-        num_awaited=spec.trials + len(records) - len(of_search(records)),
+        num_awaited=spec.num_trials + len(records) - len(of_search(records)),
         stop=stop,
         live=live,
     )

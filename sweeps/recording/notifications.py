@@ -118,7 +118,7 @@ class Notifier:
             event,
             at,
             best[0] if len(best) == 1 else None,
-            f"{event} with {ended} of {count_trials(self._spec.trials, trials)} trials",
+            f"{event} with {ended} of {count_trials(self._spec.num_trials, trials)} trials",
             reason,
             {state: counts[state] for state in ("complete", "pruned", "failed")},
         )

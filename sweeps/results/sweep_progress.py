@@ -114,7 +114,7 @@ class SweepProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
-        self.total = spec.trials if total is None else total
+        self.total = spec.num_trials if total is None else total
         self._delivery, self._clock = delivery, clock
         self._start = clock()
         self._first_start: float | None = None

@@ -39,7 +39,7 @@ class LedgerSearcher(Searcher):
 
     Args:
         ledger: The trials of the sweep.
-        spec: The sweep; `spec.trials` limits the number of trials.
+        spec: The sweep; `spec.num_trials` limits the number of trials.
         paths: The files of the sweep.
         scheduler: Tune's scheduler. It receives the past reports of an unfinished trial when
             Tune gives the trial a new id.
@@ -94,6 +94,7 @@ class LedgerSearcher(Searcher):
             if not trial.finished and not (self._pauses and self._pauses.pauses_at(trial.reports))
         ]
         self._next_number, self._num_suggested = len(trials), len(of_the_search)
+        self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
         self.stopping = False
@@ -191,7 +192,7 @@ class LedgerSearcher(Searcher):
             return unfinished
         if (promoted := self._promoted()) is not None:
             return promoted
-        if self._num_suggested >= self._spec.trials:
+        if self._num_suggested >= self._num_trials:
             return None
         if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
             self._flush()
