@@ -389,13 +389,14 @@ def open_ledger(
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
-    ledger.store_origin(origin)
+    if not retries:  # else with the trials, whose attempts note how the code has changed
+        ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
     # which would train the new trials with other seeds, refuse it.
     finishing = f"finish {', '.join(f'trial {number}' for number in to_finish)}"
     notes = [*([finishing] if to_finish else []), describe_retries(retries, spec)]
     write_spec(paths.spec, spec, "; ".join(filter(None, notes)))
-    reopen(paths, spec, ledger, retries, warn)
+    reopen(paths, spec, ledger, retries, origin, warn)
     for number in to_finish:
         ledger.add_extra("finish", number)
     return ledger

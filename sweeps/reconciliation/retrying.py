@@ -332,15 +332,19 @@ def reopen(
     spec: SweepSpec,
     ledger: Ledger,
     retries: Iterable[Retry],
+    origin: Origin,
     warn: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Make failed trials unfinished, all in one transaction; see `complete_retries`.
+    """Make failed trials unfinished, and store the new code; see `complete_retries`.
+
+    This is one transaction: after a kill, the retry still knows how the code has changed.
 
     Args:
         paths: The sweep's directory.
         spec: The spec of the retry.
         ledger: The sweep's trials.
         retries: The trials.
+        origin: The code and data with which they train.
         warn: Receives which trials run again, and why one may fail again.
     """
     retries = list(retries)
@@ -348,6 +352,7 @@ def reopen(
         return
 
     def store() -> None:
+        ledger.store_origin(origin)
         for one in retries:
             ledger.reopen(one.number, one.attempt, one.reopened, steps=one.steps)
 

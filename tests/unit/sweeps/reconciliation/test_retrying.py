@@ -249,6 +249,20 @@ def test_change_of_code_is_recorded(sweep: MadeSweep) -> None:
     )
 
 
+def test_killed_retry_still_knows_the_change(
+    sweep: MadeSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep.ledger.store_origin(Origin({"task.py": "a" * 64}))
+    changed = Origin({"task.py": "b" * 64})
+    with monkeypatch.context() as patched:
+        _kill(patched, session, "write_spec", after=True)
+        with pytest.raises(_Killed):
+            _open(sweep, ALL, origin=changed)
+    ledger = _open(sweep, ALL, origin=changed)
+    assert "task.py" in ledger.trial(FAILED).failed_attempts[0].changes
+    assert ledger.origin == changed
+
+
 def test_fresh_retry_of_all_needs_no_acceptance(tmp_path: Path) -> None:
     """No other trial was trained with the code that has changed."""
     made = MadeSweep(tmp_path)
