@@ -40,6 +40,7 @@ from sweeps.commands.init import init
 from sweeps.commands.logs import logs
 from sweeps.commands.plan import plan
 from sweeps.commands.reproduce import reproduce
+from sweeps.commands.retry import retry
 from sweeps.commands.rm import rm
 from sweeps.commands.run import resume, run
 from sweeps.commands.stop import stop
@@ -87,6 +88,7 @@ app.command(epilog="Example: sweep check sweep.yaml --thorough")(check)
 app.command(epilog="Example: sweep plan sweep.yaml --hours 8 --write tonight.yaml")(plan)
 app.command(epilog="Example: sweep run sweep.yaml -s trials=40 --name wider")(run)
 app.command(epilog="Example: sweep resume digits -s trials=40")(resume)
+app.command(epilog="Example: sweep retry digits --failed")(retry)
 app.command(epilog="Example: sweep stop digits --trial 3")(stop)
 app.command(epilog="Example: sweep trust https://mlflow.example")(trust)
 app.command(name="list", epilog="Example: sweep list --root ~/runs")(inspect.list_command)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tracking.limits import MAX_POINTS
 
-Kind = Literal["start", "metrics", "tags", "experiment", "artifact", "finish"]
+Kind = Literal["start", "metrics", "tags", "experiment", "artifact", "finish", "replace"]
 QUEUED, IN_FLIGHT = 0, 1
 """States of a record. IN_FLIGHT marks metrics that may already have been sent."""
 Stored = tuple[int, Kind, int, int]
@@ -31,9 +31,9 @@ class Record:
 class Batch:
     """Records of one trial to deliver together, in their order.
 
-    A batch is one artifact, or the experiment's tags, or the records of one request to a run: an
-    optional start, metrics and tags, an optional finish. Records queued after an artifact may be
-    delivered before it.
+    A batch is one artifact, or the experiment's tags, or the replacement of a run, or the records
+    of one request to a run: an optional start, metrics and tags, an optional finish. Records
+    queued after an artifact may be delivered before it.
     """
 
     trial: int

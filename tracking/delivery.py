@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from redaction.secrets import redact
-from tracking.batching import Batch
+from tracking.batching import Batch, Record
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.metric_points import INFINITE_PREFIX, HighWaterMarks, Point, Request
 from tracking.outbox import SWEEP, Outbox
@@ -29,6 +30,8 @@ TAG_TRIAL = "gradsweep.trial"
 TAG_ROLE = "gradsweep.role"
 TAG_PARENT = "mlflow.parentRunId"
 TAG_NAME = "mlflow.runName"
+TAG_REPLACED = "gradsweep.replaced_trial"
+"""A tag of a deleted run: the number of the trial that another run records now."""
 
 _MAX_REFUSALS = 2
 _TRIALS_PER_SYNC = 16
@@ -244,8 +247,31 @@ class Delivery:
                 self._server.set_experiment_tags(self._experiment_id, first.payload)
             case "artifact":
                 self._upload(trial, first.payload["staged"], first.payload["folder"])
+            case "replace":
+                self._remove_replaced(trial, first)
             case _:
                 self._write_run(batch)
+
+    def _remove_replaced(self, trial: int, record: Record) -> None:
+        """Delete a trial's run, so that the next record creates a new one.
+
+        Its tags no longer name the trial: a deleted run that does is found and restored. The run's
+        id is stored before that, so that an interrupted removal is completed.
+        """
+        assert self._experiment_id is not None, "connect comes first"
+        runs = [run for run in self._server.find_runs(self._experiment_id) if run.trial == trial]
+        known = list(dict.fromkeys([*record.payload["run_ids"], *(run.run_id for run in runs)]))
+        self._outbox.note_replaced(record, known)
+        for run in runs:
+            if run.deleted:
+                self._server.restore_run(run.run_id)
+            self._server.set_status(run.run_id, "FAILED", int(time.time() * 1000))
+            self._server.log(run.run_id, Request({}, [], _replaced_identity(trial)))
+        for run_id in known:
+            with suppress(RunGone):
+                self._server.delete_run(run_id)
+        self._open.pop(trial, None)
+        self._found.pop(trial, None)
 
     def _upload(self, trial: int, staged: str, folder: str) -> None:
         run_id = self._run(trial)
@@ -413,6 +439,15 @@ def error_line(error: Exception) -> str:
     """An error of a server as one line without secrets."""
     text = redact(str(error)).strip().split("\n")[0][:300]
     return f"{type(error).__name__}: {text}"
+
+
+def _replaced_identity(trial: int) -> dict[str, str]:
+    return {
+        TAG_REPLACED: str(trial),
+        TAG_NAME: f"trial-{trial:04d} (replaced)",
+        TAG_ROLE: "replaced",
+        TAG_TRIAL: "",
+    }
 
 
 def _changed(params: Mapping[str, str], state: RunState) -> dict[str, str]:

@@ -256,6 +256,8 @@ class Outbox:
                 "WHERE trial = ? AND kind != 'artifact' AND id <= ? ORDER BY id",
                 (trial, prepared.last_id),
             ).fetchall()
+        if not rows:  # another process has dropped them; see `replace_run`
+            return None
         records = [
             Record(id_, kind, (unpack if kind == "metrics" else json.loads)(payload))
             for id_, kind, payload in rows
@@ -300,6 +302,8 @@ class Outbox:
                 _set_meta(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
             if batch.records[0].kind == "artifact":
                 _delete_meta(db, _BLOCKED)
+            if batch.records[0].kind == "replace":  # another process may just have found the run
+                db.execute("DELETE FROM runs WHERE trial = ?", (batch.trial,))
         for record in batch.records:
             if record.kind == "artifact":
                 self._staging.remove(record.payload)
@@ -360,6 +364,28 @@ class Outbox:
             marks = _read_marks(db, trial)
             marks.merge_max(recorded)
             self._correct_marks(db, trial, marks)
+
+    def replace_run(self, trial: int) -> None:
+        """Record a trial in a new run, from its beginning; the run that it had is removed.
+
+        What waits for the old run is dropped. A second call before the new run exists changes
+        nothing at the server.
+        """
+        with self._lock, self._transaction() as db:
+            found = db.execute("SELECT run_id FROM runs WHERE trial = ?", (trial,)).fetchone()
+            # First, as SQLite gives the ids of deleted records again, and another process may be
+            # delivering these records now.
+            _insert(db, trial, "replace", 1, json.dumps({"run_ids": list(found or ())}))
+            db.execute("DELETE FROM records WHERE trial = ? AND kind != 'replace'", (trial,))
+            for table in ("runs", "told"):
+                db.execute(f"DELETE FROM {table} WHERE trial = ?", (trial,))
+            self._correct_marks(db, trial, HighWaterMarks())
+
+    def note_replaced(self, record: Record, run_ids: Iterable[str]) -> None:
+        """Store which runs a replacement removes, before their tags name no trial any more."""
+        text = json.dumps({"run_ids": list(run_ids)})
+        with self._lock, self._transaction() as db:
+            db.execute("UPDATE records SET payload = ? WHERE id = ?", (text, record.id))
 
     def reset_run(self, trial: int) -> None:
         """Delete the id of a run that the server no longer has, so that it can be recorded again.

@@ -291,6 +291,18 @@ def reset_trials(outbox: Path, trials: Mapping[int | None, bool]) -> None:
             queue.close()
 
 
+def replace_runs(outbox: Path, trials: Iterable[int]) -> None:
+    """Make an outbox record some trials in new runs; see `Outbox.replace_run`."""
+    trials = list(trials)
+    if trials:
+        queue = Outbox(outbox)
+        try:
+            for trial in trials:
+                queue.replace_run(trial)
+        finally:
+            queue.close()
+
+
 def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Return tags as the recorder writes them: redacted, cleaned, cut to the store's limits."""
     return _clean_tags(tags)

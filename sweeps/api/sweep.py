@@ -246,6 +246,39 @@ class Sweep:
         self._drive(["confirm", self.name, *words, *flags, *self._root()])
         return self.confirmation or {}
 
+    def retry(
+        self,
+        trials: Sequence[int] = (),
+        *,
+        fresh: bool = False,
+        overrides: Mapping[str, Any] | None = None,
+        accept_changes: bool = False,
+        offline: bool = False,
+    ) -> Sweep:
+        """Run failed trials again after a fix, under the same numbers, and continue the sweep.
+
+        Examples:
+            >>> Sweep.open("digits").retry()
+
+        Args:
+            trials: Their numbers; empty: all that failed.
+            fresh: Start at step 0, not at their newest checkpoints.
+            overrides: Changed values by dotted key.
+            accept_changes: Go on although other trials were trained with other code or data.
+            offline: Contact no tracking server; everything stays in the outbox.
+
+        Raises:
+            SweepCommandError: A trial has not failed, a change is refused, or no trial succeeded.
+            KeyboardInterrupt: It was interrupted.
+        """
+        settings = [f"-s{k}={write_flow(_plain(v))}" for k, v in (overrides or {}).items()]
+        chosen = [word for number in trials for word in ("--trial", str(number))]
+        flags = ["--fresh"] * fresh + ["--accept-changes"] * accept_changes
+        flags += ["--offline"] * offline
+        self._drive(["retry", self.name, *settings, *chosen, *flags, *self._root()])
+        self._spec = SweepStatus(self.paths).spec
+        return self
+
     def stop(self) -> None:
         """Ask the running sweep to stop, and wait until it has; its trials save their state first.
 

@@ -96,6 +96,11 @@ def outcome(
             ("compare in MLflow", sweep("ui")),
             ("read what was found", sweep("report")),
             ("all trials", sweep("trials")),
+            *(
+                [("run the failed trials again, after a fix", sweep("retry", "--failed"))]
+                if result.num_retryable
+                else []
+            ),
             *([] if result.lost_weights else [("export the best weights", take)]),
             *(
                 [(next_label(findings), sweep("resume", *_changes(result, findings)))]
@@ -134,6 +139,10 @@ def after_failure(
     """
     look = ("trials",) if failure.trial is None else ("show", str(failure.trial))
     lines = [f"read more: {paths.command(*look, program=program)}"]
+    if not result.needs_new_sweep and result.num_retryable and failure.is_of_the_task:
+        again = paths.command("retry", "--failed", program=program) + _cluster()
+        then = "then run the failed trials again and continue with:"
+        return [*lines, f"{failure.remedy}, {then}", again]
     if result.needs_new_sweep or not (result.num_left or result.grows):
         start = shlex.join((program, "run", "FILE", "--name", "NAME"))
         return [*lines, f"{failure.remedy}, then start a new sweep with:", start]

@@ -246,6 +246,11 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     for one in found["lineage"]:
         origin = f"from trial {one['donor']}: {joined(one['params'])}"
         table.add_row(Text(f"after {word} {one['epoch']}", style="bold"), origin)
+    for one in found["failed_attempts"]:
+        name = f"attempt {one['attempt']} failed"
+        how = f"again from {word} {one['continued_at']}" if one["continued_at"] else "begun again"
+        changed = one["changes"] or "no change of code or configuration"
+        table.add_row(Text(name, style="bold"), Text(f"{one['reason']} ({how}; {changed})"))
     reports = plain_table(word, *spec.metrics, right=(word, *spec.metrics))
     for epoch, value in found["reports"].items():
         reports.add_row(str(epoch), *format_cells(value, spec.metrics))

@@ -81,6 +81,12 @@ def check_origin(
         )
 
 
+def code_changes(before: Origin, now: Origin) -> Iterator[str]:
+    """Yield each source file that has changed, with its digests; none if they are unknown."""
+    if now.code:
+        yield from _code_differences(before.code, now.code)
+
+
 def _spec_differences(differing: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     for key, (was, wanted) in differing.items():
         if key.partition(".")[0] in _MEANING:

@@ -32,7 +32,13 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
-from sweeps.results.outcome import SweepFailure, SweepOutcome, Waiting, find_failure
+from sweeps.results.outcome import (
+    SweepFailure,
+    SweepOutcome,
+    Waiting,
+    find_failure,
+    num_retryable,
+)
 from sweeps.results.remaining_time import MAX_DELIVERY_SECONDS
 from sweeps.results.sweep_status import NoBest
 from tracking.notification_queue import Undelivered
@@ -114,6 +120,7 @@ def finalize_attempt(
         exit_code=code,
         metrics=spec.metrics,
         best=best,
+        num_retryable=num_retryable(spec, trials),
         can_finish=len(best) == 1 and can_offer_finish(spec, best[0], trials),
         lost_weights=published.missing_weights,
         num_trials=num_searched,

@@ -32,6 +32,7 @@ from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.policies.confirmation import ConfirmOptions
 from sweeps.policies.failure_policy import RepeatedFailure
+from sweeps.reconciliation.retrying import RetryRequest
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
 from sweeps.store_access import withheld_variables
@@ -61,6 +62,7 @@ def run_sweep(
     accept_changes: bool = False,
     finish: Sequence[int] = (),
     confirm: ConfirmOptions | None = None,
+    retry: RetryRequest | None = None,
     grace: float = 30.0,
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -82,6 +84,7 @@ def run_sweep(
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
         confirm: Confirm the leaders, and run nothing else.
+        retry: Which failed trials run again; None: none.
         grace: Seconds from the first signal until this process has ended. Trials have most of
             this time to save their state.
         offline: Contact no tracking server; all records stay in the outbox.
@@ -117,9 +120,11 @@ def run_sweep(
             accept_changes=accept_changes,
             finish=finish,
             confirm=confirm,
+            retry=retry,
             offline=offline,
             place=location,
             fence=lock.check,
+            warn=warn,
         )
         driver = _Driver(
             sweep, plan, machine, lock, requests, interruption, make_view, say, notices

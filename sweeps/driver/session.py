@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sweeps.checkpoint_locations import trial_files, trial_store
@@ -55,6 +55,15 @@ from sweeps.reconciliation.finishing import (
 )
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
+from sweeps.reconciliation.retrying import (
+    Retry,
+    RetryRequest,
+    complete_retries,
+    describe_retries,
+    plan_retry,
+    reopen,
+    trials_to_retry,
+)
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.notifications import Notifier, NotifyingRecorder
@@ -249,9 +258,11 @@ def open_sweep(
     accept_changes: bool = False,
     finish: Sequence[int] = (),
     confirm: ConfirmOptions | None = None,
+    retry: RetryRequest | None = None,
     offline: bool = False,
     place: LedgerLocation | None = None,
     fence: Callable[[], None],
+    warn: Callable[[str], None] = lambda _: None,
 ) -> SweepSession:
     """Open a sweep, or create it.
 
@@ -263,9 +274,11 @@ def open_sweep(
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
         confirm: Confirm the leaders, and run nothing else.
+        retry: Which failed trials run again; None: none.
         offline: Contact no tracking server; all records stay in the outbox.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
+        warn: Receives which trials run again, and why one may fail again.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
@@ -280,8 +293,11 @@ def open_sweep(
         accepted=accept_changes,
         finish=finish,
         confirm=confirm,
+        retry=retry,
         place=place,
+        warn=warn,
     )
+    complete_retries(paths, spec, ledger)
     now = {**provenance(), **ledger.origin.tags()}
     ledger.add_attempt(now)
     root = paths.root
@@ -363,7 +379,9 @@ def open_ledger(
     accepted: bool,
     finish: Sequence[int] = (),
     confirm: ConfirmOptions | None = None,
+    retry: RetryRequest | None = None,
     place: LedgerLocation | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
 
@@ -378,16 +396,19 @@ def open_ledger(
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end; each gets a new trial.
         confirm: Confirm the leaders; the driver adds the trials.
+        retry: Which failed trials become unfinished again; None: none.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
+        warn: Receives which trials run again, and why one may fail again.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after the change would not be comparable.
-        UserError: A trial of `finish` cannot be trained to its end, or the leaders cannot be
-            confirmed.
+        UserError: A trial of `finish` cannot be trained to its end, one of `retry` not again, or
+            the leaders cannot be confirmed.
     """
     place = place or ledger_location(paths, spec)
     to_finish: list[int] = []
+    retries: list[Retry] = []
     request: ConfirmRequest | None = None
     if new:
         place.remove_incomplete(paths.spec)
@@ -401,8 +422,13 @@ def open_ledger(
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
         ledger = Ledger.open(place)
+        trials, again = ledger.trials(), set[int]()
+        if retry is not None:
+            again = set(trials_to_retry(paths, spec, trials, retry, ledger.seconds))
+        fresh = retry is not None and retry.fresh
         # Without a trained trial there is nothing to compare with.
-        accepted = accepted or not _has_trained(paths, before, ledger.trials())
+        others = [one for one in trials if not (fresh and one.number in again)]
+        accepted = accepted or not _has_trained(paths, before, others)
         check_origin(ledger.origin, origin, before, spec, accepted=accepted)
         if not accepted:
             _check_reported_trials(paths, before, spec, ledger.trials())
@@ -417,21 +443,49 @@ def open_ledger(
             request = make_request(paths, spec, trials, ledger.confirm_request, confirm)
             for index in range(len(request.leaders) * request.seeds):
                 check_free(paths, len(trials) + index)
+        retries = _plan_retries(
+            paths, spec, origin, ledger, sorted(again), fresh=fresh, accepted=accepted
+        )
         if accepted:  # trials then resume with the task as it is built now
             for trial in ledger.trials():
                 (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
-    ledger.store_origin(origin)
+    if not retries:  # else with the trials, whose attempts note how the code has changed
+        ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
     # which would train the new trials with other seeds, refuse it.
-    note = f"finish {', '.join(f'trial {number}' for number in to_finish)}" if to_finish else ""
+    notes = [describe_retries(retries, spec)]
+    if to_finish:
+        notes.append(f"finish {', '.join(f'trial {number}' for number in to_finish)}")
     if request is not None:
-        note = f"confirm {', '.join(f'trial {number}' for number in request.leaders)}"
-    write_spec(paths.spec, spec, note)
+        notes.append(f"confirm {', '.join(f'trial {number}' for number in request.leaders)}")
+    write_spec(paths.spec, spec, "; ".join(filter(None, notes)))
+    reopen(paths, spec, ledger, retries, origin, warn)
     for number in to_finish:
         ledger.add_extra("finish", number)
     if request is not None:
         start_confirmation(ledger, request)
     return ledger
+
+
+def _plan_retries(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    origin: Origin,
+    ledger: Ledger,
+    numbers: Sequence[int],
+    *,
+    fresh: bool,
+    accepted: bool,
+) -> list[Retry]:
+    """Return how failed trials run again; nothing is changed here."""
+    trials = ledger.trials()
+    if not accepted:  # one that finishes a pruned trial must continue it exactly
+        again = [replace(t, state="running") if t.number in numbers else t for t in trials]
+        check_unfinished(paths, spec, again)
+    origins = (ledger.origin, origin)
+    return [
+        plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in numbers
+    ]
 
 
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
+from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
     ACCUMULATION,
@@ -110,7 +111,12 @@ class Ledger(StudyRecord):
         super().__init__(location, study, storage)
         # This also fills the study's cache, which knows only trials that it has read.
         trials = study.get_trials(deepcopy=False)
-        self._ends = sum(trial.state.is_finished() for trial in trials)
+        # A trial that was reopened has given its number back, but later ends keep theirs.
+        self._ends = max(
+            sum(trial.state.is_finished() for trial in trials),
+            *(int(trial.user_attrs.get(ENDED, 0)) for trial in trials),
+            0,
+        )
         self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
         """For each metric, whether less is better."""
         self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
@@ -451,6 +457,73 @@ class Ledger(StudyRecord):
         )
         value = record.result if ending == "complete" else None
         return self._record(self._study.tell(number, value, state=_ENDINGS[ending]))
+
+    @in_transaction
+    def reopen(
+        self,
+        number: int,
+        attempt: FailedAttempt,
+        reopened: Reopened,
+        *,
+        steps: Mapping[int, int],
+    ) -> TrialRecord:
+        """Make a failed trial unfinished again; a trial in another state stays unchanged.
+
+        Reports after the one from which it continues are deleted: they are made again, perhaps by
+        other code. Number, parameters, attempts and training time stay.
+
+        Args:
+            number: The trial's number.
+            attempt: The attempt that failed.
+            reopened: What is to be done before the trial may train; see `store_reopened`.
+            steps: The optimizer steps of the reports that stay, by epoch.
+        """
+        trial, last = self._storage.get_trial(self._id(number)), attempt.continued_at
+        if trial.state != TrialState.FAIL:
+            return self._record(trial)
+        later = [f"{REPORT}{epoch}" for epoch in reports_in(trial.user_attrs) if epoch > last]
+        drop = ["reason", "traceback", ENDED, *later, *([ACCUMULATION] if reopened.fresh else [])]
+        self._storage.reopen_trial(self._id(number), last_report=last, drop=drop)
+        before = trial.user_attrs.get("progress", {})
+        history = [*trial.user_attrs.get(FAILED_ATTEMPTS, ()), attempt]
+        attributes = {
+            "progress": {
+                **{key: before[key] for key in ("started_ms", "seconds") if key in before},
+                **self._progress_at(number, steps),
+            },
+            FAILED_ATTEMPTS: history,
+            REOPENED: reopened,
+            **({SIGNALS: []} if SIGNALS in trial.user_attrs else {}),
+        }
+        for key, value in attributes.items():
+            self._storage.set_trial_user_attr(self._id(number), key, value)
+        self._study.set_user_attr("concluded", 0)
+        self._reload()
+        return self.trial(number)
+
+    @in_transaction
+    def store_reopened(self, number: int) -> None:
+        """Store that a reopened trial may train: see `Reopened`."""
+        self._storage.set_trial_user_attr(self._id(number), REOPENED, None)
+
+    def _progress_at(self, number: int, steps: Mapping[int, int]) -> dict[str, int]:
+        """Return the progress of a trial by its reports."""
+        known = self._reports(self._storage.get_trial(self._id(number)))
+        if not known:
+            return {}
+        last = max(known)
+        progress = {"epoch": last, "step": steps.get(last, 0)}
+        value = value_of(known, minimize=self.minimize, select=self.select)
+        best = last if self.select == "final" else None
+        if value is not None and best is None:
+            best = min(epoch for epoch in known if tuple(known[epoch]) == value)
+        if best is not None and best in steps:
+            progress |= {"best_epoch": best, "best_step": steps[best]}
+        return progress
+
+    def _reload(self) -> None:
+        """Read the study again: Optuna never reads a trial again that it has seen ended."""
+        self._study = optuna.load_study(storage=self._storage, study_name=self._study.study_name)
 
     def _id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)

@@ -23,6 +23,12 @@ from sweeps.config.trial_run import TrialSeed
 from sweeps.early_stopping.metric_values import Value
 from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
+from sweeps.ledger.failed_attempts import (
+    FailedAttempt,
+    Reopened,
+    failed_attempts_in,
+    reopened_in,
+)
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
 from sweeps.optuna_compat import tables
@@ -159,6 +165,10 @@ class TrialSummary:
     """The report at which it would have been stopped if it were not exempt; None: at none."""
     would_stop_reason: str | None = None
     """Why it would have been stopped there."""
+    failed_attempts: tuple[FailedAttempt, ...] = ()
+    """The failures after which it was run again, the earliest first."""
+    reopened: Reopened | None = None
+    """What is still to be done before it may train again; None: nothing."""
 
     @property
     def finishes(self) -> int | None:
@@ -415,6 +425,8 @@ def trial_fields(
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
+        "failed_attempts": failed_attempts_in(attributes),
+        "reopened": reopened_in(attributes),
         **_role_in(attributes),
         **_exemption_in(attributes),
     }

@@ -37,6 +37,7 @@ from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
 from sweeps.policies.confirmation import ConfirmOptions
 from sweeps.reconciliation.finishing import trials_to_finish
+from sweeps.reconciliation.retrying import RetryRequest, trials_to_retry
 from sweeps.results.findings import Findings, find
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
@@ -153,6 +154,7 @@ def resume(
     address: str | None = None,
     accept_changes: bool = False,
     finish: Sequence[int] = (),
+    retry: RetryRequest | None = None,
     offline: bool = False,
 ) -> SweepOutcome:
     """Resume a sweep until it ends or is interrupted; does nothing if nothing is left to do.
@@ -165,12 +167,18 @@ def resume(
         address: As in `start`.
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
+        retry: Which failed trials run again; None: none.
         offline: Contact no tracking server; everything stays in the outbox.
+
+    Raises:
+        UserError: A trial of `finish` or `retry` is not taken.
     """
     paths = view.paths
     spec, document = read_again(view, settings)
     to_finish = trials_to_finish(paths, spec, view.records, finish)
-    done = view.concluded and is_unchanged(view.spec, spec) and not to_finish
+    if retry is not None:
+        trials_to_retry(paths, spec, view.records, retry, view.ledger.seconds)
+    done = retry is None and view.concluded and is_unchanged(view.spec, spec) and not to_finish
     if done and not has_lost_runs(view, display.warn, offline=offline):
         return view.outcome()
     with document.attach_locations():
@@ -185,6 +193,7 @@ def resume(
             address=find_address(address),
             accept_changes=accept_changes,
             finish=to_finish,
+            retry=retry,
             offline=offline,
         )
 
@@ -219,6 +228,7 @@ def attempt(
     accept_changes: bool = False,
     finish: Sequence[int] = (),
     confirm: ConfirmOptions | None = None,
+    retry: RetryRequest | None = None,
     offline: bool = False,
 ) -> SweepOutcome:
     """Check the stores, the machine and the task, and run the trials.
@@ -233,6 +243,7 @@ def attempt(
         accept_changes: Resume although code, data or the meaning of values has changed.
         finish: Numbers of pruned trials to train to their end.
         confirm: Confirm the leaders, and run nothing else.
+        retry: Which failed trials run again; None: none.
         offline: Contact no tracking server; everything stays in the outbox.
 
     Raises:
@@ -319,6 +330,7 @@ def attempt(
                 accept_changes=accept_changes,
                 finish=finish,
                 confirm=confirm and replace(confirm, split=_takes_split(spec, facts)),
+                retry=retry,
                 grace=grace,
                 offline=offline,
                 say=display.doing,

@@ -6,14 +6,18 @@ What must not live here: transactions, and what is cached of a trial (`ledger.st
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution
-from optuna.storages._rdb.models import TrialModel
-from optuna.trial import FrozenTrial
+from optuna.storages._rdb.models import (
+    TrialIntermediateValueModel,
+    TrialModel,
+    TrialUserAttributeModel,
+)
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
 # Optuna finds a trial by its number a dozen times in a trial's life, and reads all trials of the
@@ -56,6 +60,27 @@ class EditableParamsStorage(optuna.storages.RDBStorage):
             self.scoped_session.configure(
                 bind=self.engine, join_transaction_mode="conditional_savepoint"
             )
+
+    def reopen_trial(self, trial_id: int, *, last_report: int, drop: Iterable[str]) -> None:
+        """Make an ended trial without a value RUNNING again, for which Optuna has no method.
+
+        Args:
+            trial_id: Optuna's id of the trial.
+            last_report: Later intermediate values are deleted.
+            drop: The user attributes to delete.
+        """
+        with self.new_session() as session:
+            trial = session.get_one(TrialModel, trial_id)
+            trial.state = TrialState.RUNNING
+            trial.datetime_complete = None
+            session.query(TrialIntermediateValueModel).filter(
+                TrialIntermediateValueModel.trial_id == trial_id,
+                TrialIntermediateValueModel.step > last_report,
+            ).delete()
+            session.query(TrialUserAttributeModel).filter(
+                TrialUserAttributeModel.trial_id == trial_id,
+                TrialUserAttributeModel.key.in_(list(drop)),
+            ).delete()
 
     def _set_trial_param_without_commit(
         self,

@@ -62,6 +62,14 @@ def kind_of(reason: str) -> str:
     return kind if kind in _KINDS else "error"
 
 
+def is_fixable(reason: str | None) -> bool:
+    """Return whether a failed trial may succeed with the same parameters, once a cause is removed.
+
+    A retry is offered only for these. Of the others, the parameters are the probable cause.
+    """
+    return reason is not None and kind_of(reason) not in _PARAMETER_FAILURES
+
+
 @dataclass(frozen=True)
 class Failure:
     """How one trial failed.

@@ -21,6 +21,10 @@ from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric
 from trainable.metrics_file import Row
 
+_NOT_LIVE = {"RUNNING", "FAILED"}
+"""Statuses that the run of an unfinished trial has no more once no worker trains it. It is FAILED
+if the trial was reopened, and the driver died before it started."""
+
 
 class SavedReport(NamedTuple):
     """The metrics after an epoch, as in the trial's metrics file."""
@@ -177,14 +181,14 @@ class StaleRunStatus:
 
 @dataclass(frozen=True)
 class OrphanedRun:
-    """Tracking shows a run as RUNNING although no driver runs its trial."""
+    """Tracking shows a run as RUNNING or FAILED although its trial waits for a resume."""
 
     number: int
     at_ms: int | None = None
     """The time of the trial's last row, in milliseconds since the Unix epoch; None: unknown."""
 
     def __str__(self) -> str:
-        return f"trial {self.number}: its run looks live, and nobody works on it"
+        return f"trial {self.number}: its run looks live or failed, and its trial waits"
 
 
 @dataclass(frozen=True)
@@ -304,7 +308,7 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
         if trial.stale_writer:
             yield StaleWriter(number)
         yield UnrecordedEnd(number, ending, reason)
-    elif trial.tracked_status == "RUNNING" or (is_untracked and trial.unlogged):
+    elif trial.tracked_status in _NOT_LIVE or (is_untracked and trial.unlogged):
         yield OrphanedRun(number, _last_ms(trial))
 
 

@@ -31,7 +31,13 @@ from sweeps.reconciliation.reconcile import (
     UnrecordedEnd,
 )
 from sweeps.recording.downsampling import thin_rows
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT, end_tags, run_status, status_tags
+from sweeps.recording.tags import (
+    STOPPED_BY_INTERRUPT,
+    end_tags,
+    retried_tags,
+    run_status,
+    status_tags,
+)
 from sweeps.recording.trial_config import read_config
 from sweeps.search.suggest import Suggester
 from tracking.recorder import Recorder
@@ -124,7 +130,8 @@ def send_to_tracker(
             at_ms = min(max(ends), time.time_ns() // 1_000_000) or None
             recorder.finish(number, status, end_tags(record, spec), at_ms=at_ms)
         case OrphanedRun(number, at_ms):
-            recorder.finish(number, "INTERRUPTED", STOPPED_BY_INTERRUPT, at_ms=at_ms)
+            tags = STOPPED_BY_INTERRUPT | retried_tags(record)
+            recorder.finish(number, "INTERRUPTED", tags, at_ms=at_ms)
 
 
 def backfill(

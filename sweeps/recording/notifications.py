@@ -82,7 +82,9 @@ class Notifier:
         """Notify that a trial failed, or that it is the best so far; else do nothing."""
         trial = self._trials.trial(number)
         if trial.state == "failed":
-            self._add("trial_failed", f"{number}", trial, f"trial {number} failed", trial.reason)
+            failures = len(trial.failed_attempts)  # a trial that runs again may fail again
+            at = f"{number}" + f"-{failures}" * bool(failures)
+            self._add("trial_failed", at, trial, f"trial {number} failed", trial.reason)
             return
         # Of all trials, only those of the last front can be in the next one.
         before = [one for one in self._front if one.number != number]
@@ -108,7 +110,9 @@ class Notifier:
         event = _EVENTS[status]
         best = front(trials, self._minimizes)
         # A resume that finds nothing to do finishes the sweep again; that is no news.
-        at = f"{ended}" if event == "finished" else f"{self._attempt}"
+        retries = sum(len(trial.failed_attempts) for trial in trials)
+        at = f"{ended}" + f"-{retries}" * bool(retries)
+        at = at if event == "finished" else f"{self._attempt}"
         counts = Counter(trial.state for trial in trials)
         self._add(
             event,

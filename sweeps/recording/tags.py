@@ -74,11 +74,21 @@ def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
         tags["gradsweep.seed_index"] = str(record.seed_index)
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
+    tags |= retried_tags(record)
     if record.signals is not None:
         tags["health"] = "; ".join(record.signals)
     if record.accumulation is not None:
         tags[f"gradsweep.{ACCUMULATION}"] = str(record.accumulation)
     return tags
+
+
+def retried_tags(record: TrialSummary) -> dict[str, str]:
+    """Return the failures after which a trial was run again, and clear the tags of its old end."""
+    if not record.failed_attempts:
+        return {}
+    history = "; ".join(one.sentence for one in record.failed_attempts)
+    cleared = ("outcome", "reason", "failure.kind", "failure.traceback", DESCRIPTION)
+    return {"gradsweep.failed_attempts": history, **dict.fromkeys(cleared, "")}
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweeps.config.provenance_check import FIXED
+from sweeps.config.spec import SweepSpec
 from sweeps.ledger.reader import TrialSummary
-from sweeps.policies.failure_policy import kind_of, remedy
+from sweeps.policies.failure_policy import INFRASTRUCTURE_FAILURES, is_fixable, kind_of, remedy
 from sweeps.policies.stop_criteria import StopCriterionMet
 from tracking.notification_queue import Undelivered
 from trainable.errors import ConfigError
@@ -33,6 +34,15 @@ class SweepFailure:
     def remedy(self) -> str:
         """What to change before the sweep continues."""
         return remedy(self.kind)
+
+    @property
+    def is_of_the_task(self) -> bool:
+        """Whether trials failed for it that may succeed once the cause is removed."""
+        return (
+            self.kind is not None
+            and self.kind not in INFRASTRUCTURE_FAILURES
+            and is_fixable(f"{self.kind}:")
+        )
 
     @property
     def needs_new_sweep(self) -> bool:
@@ -61,6 +71,8 @@ class SweepOutcome:
     """The metrics by which the best trials were chosen."""
     best: Sequence[TrialSummary] = ()
     """The best trial; with several metrics the Pareto front. Empty when none succeeded."""
+    num_retryable: int = 0
+    """How many trials failed for another reason than their parameters: see `sweep retry`."""
     can_finish: bool = False
     """Whether the best trial is a pruned one that `--finish` can train to its end."""
     lost_weights: str | None = None
@@ -85,6 +97,13 @@ class SweepOutcome:
     def needs_new_sweep(self) -> bool:
         """Whether no trial succeeded because of a key that a resume may not change."""
         return not self.best and self.failure is not None and self.failure.needs_new_sweep
+
+
+def num_retryable(spec: SweepSpec, records: Sequence[TrialSummary]) -> int:
+    """Return how many trials `sweep retry` is offered for."""
+    if spec.early_stopping.rule.is_population:
+        return 0
+    return sum(one.state == "failed" and is_fixable(one.reason) for one in records)
 
 
 def find_failure(records: Sequence[TrialSummary]) -> SweepFailure:

@@ -34,7 +34,13 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.finishing import can_offer_finish
 from sweeps.reconciliation.reconcile import Correction, UnknownDirectory, reconcile
 from sweeps.recording.trial_config import load_trial_config
-from sweeps.results.outcome import SweepFailure, SweepOutcome, Waiting, find_failure
+from sweeps.results.outcome import (
+    SweepFailure,
+    SweepOutcome,
+    Waiting,
+    find_failure,
+    num_retryable,
+)
 from sweeps.sweep_lock import describe_foreign_lock
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox
@@ -188,6 +194,7 @@ class SweepStatus:
             exit_code=NO_SUCCESS if failure else 0,
             metrics=self.spec.metrics,
             best=best,
+            num_retryable=num_retryable(self.spec, self.records),
             can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
             lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
             num_trials=len(of_search(self.records)),
@@ -374,6 +381,7 @@ class SweepStatus:
             "accumulation": record.accumulation,
             "cpu_seconds": record.cpu_seconds,
             "gpu_seconds": record.gpu_seconds,
+            "failed_attempts": [one._asdict() for one in record.failed_attempts],
             "traceback": record.traceback,
             "directory": str(self.paths.trial(number)),
         }

@@ -17,8 +17,9 @@ from sweeps.config.spec import load_spec
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
 COMMANDS = (
-    "init check plan run resume stop list status trials show logs best confirm test".split()  # noqa: SIM905
-    + "compare diff audit report reproduce verify clone du rm sync ui train doctor trust".split()  # noqa: SIM905
+    "init check plan run resume retry stop list status trials show logs best".split()  # noqa: SIM905
+    + "confirm test compare diff audit report reproduce verify clone du rm sync".split()  # noqa: SIM905
+    + "ui train doctor trust".split()  # noqa: SIM905
 )
 
 

@@ -81,6 +81,7 @@ class DiskServer:
                 str(run), trial, start_ms, bool(deleted), params == "{}" and run not in with_points
             )
             for run, trial, start_ms, deleted, params in rows
+            if trial is not None
         ]
 
     def create_run(self, experiment_id: str, start_ms: int, tags: Mapping[str, str]) -> str:
@@ -149,6 +150,8 @@ class DiskServer:
         self.fault("before set_tags")
         merged = {**json.loads(self._one(run_id, "tags")[0]), **tags}
         self._db.execute("UPDATE runs SET tags = ? WHERE id = ?", (json.dumps(merged), run_id))
+        if tags.get(TAG_TRIAL) == "":  # it is no trial's run any more
+            self._db.execute("UPDATE runs SET trial = NULL WHERE id = ?", (run_id,))
 
     def set_experiment_tags(self, experiment_id: str, tags: Mapping[str, str]) -> None:
         assert experiment_id == "7"

@@ -71,6 +71,37 @@ def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool)
             assert bool(re.search(last, said)) is is_new, said
 
 
+@pytest.mark.parametrize(
+    ("kind", "num_retryable", "last"),
+    [
+        ("error", 2, "retry small --failed --root"),
+        ("non_finite", 2, "resume small --root"),
+        ("storage", 2, "resume small --root"),
+        ("error", 0, "resume small --root"),
+    ],
+)
+def test_failed_sweep_offers_what_may_help(
+    tmp_path: Path, kind: str, num_retryable: int, last: str
+) -> None:
+    outcome = SweepOutcome(
+        exit_code=NO_SUCCESS,
+        num_trials=4,
+        num_left=1,
+        num_retryable=num_retryable,
+        failure=SweepFailure("trial 0 failed", 0, kind),
+    )
+    assert last in _said(outcome, tmp_path).splitlines()[-1]
+
+
+def test_finished_sweep_offers_to_run_failed_trials_again(tmp_path: Path) -> None:
+    for num_retryable in (0, 2):
+        out = io.StringIO()
+        console = Console(file=out, width=500)
+        outcome = SweepOutcome(exit_code=0, num_trials=4, num_retryable=num_retryable)
+        messages.outcome(console, console, outcome, SweepPaths(tmp_path, "small"))
+        assert ("retry small --failed" in out.getvalue()) is bool(num_retryable)
+
+
 def test_end_of_a_run_states_what_was_found(tmp_path: Path) -> None:
     best = TrialSummary(number=3, state="complete", params={}, value=0.5)
     outcome = SweepOutcome(

@@ -66,9 +66,9 @@ def _all_below(place: Path) -> dict[Path, bytes | None]:
 
 def test_every_command_with_a_name_is_covered() -> None:
     assert {use[0] for use in _uses()} == {
-        "run", "resume", "stop", "status", "trials", "show", "logs", "diff", "best", "compare",
-        "report", "reproduce", "verify", "clone", "du", "rm", "sync", "ui", "export", "test", "audit",
-        "confirm",
+        "run", "resume", "retry", "stop", "status", "trials", "show", "logs", "diff", "best",
+        "compare", "report", "reproduce", "verify", "clone", "du", "rm", "sync", "ui", "export",
+        "test", "audit", "confirm",
     }  # fmt: skip
 
 
