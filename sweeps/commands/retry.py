@@ -75,7 +75,6 @@ def retry(
 
         from sweeps.commands.run_console import RunConsole, run_to_end  # slow: after the errors
         from sweeps.operations import run as operation
-        from sweeps.reconciliation.retrying import RetryRequest
 
         raise typer.Exit(
             run_to_end(
@@ -86,7 +85,7 @@ def retry(
                     grace=seconds,
                     address=address,
                     accept_changes=accept_changes,
-                    retry=RetryRequest(tuple(numbers), fresh),
+                    retry=operation.RetryRequest(tuple(numbers), fresh),
                     offline=offline,
                 ),
                 view.paths,
