@@ -124,7 +124,7 @@ def _next_gain(expected: Sequence[float], doublings: float) -> float:
     """Return the gain of a later doubling, by the expected best of k, 2 k and 4 k trials."""
     first, second = expected[0] - expected[1], expected[1] - expected[2]
     ratio = min(1.0, second / first) if first > 0 else 0.0
-    return max(0.0, second * ratio**doublings)
+    return max(0.0, second * math.pow(ratio, doublings))
 
 
 def _weights(count: int, num_trials: int) -> list[float]:
