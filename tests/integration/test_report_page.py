@@ -68,6 +68,7 @@ def page(sweep: MadeSweep) -> Iterator[Page]:
 def test_every_figure_is_drawn(page: Page) -> None:
     assert page.locator("h2").all_inner_texts() == [
         "Findings",
+        "Audit",
         "Leaders",
         "History",
         "Learning curves",

@@ -165,3 +165,11 @@ def test_the_best_is_seldom_dropped():
 def test_a_race_without_configurations_is_refused():
     with pytest.raises(ValueError, match="configuration"):
         race({}, minimize=True)
+
+
+def test_whoever_is_dropped_is_not_tied():
+    """Number 0 was dropped at the third seed, and looks better again under the last ones."""
+    found = race(_made([0, 0.1, 9, 0], 5, seed=0), minimize=True)
+    assert found[0].dropped
+    assert found[0].p_best > 0.05
+    assert 0 not in found.tied
