@@ -61,6 +61,16 @@ def test_race_drops_losers_and_ends_when_decided(made: MadeSweep) -> None:
     assert state.num_runs == len(runs)
 
 
+def test_dropped_leader_trains_no_more(made: MadeSweep) -> None:
+    request(made, top=3, seeds=4, until=0.99)
+    runs = run(
+        made, lambda leader, seed: 0.9 + NOISE[seed] if leader == 2 else _tied(leader, seed)
+    )
+    lost = [seed for leader, seed in runs if leader == 2]
+    assert found(made).dropped[2] == len(lost) < 4
+    assert (0, 3) in runs  # the others cannot be told apart
+
+
 def test_killed_driver_changes_no_decision(made: MadeSweep, tmp_path: Path) -> None:
     """Runs end one by one under new drivers, or all of a seed in reverse under one."""
     other = _made(tmp_path / "other")
