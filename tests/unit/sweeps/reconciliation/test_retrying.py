@@ -36,6 +36,7 @@ from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.metrics_file import LOGGED, Row
+from trainable.storage.local import LocalFiles
 
 FAILED, COMPLETE, PRUNED, WAITING, DIVERGED = range(5)
 ALL = RetryRequest()
@@ -313,6 +314,21 @@ def test_trial_may_fail_and_run_again_twice(sweep: MadeSweep) -> None:
 def test_stopped_by_the_user_is_not_retried(sweep: MadeSweep) -> None:
     sweep.ledger.finish(WAITING, "pruned", reason=BY_THE_USER)
     assert "--finish 3" in _refused(sweep, WAITING)
+
+
+def test_fresh_retry_empties_an_object_store(
+    sweep: MadeSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands for objects: the same protocol, in a directory outside of the trial's."""
+    files = LocalFiles(sweep.paths.root / "bucket")
+    commit(sweep.paths.root / "saved", 1, step=10)
+    (sweep.paths.root / "saved/checkpoints").rename(sweep.paths.root / "bucket")
+    monkeypatch.setattr(retrying, "address_of", lambda *_: "s3://bucket/0")
+    monkeypatch.setattr(retrying, "trial_files", lambda *_: files)
+    _reopen(sweep, RetryRequest((FAILED,), fresh=True))
+    assert files.names() == []
+    assert not files.has_writer()
+    assert not sweep.paths.trial(FAILED).exists()
 
 
 class _Killed(BaseException):
