@@ -37,7 +37,8 @@ from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
 from sweeps.policies.confirmation import ConfirmOptions
 from sweeps.reconciliation.finishing import trials_to_finish
-from sweeps.reconciliation.retrying import RetryRequest, trials_to_retry
+from sweeps.reconciliation.retrying import RetryRequest as RetryRequest
+from sweeps.reconciliation.retrying import trials_to_retry
 from sweeps.results.findings import Findings, find
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
