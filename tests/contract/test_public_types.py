@@ -39,6 +39,7 @@ def _write(root: Path) -> None:
 
 def _read(sweep: Sweep) -> None:
     assert_type(sweep.status, dict[str, Any])
+    assert_type(sweep.audit(), dict[str, Any])
     table: pd.DataFrame = sweep.trials()
     curves: pd.DataFrame = sweep.curves("val/loss", "train/grad_norm")
     study: optuna.Study = sweep.study

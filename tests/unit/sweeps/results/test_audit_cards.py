@@ -342,9 +342,9 @@ def test_failed_trials_are_no_leaders() -> None:
     assert not set(_numbers(data.ranked)) & {t.number for t in data.trials if t.diverged}
 
 
-def _crowded(acting: bool) -> AuditData:
+def _crowded(seed: int, *, acting: bool) -> AuditData:
     """A search whose later, better trials have one value at the end of its range."""
-    draw, trials = random.Random(0), []
+    draw, trials = random.Random(seed), []
     for number in range(60):
         other = draw.random() if number < 20 else draw.gauss(0.5, 0.05)
         crowded = draw.random() if number < 20 else 1 - 0.1 * draw.random()
@@ -355,9 +355,9 @@ def _crowded(acting: bool) -> AuditData:
 
 
 def test_crowded_parameter_without_effect_is_not_at_a_bound() -> None:
-    assert CARDS["bounds"](_crowded(acting=True)).verdict == "warn"
-    card = CARDS["bounds"](_crowded(acting=False))
-    assert card.verdict == "pass"
+    for acting, verdict in ((True, "warn"), (False, "pass")):
+        cards = [CARDS["bounds"](_crowded(seed, acting=acting)) for seed in range(10)]
+        assert sum(card.verdict == verdict for card in cards) >= 9
 
 
 def test_sampler_that_still_learns_has_not_converged() -> None:
