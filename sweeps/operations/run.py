@@ -295,8 +295,7 @@ def attempt(
             facts = inspection.facts()
             if new:
                 spec, cautions = resolve_search(spec, facts.default_arguments)
-                for caution in cautions:
-                    display.warn(caution)
+                facts = replace(facts, cautions=[*facts.cautions, *cautions])
             resource_plan = plan(
                 spec.resources, spec.num_trials, spec.concurrency, nodes, facts.step_memory
             )

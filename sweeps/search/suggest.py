@@ -41,7 +41,7 @@ SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
 _DRAFT = 0  # the id of the only trial that a scratch study creates
 _ATTEMPTS = 8  # drafts of the sampler before another point is taken
-_REPEATS = 3  # drafts of points that were tried before another one is taken
+_REPEATS = 3  # drafts of points that were tried, in a space with a finite number of them
 
 
 class TrialHistory(Protocol):
@@ -83,6 +83,9 @@ class Suggester:
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
         self._tried = TriedPoints(self._space, lambda one: self._space.project(self._values(one)))
         # The members of a population change while they train, and seeds alone may differ.
+        # In an endless space no point is drawn twice by chance: the sampler means it, so that the
+        # nearest one serves better than another draft.
+        self._most_repeats = 1 if self._space.num_points(1) is None else _REPEATS
         self._repeats = spec.early_stopping.rule.is_population or not self._distributions
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[
@@ -127,8 +130,9 @@ class Suggester:
             if is_allowed and (may_repeat or not self._tried.contains(params)):
                 break
             repeats += is_allowed
-            if repeats == _REPEATS or attempt == _ATTEMPTS - 1:
-                params, attrs = self._another(number, params, known, is_allowed), {}
+            if repeats == self._most_repeats or attempt == _ATTEMPTS - 1:
+                params = self._another(number, params, known, is_allowed)
+                attrs = attrs if is_allowed else {}  # a point near its own is the sampler's
                 break
         return Suggestion(
             params,

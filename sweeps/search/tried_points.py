@@ -6,17 +6,22 @@ what is known. What must not live here: samplers, and which trials belong to the
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from optuna.trial import FrozenTrial
 
 from sweeps.config.search_space import PointKey, SearchSpace
+from sweeps.config.space import Choice, Distribution
 from sweeps.ledger.reader import is_of_search
 
 _MOST_COMPARED = 20_000
-"""Of a space with more points, random ones are compared."""
+"""Of a space with more points, some near the given one and random ones are compared."""
 _DRAWS = 64
+_NEAR = 0.05
+"""So far on each side of a point, as a share of each range, points near it are drawn."""
 
 
 class TriedPoints:
@@ -68,18 +73,31 @@ class TriedPoints:
 
         Args:
             point: The given point.
-            known: Values that the returned point must have.
-            seed: The seed of the points that are compared if there are too many.
+            known: Values that the returned point has.
+            seed: The seed of the points that are drawn if there are too many.
         """
-        unused = (one for one in self._candidates(known, seed) if not self.contains(one))
+        candidates = self._candidates(point, known, seed)
+        unused = (one for one in candidates if not self.contains(one))
         return min(unused, key=lambda one: self._space.distance(point, one), default=None)
 
-    def _candidates(self, known: Mapping[str, Any], seed: int) -> Iterator[dict[str, Any]]:
+    def _candidates(
+        self, point: Mapping[str, Any], known: Mapping[str, Any], seed: int
+    ) -> Iterator[dict[str, Any]]:
         size = self._space.num_points(_MOST_COMPARED + 1)
         if size is not None and size <= _MOST_COMPARED:
             for one in self._space.grid():
                 if all(one.get(key, value) == value for key, value in known.items()):
                     yield one
             return
+        generator = random.Random(seed)
+
+        def value(key: str, distribution: Distribution) -> Any:
+            if key in known or key not in point or isinstance(distribution, Choice):
+                return point.get(key, distribution.at(generator.random()))
+            at = distribution.position(point[key]) + generator.uniform(-_NEAR, _NEAR)
+            return distribution.at(min(max(at, 0.0), math.nextafter(1.0, 0.0)))
+
+        near = (self._space.point(value) for _ in range(_DRAWS))
+        yield from filter(self._space.allows, near)
         drawn = (self._space.draw(seed + index, known) for index in range(_DRAWS))
         yield from (one for one in drawn if one is not None)

@@ -22,6 +22,7 @@ def _with_modes(cli: CommandLine, *modes: str) -> None:
     shutil.copytree(CASE, cli.directory, dirs_exist_ok=True)
     spec = (CASE / "g.yaml").read_text()
     spec = re.sub(r"choice: \[.*\]", f"choice: [{', '.join(modes)}]", spec)
+    spec = spec.replace("sampler: grid", "sampler: grid, try_first: []")
     cli.write("g.yaml", spec.replace("trials: 4", f"trials: {len(modes)}"))
 
 

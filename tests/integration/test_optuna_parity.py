@@ -46,7 +46,7 @@ seed: {SEED}
 concurrency: 1
 budget: {{epochs: {EPOCHS}}}
 space: {{task.x: {{uniform: [0, 1]}}}}
-search: {{sampler: random}}
+search: {{sampler: random, try_first: []}}
 early_stopping: {{scheduler: asha, grace_epochs: 1, reduction: 2}}
 """
 STOCK = f"""
