@@ -70,7 +70,7 @@ def retry(
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.config.durations import parse_duration
 
-        view, numbers = view_of(name, root), read_numbers("--trial", trial or ())
+        numbers, view = read_numbers("--trial", trial or ()), view_of(name, root)
         seconds = parse_duration(grace, "--grace")
 
         from sweeps.commands.run_console import RunConsole, run_to_end  # slow: after the errors

@@ -223,7 +223,10 @@ def test_tables_have_the_columns_that_queries_read() -> None:
     from mlflow.store.tracking.dbmodels import models
 
     engine = sqlalchemy.create_engine("sqlite://")
-    kinds = (models.SqlExperiment, models.SqlRun, models.SqlTag, models.SqlParam, models.SqlMetric)
+    kinds = (
+        *(models.SqlExperiment, models.SqlRun, models.SqlTag, models.SqlParam, models.SqlMetric),
+        models.SqlLatestMetric,
+    )
     models.SqlRun.metadata.create_all(engine, tables=[kind.__table__ for kind in kinds])
     names = ("role", "trial", "sweep", "id", "name", "ids", "run", "metric")
     queries = {name: text for name, text in vars(mlflow_compat).items() if name.endswith("_QUERY")}

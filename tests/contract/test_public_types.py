@@ -33,6 +33,8 @@ def _write(root: Path) -> None:
     assert_type(sweep.to_yaml(), str)
     assert_type(sweep.run(offline=True), Sweep)
     assert_type(sweep.resume({"trials": 9}, finish=[3], accept_changes=True), Sweep)
+    assert_type(sweep.retry([3], fresh=True, overrides={"trials": 9}), Sweep)
+    assert_type(sweep.confirm(top=3, seeds=4, until=0.9), dict[str, Any])
     assert_type(sweep.check(thorough=True), dict[str, Any])
     sweep.stop()
 
@@ -44,6 +46,8 @@ def _read(sweep: Sweep) -> None:
     curves: pd.DataFrame = sweep.curves("val/loss", "train/grad_norm")
     study: optuna.Study = sweep.study
     assert_type(sweep.best, Trial)
+    assert_type(sweep.best_confirmed, Trial)
+    assert_type(sweep.confirmation, dict[str, Any] | None)
     assert_type(sweep.front, list[Trial])
     assert_type(sweep.trial(3), Trial)
     assert_type(sweep.figures, Figures)
