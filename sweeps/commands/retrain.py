@@ -91,7 +91,7 @@ def _config(view: SweepStatus, record: TrialSummary) -> TrialConfig:
     try:
         config = read_config(view.paths.trial(record.number) / TRIAL_CONFIG)
     except FileNotFoundError:
-        config = view.spec.trial_config(record.seed_number, record.params)
+        config = view.spec.trial_config(record.seed, record.params)
     except ValueError as error:
         raise UserError(
             f"the configuration of trial {record.number} cannot be read ({error}); only with the "

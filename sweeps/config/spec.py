@@ -59,6 +59,7 @@ from sweeps.config.sections import (
 )
 from sweeps.config.space import Choice, Distribution
 from sweeps.config.space_parser import parse_distribution
+from sweeps.config.trial_run import TrialSeed
 from sweeps.config.yaml_scalars import write_flow, write_key
 from sweeps.early_stopping.patience import Patience
 from sweeps.early_stopping.registry import WITHOUT_SECTION
@@ -236,11 +237,11 @@ class SweepSpec(Section):
         points = itertools.islice(self.search_space().grid(), max(0, wanted - first))
         return min(wanted, first + sum(1 for _ in points))
 
-    def trial_config(self, number: int, params: Mapping[str, object]) -> TrialConfig:
+    def trial_config(self, seed: TrialSeed | int, params: Mapping[str, object]) -> TrialConfig:
         """Return the configuration of one trial.
 
         Args:
-            number: The trial's number in the sweep; its seed is derived from it.
+            seed: What its seed is derived from; a number means the trial with that number.
             params: Values by dotted path, as drawn from `space`.
 
         Raises:
@@ -249,7 +250,8 @@ class SweepSpec(Section):
         data = {
             key: value for key, value in _dump(self).items() if key in TrialConfig.model_fields
         }
-        data["seed"] = derive_seed(self.seed, "trial", number)
+        purpose, number = seed if isinstance(seed, TrialSeed) else ("trial", seed)
+        data["seed"] = derive_seed(self.seed, purpose, number)
         data["patience"] = self.early_stopping.patience
         if rules_of(self.training_rules).shared_data:
             data["data_seed"] = derive_seed(self.seed, "data")

@@ -7,7 +7,21 @@ again is the same run. What must not live here: the configuration by parameters
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from trainable.config import TrialConfig
+
+
+class TrialSeed(NamedTuple):
+    """What the seed of a trial is derived from, besides the seed of the sweep.
+
+    All configurations that are confirmed or repeated train with the same few seeds, so that they
+    can be compared in pairs.
+    """
+
+    purpose: Literal["trial", "confirm", "repeat"]
+    number: int
+    """The trial's number, or the position of a common seed, from 0."""
 
 
 def num_threads(cpu: float) -> int:

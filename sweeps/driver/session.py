@@ -360,7 +360,7 @@ def open_ledger(
     note = f"finish {', '.join(f'trial {number}' for number in to_finish)}" if to_finish else ""
     write_spec(paths.spec, spec, note)
     for number in to_finish:
-        ledger.add_finishing(number)
+        ledger.add_extra("finish", number)
     return ledger
 
 
@@ -410,7 +410,7 @@ def _config_diff(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str
     A trial keeps its own parameters, and `check_origin` compares the other sections.
     """
     try:
-        was, now = (spec.trial_config(trial.seed_number, trial.params) for spec in (before, after))
+        was, now = (spec.trial_config(trial.seed, trial.params) for spec in (before, after))
     except SpecError:  # the changed spec refuses its values: the trial fails without training
         return ""
     return describe_changes(was.train, now.train, "train.")

@@ -29,6 +29,7 @@ from ray.tune.experiment import Trial
 from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
 from sweeps.config.logged_params import run_start
 from sweeps.config.spec import SweepSpec, trial_yaml
+from sweeps.config.trial_run import TrialSeed
 from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
@@ -233,8 +234,7 @@ class TuneEventHandler(Callback):
         directory = self._paths.trial(number)
         make_directory(directory)
         self._progress.forget(number)
-        finishes = trial.config.get("finishes")
-        config = self._spec.trial_config(number if finishes is None else finishes, params)
+        config = self._spec.trial_config(TrialSeed(*trial.config["seed"]), params)
         replace_regular(directory / TRIAL_CONFIG, trial_yaml(config).encode())
         # Smaller micro-batches are recorded as a tag: the requested parameters stay unchanged.
         start = run_start(config, params)

@@ -57,8 +57,8 @@ class StopperScheduler(FIFOScheduler):
             self._stops(trial, result)
 
     def _stops(self, trial: Any, result: Mapping[str, Any]) -> bool:
-        if self._stopper is None or trial.config.get("finishes") is not None:
-            return False  # a trial that finishes a pruned one trains to the end
+        if self._stopper is None or trial.config.get("role", "search") != "search":
+            return False  # a trial that trains another one's point trains to the end
         number, epoch, value = trial.config["number"], result[TIME], result[OBJECTIVE]
         why = self._stopper.stops(number, epoch, value)
         if why is None:

@@ -23,7 +23,6 @@ from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.reader import (
     ACCUMULATION,
     ENDED,
-    FINISHES,
     GENERATION,
     LINEAGE,
     REPORT,
@@ -31,10 +30,12 @@ from sweeps.ledger.reader import (
     SIGNALS,
     Ending,
     PbtPerturbation,
+    Role,
     TrialRecord,
     front,
     is_finite,
     reports_in,
+    role_attributes,
     trial_fields,
     value_of,
 )
@@ -237,23 +238,25 @@ class Ledger(StudyRecord):
         return self._record(self._storage.get_trial(trial_id))
 
     @in_transaction
-    def add_finishing(self, number: int) -> TrialRecord:
-        """Create a trial that trains a pruned trial to its end, with the same parameters.
+    def add_extra(self, role: Role, origin: int, seed_index: int | None = None) -> TrialRecord:
+        """Create a trial that trains the point of another trial.
 
-        Optuna never changes a trial that has ended: the pruned trial stays pruned. The new trial
+        Optuna never changes a trial that has ended: a pruned trial stays pruned. The new trial
         has no notes of a sampler, because no sampler suggested it.
 
         Args:
-            number: The number of the pruned trial.
+            role: Why it exists; not `search`.
+            origin: The number of the other trial.
+            seed_index: The position of its common seed; None: it has the seed of its origin.
         """
-        pruned = self._storage.get_trial(self._id(number))
+        known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.
-        kept = {key: pruned.user_attrs[key] for key in (ACCUMULATION,) if key in pruned.user_attrs}
+        kept = {key: known.user_attrs[key] for key in (ACCUMULATION,) if key in known.user_attrs}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
-            params=dict(pruned.params),
-            distributions=dict(pruned.distributions),
-            user_attrs={FINISHES: number, **kept},
+            params=dict(known.params),
+            distributions=dict(known.distributions),
+            user_attrs={**role_attributes(role, origin, seed_index), **kept},
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))

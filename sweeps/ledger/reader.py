@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from redaction.escapes import printable, visible
 from sweeps.config.sections import Select
+from sweeps.config.trial_run import TrialSeed
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.texts import clipped
@@ -42,6 +43,8 @@ ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
 FINISHES = "finishes"
 """A trial attribute: the number of the pruned trial that this trial trains to its end."""
+ROLE = "role"
+"""A trial attribute: role, origin and common seed, where they are not those of `TrialSummary`."""
 SELECT = "select"
 """A study attribute: the spec's `select`, if it is not `checkpoint`."""
 ENDED = "ended"
@@ -50,6 +53,9 @@ order the ends reliably, because a clock may be set back."""
 REPORT = "report "
 """Trial attributes of a sweep with several metrics, by epoch: all values. Optuna stores one value
 per report, and TPE fails on such a trial if it is pruned and the study has several directions."""
+Role = Literal["search", "finish", "confirm", "repeat"]
+"""Why a trial exists: the search suggested it, or it trains the point of another one, its origin:
+to the end that early stopping took from it, again to confirm its value, or with another seed."""
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")
 
@@ -125,13 +131,28 @@ class TrialSummary:
     """Its first parameters."""
     lineage: tuple[PbtPerturbation, ...] = ()
     """The changes of its parameters during training, the earliest first."""
-    finishes: int | None = None
-    """The number of the pruned trial that this trial trains to its end; None: it finishes none."""
+    role: Role = "search"
+    origin: int | None = None
+    """The number of the trial whose point it trains; None for a trial of the search."""
+    seed_index: int | None = None
+    """The position of its common seed, from 0; None: its seed is its own."""
 
     @property
-    def seed_number(self) -> int:
-        """The number from which its seed is derived: its own, or that of the trial it finishes."""
-        return self.number if self.finishes is None else self.finishes
+    def finishes(self) -> int | None:
+        """The number of the pruned trial that it trains to its end; None: it finishes none."""
+        return self.origin if self.role == "finish" else None
+
+    @property
+    def search_number(self) -> int:
+        """The number of the search's trial that has its point: its own, or its origin's."""
+        return self.number if self.origin is None else self.origin
+
+    @property
+    def seed(self) -> TrialSeed:
+        """What its seed is derived from; a trial that finishes another one has that one's."""
+        if self.seed_index is None:
+            return TrialSeed("trial", self.search_number)
+        return TrialSeed("confirm" if self.role == "confirm" else "repeat", self.seed_index)
 
     @property
     def finished(self) -> bool:
@@ -139,8 +160,8 @@ class TrialSummary:
 
     @property
     def has_result(self) -> bool:
-        """Whether it counts among the best."""
-        return has_result(self.state, self.select)
+        """Whether it counts among the best; a trial that confirms another one does not."""
+        return self.role != "confirm" and has_result(self.state, self.select)
 
     @property
     def ended_ms(self) -> int | None:
@@ -180,16 +201,36 @@ Trial = TypeVar("Trial", bound=TrialSummary)
 
 
 def of_search(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials of the search, without those that finish a pruned trial.
+    """Return the trials of the search, without those that train the point of another trial.
 
     `trials` of the spec counts these, and samplers, stopping rules and stop criteria receive only
     these. So a sweep decides the same whether or not a pruned trial was trained to its end.
     """
-    return [trial for trial in trials if trial.finishes is None]
+    return [trial for trial in trials if trial.role == "search"]
+
+
+def is_of_search(attributes: Mapping[str, Any]) -> bool:
+    """Return whether the search suggested a trial, by the trial's user attributes."""
+    if FINISHES in attributes:
+        return False
+    return ROLE not in attributes or bool(attributes[ROLE]["role"] == "search")
+
+
+def role_attributes(role: Role, origin: int | None, seed_index: int | None) -> dict[str, Any]:
+    """Return the user attributes by which `trial_fields` knows why a trial exists."""
+    if role == "finish" and seed_index is None:
+        return {FINISHES: origin}  # as earlier releases wrote and read it
+    return {ROLE: {"role": role, "origin": origin, "seed_index": seed_index}}
+
+
+def _role_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    if FINISHES in attributes:
+        return {"role": "finish", "origin": int(attributes[FINISHES])}
+    return dict(attributes.get(ROLE, {"role": "search"}))
 
 
 def count_trials(spec_trials: int, trials: Sequence[TrialSummary]) -> int:
-    """Return how many trials a sweep has when it is complete, with those that finish others.
+    """Return how many trials a sweep has when it is complete, with the extra ones.
 
     Args:
         spec_trials: `trials` of the spec.
@@ -320,7 +361,7 @@ def trial_fields(
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
-        "finishes": int(attributes[FINISHES]) if FINISHES in attributes else None,
+        **_role_in(attributes),
     }
 
 

@@ -113,6 +113,9 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
         if trial.number in finished:
             left_out["trained to its end by a later trial"] += 1
             continue
+        if trial.role not in ("search", "finish"):
+            left_out["trained again with another seed"] += 1
+            continue
         found = _take(trial, other, space, reports[trial.number])
         if isinstance(found, PriorTrial):
             taken.append(found)
@@ -135,7 +138,7 @@ def _take(
     values = dict(params)
     if not space.unconditional().keys() <= values.keys():
         try:
-            config = other.trial_config(trial.number, params)
+            config = other.trial_config(trial.seed, params)
         except SpecError:
             return "not valid in its own spec any more"
         values = dict(flatten(config.model_dump())) | values

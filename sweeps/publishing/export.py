@@ -107,7 +107,7 @@ def export_trial(
     if isinstance(generation, str):
         raise NoBest(generation)
     if record.lineage:  # the trial's own file has its last hyperparameters, not its best ones
-        resolved = trial_yaml(spec.trial_config(record.seed_number, record.best_params)).encode()
+        resolved = trial_yaml(spec.trial_config(record.seed, record.best_params)).encode()
     else:
         resolved = read_regular(paths.trial(record.number) / TRIAL_CONFIG, LARGEST_TEXT)
     directory.mkdir(parents=True, exist_ok=True)

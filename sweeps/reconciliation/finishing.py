@@ -215,7 +215,7 @@ def _fault_of_files(paths: SweepPaths, spec: SweepSpec, trial: TrialSummary) -> 
 def _fault_of_config(was: TrialConfig, spec: SweepSpec, trial: TrialSummary) -> str | None:
     """Return how the configuration of a pruned trial would differ; None if it is the same."""
     try:
-        now = spec.trial_config(trial.seed_number, trial.params)
+        now = spec.trial_config(trial.seed, trial.params)
     except SpecError as error:
         return (
             f"the sweep's spec has changed, and no longer takes the parameters of trial "

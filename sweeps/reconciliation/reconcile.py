@@ -294,7 +294,7 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
     if trial.record.attempts == 0:
         if trial.started:  # it keeps its parameters, even if the space has changed
             yield UncountedAttempt(number)
-        elif trial.record.finishes is None and not trial.record.params.keys() >= state.parameters:
+        elif trial.record.role == "search" and not trial.record.params.keys() >= state.parameters:
             yield MissingParams(number)
     ending, reason = _ending(trial, state)
     if is_untracked and (trial.unlogged or ending):
@@ -316,7 +316,7 @@ def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | 
         )
     if trial.stop_reason is not None and not trial.trained_past_report:
         return "pruned", trial.stop_reason
-    stops = state.stop is not None and trial.record.finishes is None
+    stops = state.stop is not None and trial.record.role == "search"
     return ("pruned", state.stop) if stops else (None, None)
 
 

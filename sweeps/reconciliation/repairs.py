@@ -178,7 +178,7 @@ def told_start(paths: SweepPaths, spec: SweepSpec, record: TrialRecord) -> RunSt
         config = read_config(paths.trial(record.number) / TRIAL_CONFIG)
     except (OSError, ValueError):
         try:
-            config = spec.trial_config(record.seed_number, record.params)
+            config = spec.trial_config(record.seed, record.params)
         except SpecError:  # the trial's parameters do not fit the changed spec either
             return RunStart(record.params, {})
     return run_start(config, record.params)

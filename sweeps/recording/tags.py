@@ -11,7 +11,7 @@ from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.patience import BY_PATIENCE
-from sweeps.ledger.reader import ACCUMULATION, FINISHES, TrialRecord, TrialSummary
+from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
@@ -22,6 +22,12 @@ from tracking.recorder import Status
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """Clears the tag of a trial's run that resumes after an interruption."""
+_ORIGIN = {
+    "finish": "gradsweep.finishes",
+    "confirm": "gradsweep.confirms",
+    "repeat": "gradsweep.repeats",
+}
+"""The tag with the number of the trial whose point a trial trains, by its role."""
 SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": "", DESCRIPTION: ""}
 """Clears the tags of the sweep's own run that its end sets again."""
 
@@ -64,8 +70,10 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
     tags = lineage_tags(record, spec)
-    if record.finishes is not None:
-        tags[f"gradsweep.{FINISHES}"] = str(record.finishes)
+    if record.role != "search":
+        tags |= {"gradsweep.role": record.role, _ORIGIN[record.role]: str(record.origin)}
+    if record.seed_index is not None:
+        tags["gradsweep.seed_index"] = str(record.seed_index)
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
     if record.signals is not None:

@@ -218,7 +218,7 @@ class _Evidence:
                 against = _against(mine, theirs)
                 return f"; at {word} {epoch} it had {format_number(mine)}: {against} {who}"
         values, epoch = self.compared.values, self.compared.epoch
-        number = best.seed_number  # of the trial that it finishes, which was compared
+        number = best.search_number  # of the trial that it finishes, which was compared
         if number not in values or len(values) < _FEWEST_FOR_MEDIAN:
             return ""
         mine = values[number]

@@ -82,7 +82,7 @@ def seconds_left(view: SweepStatus, delivery: DeliveryEstimate) -> float | None:
     searched = of_search(view.records)
     ended = Counter(record.epoch for record in searched if record.finished)
     unfinished = [record.epoch for record in searched if not record.finished]
-    finishing = [r.epoch for r in view.records if r.finishes is not None and not r.finished]
+    finishing = [r.epoch for r in view.records if r.role != "search" and not r.finished]
     done = _total(ended)[1] + sum(unfinished)
     num_unstarted = view.num_left - len(unfinished) - len(finishing)
     if not (done and view.ledger.seconds and view.num_left):

@@ -33,8 +33,8 @@ class TrialRow:
     """For how long workers trained it, without the current one; None: unknown."""
     since: float | None = None
     """When the current worker began, in monotonic seconds; None: no worker trains it."""
-    finishes: bool = False
-    """Whether it trains a pruned trial to its end."""
+    is_extra: bool = False
+    """Whether it trains the point of another trial."""
     changed: int = 0
     """Orders the trials by their last start, pause or end."""
 
@@ -64,7 +64,7 @@ def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
         record.epoch,
         metrics,
         record.seconds,
-        finishes=record.finishes is not None,
+        is_extra=record.role != "search",
         changed=record.number,
     )
 
@@ -183,8 +183,8 @@ class SweepProgress:
         """
         done = self._epochs - self._epochs_before
         rows, ended = list(self._open.values()), self._ended.copy()  # another thread may add some
-        unfinished = [row.epoch for row in rows if not row.finishes]
-        finishing = [row.epoch for row in rows if row.finishes]
+        unfinished = [row.epoch for row in rows if not row.is_extra]
+        finishing = [row.epoch for row in rows if row.is_extra]
         num_unstarted = max(self.total - len(self._rows), 0)
         if self.is_stopping or done <= 0 or not (unfinished or finishing or num_unstarted):
             return None
@@ -228,5 +228,5 @@ class SweepProgress:
             return
         self._open.pop(row.number, None)
         self.num_finished += sign
-        if not row.finishes:
+        if not row.is_extra:
             self._ended[row.epoch] += sign

@@ -227,7 +227,7 @@ class SweepStatus:
         # The ledger does not show whether a trial at a rung was promoted; then it has a worker.
         paused = (
             self._pauses
-            and record.finishes is None
+            and record.role == "search"
             and record.epoch in self._pauses.rungs
             and not self._is_open(record.number)
         )
@@ -394,6 +394,9 @@ class SweepStatus:
             "ended_at": _iso(record.ended_at),
             "duration": record.seconds,
             "finishes": record.finishes,
+            "role": record.role,
+            "origin": record.origin,
+            "seed_index": record.seed_index,
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }
 

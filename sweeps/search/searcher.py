@@ -24,7 +24,7 @@ from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted, replay
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
-from sweeps.ledger.reader import FINISHES, of_search
+from sweeps.ledger.reader import is_of_search, of_search
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.suggest import Suggester
@@ -87,7 +87,7 @@ class LedgerSearcher(Searcher):
             self._exploit.link()  # an edited spec may no longer have the rung at which they wait
         trials = ledger.trials()
         of_the_search = of_search(trials)
-        self._finishing = [t for t in trials if t.finishes is not None and not t.finished]
+        self._extra = [t for t in trials if t.role != "search" and not t.finished]
         self._unfinished = [
             trial
             for trial in of_the_search
@@ -99,7 +99,7 @@ class LedgerSearcher(Searcher):
         self.stopping = False
         """Set to end the sweep after the running trials: no further trial is returned."""
         self.paused = False
-        """Set to return no trial of the search for now; trials that finish others still start."""
+        """Set to return no trial of the search for now; extra trials still start."""
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
@@ -117,12 +117,12 @@ class LedgerSearcher(Searcher):
             if trial is None:
                 break
             try:
-                config = self._spec.trial_config(trial.seed_number, trial.params)
+                config = self._spec.trial_config(trial.seed, trial.params)
             except SpecError as error:
                 self._refuse(trial.number, error)
                 self._may_promote = self._pauses is not None  # no trial waits for it any more
                 continue
-            if trial.finishes is None:
+            if trial.role == "search":
                 self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
             resolved = with_accumulation(config, trial.accumulation)
@@ -130,9 +130,10 @@ class LedgerSearcher(Searcher):
                 "number": trial.number,
                 "params": trial.params,
                 "config": resolved.model_dump(mode="json"),
-                "finishes": trial.finishes,
+                "role": trial.role,
+                "seed": trial.seed,
                 "pause_at_epoch": self._pauses.pause_at_epoch(max(trial.reports, default=0))
-                if self._pauses and trial.finishes is None
+                if self._pauses and trial.role == "search"
                 else None,
                 "directory": str(self._paths.trial(trial.number)),
                 "checkpoints": address_of(self._paths, self._spec, trial.number),
@@ -182,8 +183,8 @@ class LedgerSearcher(Searcher):
         """Do nothing, because nothing was saved."""
 
     def _next_trial(self) -> TrialRecord | None:
-        if (finishing := self._next_open(self._finishing)) is not None:
-            return finishing  # the user asked for it, so that no stop criterion holds it back
+        if (extra := self._next_open(self._extra)) is not None:
+            return extra  # the user asked for it, so that no stop criterion holds it back
         if self.paused:
             return None
         if (unfinished := self._next_open(self._unfinished)) is not None:
@@ -234,6 +235,6 @@ class LedgerSearcher(Searcher):
     def _reports(self) -> tuple[dict[int, dict[int, float]], set[int]]:
         """Return the reports of the search's trials, and the unfinished ones of them."""
         # Records are not used here: building thousands of them would take long.
-        trials = [one for one in self._ledger.frozen_trials() if FINISHES not in one.user_attrs]
+        trials = [one for one in self._ledger.frozen_trials() if is_of_search(one.user_attrs)]
         unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
         return {trial.number: trial.intermediate_values for trial in trials}, unfinished

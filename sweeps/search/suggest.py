@@ -29,7 +29,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
-from sweeps.ledger.reader import FINISHES
+from sweeps.ledger.reader import is_of_search
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
@@ -81,9 +81,9 @@ class Suggester:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
-        # Trials that finish others are created before a driver suggests anything.
-        self._finishing = [
-            trial.number for trial in ledger.frozen_trials() if FINISHES in trial.user_attrs
+        # Trials that train others' points are created before a driver suggests anything.
+        self._extra = [
+            trial.number for trial in ledger.frozen_trials() if not is_of_search(trial.user_attrs)
         ]
         self._point_keys: dict[int, PointKey | None] = {}  # of a trial in a grid; it never changes
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
@@ -92,12 +92,12 @@ class Suggester:
         ] = {}  # trials that have ended, as samplers receive them
 
     def _history(self) -> list[FrozenTrial]:
-        """Return the trials of the search, numbered as if no trial finished another one.
+        """Return the trials of the search, numbered as if no trial trained another one's point.
 
-        A trial that finishes a pruned one would count the same point twice.
+        Such a trial would count the same point twice.
         """
         trials = self._ledger.frozen_trials()
-        kept = [trial for trial in trials if FINISHES not in trial.user_attrs]
+        kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
         if len(kept) == len(trials):
             return trials
         for position, trial in enumerate(kept):
@@ -132,7 +132,7 @@ class Suggester:
 
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""
-        return number - bisect.bisect_left(self._finishing, number)
+        return number - bisect.bisect_left(self._extra, number)
 
     def _others(self, number: int) -> list[FrozenTrial]:
         if self._spec.search.sampler in LEARN_NOTHING:

@@ -20,7 +20,14 @@ from optuna.samplers import RandomSampler
 from sweeps.errors import LedgerBusy, LedgerError
 from sweeps.ledger.ledger import SIGNALS, Ledger, LedgerReport, TrialRecord
 from sweeps.ledger.location import LedgerLocation
-from sweeps.ledger.reader import LedgerReader, PbtPerturbation, TrialSummary
+from sweeps.ledger.reader import (
+    LedgerReader,
+    PbtPerturbation,
+    TrialSummary,
+    is_of_search,
+    of_search,
+    ranking,
+)
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
 from tests.make_trials import ask, proposal
@@ -468,3 +475,38 @@ def test_times_of_a_trial_are_stored(ledger: Ledger) -> None:
         assert found.ended_at is not None
         assert found.ended_at >= started
         assert (found.epoch, found.best_epoch) == (2, 2)
+
+
+def test_roles_and_common_seeds_are_kept(path: Path) -> None:
+    ledger = Ledger.create(path, mode="min", sweep_id="s")
+    first, second = (ask(ledger, SPACE, RandomSampler(seed=n)).number for n in range(2))
+    for number, value in ((first, 2.0), (second, 3.0)):
+        ledger.report(number, epoch=1, step=1, value=value)
+    ledger.finish(first, "complete")
+    ledger.finish(second, "pruned")
+    ledger.add_extra("finish", second)
+    for origin in (first, second):
+        number = ledger.add_extra("confirm", origin, 1).number
+        ledger.report(number, epoch=1, step=1, value=1.0)
+        ledger.finish(number, "complete")
+    for trials in (ledger.trials(), LedgerReader(path).trials):
+        assert [(t.role, t.origin) for t in trials] == [
+            ("search", None),
+            ("search", None),
+            ("finish", 1),
+            ("confirm", 0),
+            ("confirm", 1),
+        ]
+        assert [t.seed for t in trials] == [
+            ("trial", 0),
+            ("trial", 1),
+            ("trial", 1),
+            ("confirm", 1),
+            ("confirm", 1),
+        ]
+        assert [t.params for t in trials[3:]] == [t.params for t in trials[:2]]
+        assert [t.number for t in of_search(trials)] == [0, 1]
+        assert [t.number for t in ranking(trials, minimize=True)] == [0, 1]  # none that confirms
+    attributes = [trial.user_attrs for trial in ledger.frozen_trials()]
+    assert [is_of_search(one) for one in attributes] == [True, True, False, False, False]
+    assert attributes[2]["finishes"] == 1  # as earlier releases read it

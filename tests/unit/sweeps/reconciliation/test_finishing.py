@@ -148,7 +148,7 @@ def test_new_trial_has_parameters_and_seed(sweep: MadeSweep) -> None:
     pruned, new = ledger.trial(0), ledger.trial(4)
     assert (pruned.state, new.state, new.finishes) == ("pruned", "running", 0)
     assert new.params == pruned.params
-    configs = [sweep.spec.trial_config(one.seed_number, one.params) for one in (pruned, new)]
+    configs = [sweep.spec.trial_config(one.seed, one.params) for one in (pruned, new)]
     assert configs[0] == configs[1]
     assert read_spec(sweep.paths.spec).number == 2  # earlier releases refuse this revision
     assert sweep.paths.spec.read_text().count(": finish trial 0\n") == 1

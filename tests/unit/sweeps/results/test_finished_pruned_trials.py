@@ -21,7 +21,7 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 
 def _finish(sweep: MadeSweep, number: int, *values: float) -> int:
     """Train a pruned trial to its end; its new trial begins with the old one's reports."""
-    new = sweep.ledger.add_finishing(number).number
+    new = sweep.ledger.add_extra("finish", number).number
     known = sweep.ledger.trial(number).reports.values()
     for epoch, value in enumerate([*known, *values], start=1):
         sweep.ledger.report(new, epoch=epoch, step=epoch * 10, value=value)

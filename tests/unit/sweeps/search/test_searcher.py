@@ -173,7 +173,7 @@ def test_search_goes_on_as_if_no_trial_was_finished(tmp_path: Path, sampler: str
             ledger.report(number, epoch=1, step=1, value=_loss(found[-1]))
             ledger.finish(number, "pruned" if len(found) == 2 else "complete")
             if case == "with" and len(found) in (4, 7, 8):
-                new = ledger.add_finishing(1).number
+                new = ledger.add_extra("finish", 1).number
                 ledger.report(new, epoch=1, step=1, value=-1.0)
                 if len(found) != 7:
                     ledger.finish(new, "complete")
@@ -336,12 +336,12 @@ def test_finishing_trial_is_returned_first_and_exempt(tmp_path: Path, spec: Swee
     driver.ledger.finish(0, "pruned")
     driver.searcher.on_trial_complete("a")
     driver.ask("b")
-    driver.ledger.add_finishing(0)
+    driver.ledger.add_extra("finish", 0)
     driver.ledger.report(2, epoch=1, step=1, value=1.0)  # at a rung, where others pause
     driver = Driver(tmp_path / "l.db", spec)
     driver.searcher.paused = True  # a stop criterion is met
     found = driver.ask("c")
-    assert (found["number"], found["finishes"], found["pause_at_epoch"]) == (2, 0, None)
+    assert (found["number"], found["role"], found["pause_at_epoch"]) == (2, "finish", None)
     assert (found["params"], found["config"]) == (first["params"], first["config"])
     trial = SimpleNamespace(trial_id="c", config=found)
     scheduler = make_scheduler(
@@ -353,8 +353,8 @@ def test_finishing_trial_is_returned_first_and_exempt(tmp_path: Path, spec: Swee
         other = SimpleNamespace(trial_id="o", config={"number": number})
         scheduler.on_trial_result(None, other, {"epoch": 1, "objective": value})
     assert scheduler.on_trial_result(None, trial, {"epoch": 1, "objective": 9.0}) == "CONTINUE"
-    exempt = {**found, "finishes": None}
-    trial = SimpleNamespace(trial_id="d", config=exempt)
+    of_search = {**found, "role": "search"}
+    trial = SimpleNamespace(trial_id="d", config=of_search)
     assert scheduler.on_trial_result(None, trial, {"epoch": 1, "objective": 9.0}) == "STOP"
     assert driver.ask("e") is None
     driver.ledger.finish(2, "complete")
