@@ -21,6 +21,7 @@ __all__ = [
     "MetricRow",
     "NullRecorder",
     "Recorder",
+    "TAG_REPEATS",
     "Status",
     "check_artifact_name",
 ]
@@ -29,6 +30,8 @@ Status = Literal["FINISHED", "KILLED", "FAILED", "INTERRUPTED"]
 """How a run ends. INTERRUPTED means that it will resume; MLflow stores it as KILLED."""
 CHANGED_PREFIX = "param_changed."
 PARAM_PREFIX = "param/"
+TAG_REPEATS = "gradsweep.repeats"
+"""A tag of a trial's run at its start: the number of the trial below whose run it is shown."""
 
 
 @runtime_checkable

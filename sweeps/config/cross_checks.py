@@ -172,6 +172,7 @@ def _early_stopping_faults(
     late = (first, length) if too_late and length is not None else None
     if rule.is_population:
         yield from _population_faults(data, space, rule, late)
+        yield from _repeats_faults(data, rule)
     elif late is not None and length is not None:
         last, more = length.reports, _length(length)
         fix = (
@@ -291,6 +292,19 @@ def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
             ("storage", "checkpoints"),
             f"{scheduler} copies checkpoints between trials as hard links, and an object store "
             "has no links; leave it out, or write another scheduler",
+        )
+
+
+def _repeats_faults(data: Mapping[str, Any], rule: type[StoppingRule]) -> Iterator[Issue]:
+    """Refuse a population whose members would be several trainings each."""
+    repeats = data.get("repeats")
+    seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
+    if isinstance(seeds, int) and seeds > 1:
+        yield Issue(
+            ("repeats",),
+            f"the members of a population ({rule.name}) copy checkpoints from each other, and "
+            f"{seeds} seeds of one member would be {seeds} members; leave repeats out, or write "
+            "another scheduler",
         )
 
 

@@ -113,9 +113,16 @@ class EventWriter:
                 assert not isinstance(entry, WorkerReport)
                 entry()
 
-    def open_run(self, number: int, start: RunStart) -> None:
-        """Open the run of a trial that starts for the first time."""
-        self._recorder.start(number, start.params, {"gradsweep.attempts": "1", **start.tags})
+    def open_run(self, number: int, start: RunStart, tags: Mapping[str, str]) -> None:
+        """Open the run of a trial that starts for the first time.
+
+        Args:
+            number: The trial's number.
+            start: What the trial's run receives.
+            tags: Why the trial exists; see `origin_tags`.
+        """
+        tags = {"gradsweep.attempts": "1", **tags, **start.tags}
+        self._recorder.start(number, start.params, tags)
 
     def record_first_start(self, number: int, params: Mapping[str, Any]) -> None:
         """Count the first attempt at a trial whose run is open.

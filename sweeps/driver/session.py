@@ -27,6 +27,7 @@ from sweeps.engine.process_cleanup import untagged_env
 from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
+from sweeps.ledger.over_seeds import origins, repeats_of
 from sweeps.ledger.reader import TrialRecord, count_trials, of_search
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, program_name
@@ -98,15 +99,18 @@ class SweepSession:
     @property
     def num_trials(self) -> int:
         """How many trials the sweep has when it is complete. See `SweepStatus`."""
-        return count_trials(self.spec.trials, self.ledger.trials())
+        return self._count(self.ledger.trials())
 
     @property
     def num_remaining(self) -> int:
         """How many trials have not ended, including those that have not started."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
-        num_new = 0 if self.stopped else count_trials(self.spec.trials, trials) - len(trials)
+        num_new = 0 if self.stopped else self._count(trials) - len(trials)
         return unfinished + num_new
+
+    def _count(self, trials: Sequence[TrialRecord]) -> int:
+        return count_trials(self.spec.trials, trials, self.spec.repeats.seeds)
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
         """Return a warning that the changes affect training and no trials remain.
@@ -154,12 +158,13 @@ class SweepSession:
         for sentence in self._lost_files():
             warn(sentence)
         stop = self.stopped
+        trials = ledger.trials()
         state = read_sweep_state(
             paths,
             spec,
-            ledger.trials(),
+            trials,
             live=False,
-            judge=make_verdict_fn(spec),
+            judge=make_verdict_fn(spec, origins(trials)),
             stop=BY_THE_SWEEP + stop.why if stop else None,
         )
         apply(
@@ -333,7 +338,11 @@ def open_ledger(
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(
-            place, mode=spec.mode, sweep_id=uuid.uuid4().hex, select=spec.select
+            place,
+            mode=spec.mode,
+            sweep_id=uuid.uuid4().hex,
+            select=spec.select,
+            repeats=repeats_of(spec),
         )
         if warm.summary:
             ledger.store_warm_start(warm)

@@ -9,11 +9,13 @@ and the ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from sweeps.early_stopping.pausing_rules import Reports, StopDecider, make_pausing_rule
+from sweeps.early_stopping.seed_means import SeedMeans, over_seeds
 from sweeps.formatting import format_number
 from trainable.ray_adapter import OBJECTIVE
 
@@ -40,7 +42,11 @@ class StopperScheduler(FIFOScheduler):
     """
 
     def __init__(
-        self, stopper: TrialStopper | None, rule: str, metric: str, word: str = "epoch"
+        self,
+        stopper: TrialStopper | SeedMeans | None,
+        rule: str,
+        metric: str,
+        word: str = "epoch",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stopper, self._rule, self._metric, self._word = stopper, rule, metric, word
@@ -57,9 +63,12 @@ class StopperScheduler(FIFOScheduler):
             self._stops(trial, result)
 
     def _stops(self, trial: Any, result: Mapping[str, Any]) -> bool:
-        if self._stopper is None or trial.config.get("role", "search") != "search":
-            return False  # a trial that trains another one's point trains to the end
+        role = trial.config.get("role", "search")
         number, epoch, value = trial.config["number"], result[TIME], result[OBJECTIVE]
+        if role == "repeat" and isinstance(self._stopper, SeedMeans):
+            self._stopper.repeats(number, trial.config["origin"], epoch, value)
+        if self._stopper is None or role != "search":
+            return False  # a trial that trains another one's point trains to the end
         why = self._stopper.stops(number, epoch, value)
         if why is None:
             return False
@@ -69,18 +78,28 @@ class StopperScheduler(FIFOScheduler):
         return True
 
 
-def make_verdict_fn(spec: SweepSpec) -> StopDecider:
+def make_verdict_fn(
+    spec: SweepSpec, origins: Mapping[int, int] = MappingProxyType({})
+) -> StopDecider:
     """Return a function that returns which unfinished trials of a sweep must stop, and why.
 
     A driver may die after a report, before it stops the trial because of that report. The next
     driver then decides again. A paused trial stops when it can no longer be promoted.
+
+    Args:
+        spec: The sweep.
+        origins: The configuration of each trial that trains one with a further seed.
     """
     pausing = make_pausing_rule(spec)
     if pausing is not None:
-        return lambda reports, unfinished: never_promoted(spec, reports, unfinished)
+        return lambda reports, unfinished: never_promoted(
+            spec,
+            over_seeds(reports, origins, spec.repeats.combine) if origins else reports,
+            unfinished - origins.keys(),
+        )
 
     def verdict(reports: Reports, unfinished: Set[int]) -> dict[int, str]:
-        return stopped_trials(make_scheduler(spec), reports, unfinished)
+        return stopped_trials(make_scheduler(spec), reports, unfinished, origins)
 
     return verdict
 
@@ -109,8 +128,16 @@ def never_promoted(spec: SweepSpec, reports: Reports, unfinished: Set[int]) -> d
 
 def make_scheduler(spec: SweepSpec) -> StopperScheduler:
     """Build the scheduler of a sweep without reports."""
-    rule = spec.early_stopping.rule
-    stopper = rule.make_stopper(epochs=spec.budget.reports, minimize=spec.modes[0] == "min")
+    rule, epochs, minimize = spec.early_stopping.rule, spec.budget.reports, spec.modes[0] == "min"
+    stopper: TrialStopper | SeedMeans | None = rule.make_stopper(epochs=epochs, minimize=minimize)
+    if stopper is not None and spec.repeats.seeds > 1:
+
+        def again() -> TrialStopper:
+            made = rule.make_stopper(epochs=epochs, minimize=minimize)
+            assert made is not None
+            return made
+
+        stopper = SeedMeans(again, frozenset(rule.rungs(epochs)), spec.repeats.combine)
     return StopperScheduler(stopper, rule.name, spec.metrics[0], spec.budget.report_word)
 
 
@@ -118,7 +145,7 @@ class _PastTrial(NamedTuple):
     """The fields of a trial that a scheduler reads."""
 
     trial_id: str
-    config: dict[str, int]
+    config: dict[str, Any]
 
 
 def replay(
@@ -128,6 +155,7 @@ def replay(
     *,
     number: int,
     finished: bool,
+    repeats: int | None = None,
 ) -> bool:
     """Pass the past reports of a trial to a new scheduler by the calls that Tune makes.
 
@@ -137,11 +165,13 @@ def replay(
         reports: The metric after each reported epoch.
         number: The number of the trial.
         finished: Whether the trial has ended.
+        repeats: The configuration that it trains with a further seed; None: none.
 
     Returns:
         Whether the scheduler stops the trial at its last report.
     """
-    trial = _PastTrial(trial_id, {"number": number})
+    role = {} if repeats is None else {"role": "repeat", "origin": repeats}
+    trial = _PastTrial(trial_id, {"number": number, **role})
     untyped: Any = scheduler  # no scheduler reads the controller or other fields of the trial
     untyped.on_trial_add(None, trial)
     verdict = TrialScheduler.CONTINUE
@@ -153,7 +183,10 @@ def replay(
 
 
 def stopped_trials(
-    scheduler: StopperScheduler, reports: Reports, unfinished: Set[int]
+    scheduler: StopperScheduler,
+    reports: Reports,
+    unfinished: Set[int],
+    origins: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, str]:
     """Return the unfinished trials that the scheduler stops at their last report, and why.
 
@@ -164,11 +197,25 @@ def stopped_trials(
         scheduler: A new scheduler. The call changes its state; do not use it again.
         reports: By trial, the metric after each reported epoch.
         unfinished: The numbers of the trials that have not ended.
+        origins: The configuration of each trial that trains one with a further seed. Such a trial
+            is never stopped.
     """
-    for number in sorted(reports.keys() - unfinished):
-        replay(scheduler, str(number), reports[number], number=number, finished=True)
+
+    def stops(number: int, *, finished: bool) -> bool:
+        return replay(
+            scheduler,
+            str(number),
+            reports[number],
+            number=number,
+            finished=finished,
+            repeats=origins.get(number),
+        )
+
+    seen = (reports.keys() - unfinished) | (unfinished & origins.keys())
+    for number in sorted(seen):
+        stops(number, finished=number not in unfinished)
     return {
         number: scheduler.stop_reasons[number]
-        for number in sorted(unfinished)
-        if replay(scheduler, str(number), reports[number], number=number, finished=False)
+        for number in sorted(unfinished - seen)
+        if stops(number, finished=False)
     }

@@ -20,11 +20,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.location import LedgerLocation, as_location
+from sweeps.ledger.over_seeds import Repeats, with_seeds
 from sweeps.ledger.reader import (
     ACCUMULATION,
     ENDED,
     GENERATION,
     LINEAGE,
+    REPEATS,
     REPORT,
     SELECT,
     SIGNALS,
@@ -34,6 +36,7 @@ from sweeps.ledger.reader import (
     TrialRecord,
     front,
     is_finite,
+    repeats_in,
     reports_in,
     role_attributes,
     trial_fields,
@@ -113,6 +116,8 @@ class Ledger(StudyRecord):
         """For each metric, whether less is better."""
         self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
         """What the values of the sweep's trials are; see `reader.value_of`."""
+        self.repeats = repeats_in(study.user_attrs)
+        """How many seeds each configuration gets; None: one."""
 
     @classmethod
     def create(
@@ -122,6 +127,7 @@ class Ledger(StudyRecord):
         mode: Mode | Sequence[Mode],
         sweep_id: str,
         select: Select = "checkpoint",
+        repeats: Repeats | None = None,
     ) -> Ledger:
         """Create an empty ledger.
 
@@ -131,6 +137,7 @@ class Ledger(StudyRecord):
                 metrics.
             sweep_id: The sweep's identity, by which tracking finds its runs again.
             select: What the values of its trials are.
+            repeats: How many seeds each configuration gets; None: one.
 
         Raises:
             LedgerError: There is a ledger already.
@@ -150,6 +157,8 @@ class Ledger(StudyRecord):
                 study.set_user_attr("sweep_id", sweep_id)
                 if select != "checkpoint":
                     study.set_user_attr(SELECT, select)
+                if repeats is not None:
+                    study.set_user_attr(REPEATS, list(repeats))
                 for key, value in location.study_attributes.items():
                     study.set_user_attr(key, value)
                 return study
@@ -194,7 +203,8 @@ class Ledger(StudyRecord):
     @translated
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in the order of their numbers."""
-        return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
+        trials = [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
+        return with_seeds(trials, self.repeats)
 
     @translated
     def frozen_trials(self) -> list[FrozenTrial]:
@@ -203,7 +213,7 @@ class Ledger(StudyRecord):
 
     @translated
     def trial(self, number: int) -> TrialRecord:
-        """Return one trial.
+        """Return one trial by itself, with the value of its own training.
 
         Raises:
             KeyError: There is no trial of that number.
@@ -227,11 +237,16 @@ class Ledger(StudyRecord):
 
     @in_transaction
     def add(self, suggestion: Suggestion) -> TrialRecord:
-        """Create the next trial, with its parameters, in one transaction."""
+        """Create the next trial of the search, with its parameters, in one transaction.
+
+        With several seeds, it is the first seed of a configuration.
+        """
+        first = role_attributes("search", None, 0) if self.repeats is not None else {}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(suggestion.params),
             distributions=dict(suggestion.distributions),
+            user_attrs=first,
             system_attrs=dict(suggestion.system_attrs),
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from sweeps.statistics.over_seeds import SeedValue, combine, standard_error
+
+if TYPE_CHECKING:
+    from sweeps.config.spec import SweepSpec
 
 
 class Repeats(NamedTuple):
@@ -22,6 +25,12 @@ class Repeats(NamedTuple):
     """With how many seeds each configuration trains, at least 2."""
     value: SeedValue
     """What the value of a configuration is."""
+
+
+def repeats_of(spec: SweepSpec) -> Repeats | None:
+    """Return what the ledger of a new sweep keeps of `repeats`; None: one seed each."""
+    repeats = spec.repeats
+    return Repeats(repeats.seeds, repeats.value) if repeats.seeds > 1 else None
 
 
 class OverSeeds(NamedTuple):

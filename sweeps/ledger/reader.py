@@ -22,6 +22,7 @@ from sweeps.config.sections import Select
 from sweeps.config.trial_run import TrialSeed
 from sweeps.ledger.dialect import ReadConnection, check_tables, one, typed
 from sweeps.ledger.location import LedgerLocation, as_location
+from sweeps.ledger.over_seeds import OverSeeds, Repeats, num_missing, with_seeds
 from sweeps.ledger.texts import clipped
 from sweeps.optuna_compat import tables
 
@@ -45,6 +46,8 @@ FINISHES = "finishes"
 """A trial attribute: the number of the pruned trial that this trial trains to its end."""
 ROLE = "role"
 """A trial attribute: role, origin and common seed, where they are not those of `TrialSummary`."""
+REPEATS = "repeats"
+"""A study attribute: the spec's `repeats`, if each configuration trains with several seeds."""
 SELECT = "select"
 """A study attribute: the spec's `select`, if it is not `checkpoint`."""
 ENDED = "ended"
@@ -136,6 +139,9 @@ class TrialSummary:
     """The number of the trial whose point it trains; None for a trial of the search."""
     seed_index: int | None = None
     """The position of its common seed, from 0; None: its seed is its own."""
+    over_seeds: OverSeeds | None = None
+    """Its configuration, if the sweep has `repeats` and this is the first seed. `value` and
+    `others` are then those of the configuration."""
 
     @property
     def finishes(self) -> int | None:
@@ -159,9 +165,20 @@ class TrialSummary:
         return self.state in ENDINGS
 
     @property
+    def settled(self) -> bool:
+        """Whether it has ended, and all seeds of its configuration have."""
+        return self.finished and (self.over_seeds is None or self.over_seeds.state != "running")
+
+    @property
     def has_result(self) -> bool:
-        """Whether it counts among the best; a trial that confirms another one does not."""
-        return self.role != "confirm" and has_result(self.state, self.select)
+        """Whether it counts among the best.
+
+        A trial that confirms another one does not. With `repeats`, a configuration counts once all
+        of its seeds have trained to their end, and its first seed stands for it.
+        """
+        if self.over_seeds is not None:
+            return self.over_seeds.state == "complete"
+        return self.role in ("search", "finish") and has_result(self.state, self.select)
 
     @property
     def ended_ms(self) -> int | None:
@@ -182,6 +199,13 @@ class TrialSummary:
     def values(self) -> tuple[float, ...]:
         """The value of each metric; none before the first report."""
         return () if self.value is None else (self.value, *self.others)
+
+    @property
+    def own_value(self) -> float | None:
+        """The value of this training alone, whatever other seeds its configuration has."""
+        if self.over_seeds is None:
+            return self.value
+        return self.over_seeds.own[0] if self.over_seeds.own else None
 
     @property
     def result(self) -> float | list[float] | None:
@@ -216,6 +240,15 @@ def is_of_search(attributes: Mapping[str, Any]) -> bool:
     return ROLE not in attributes or bool(attributes[ROLE]["role"] == "search")
 
 
+def repeated_by(attributes: Mapping[str, Any]) -> int | None:
+    """Return the configuration that a trial trains with a further seed, by its user attributes.
+
+    None for a trial with another role.
+    """
+    role = attributes.get(ROLE, {})
+    return int(role["origin"]) if role.get("role") == "repeat" else None
+
+
 def role_attributes(role: Role, origin: int | None, seed_index: int | None) -> dict[str, Any]:
     """Return the user attributes by which `trial_fields` knows why a trial exists."""
     if role == "finish" and seed_index is None:
@@ -229,14 +262,19 @@ def _role_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return dict(attributes.get(ROLE, {"role": "search"}))
 
 
-def count_trials(spec_trials: int, trials: Sequence[TrialSummary]) -> int:
+def count_trials(spec_trials: int, trials: Sequence[TrialSummary], seeds: int = 1) -> int:
     """Return how many trials a sweep has when it is complete, with the extra ones.
 
+    With several seeds it is the most that the sweep can have: a configuration that is stopped gets
+    no further seeds, and the number then becomes smaller.
+
     Args:
-        spec_trials: `trials` of the spec.
+        spec_trials: `trials` of the spec: how many configurations the search suggests.
         trials: All trials that exist.
+        seeds: With how many seeds each configuration trains.
     """
-    return len(trials) + max(0, spec_trials - len(of_search(trials)))
+    num_new = max(0, spec_trials - len(of_search(trials)))
+    return len(trials) + num_missing(trials, seeds) + seeds * num_new
 
 
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
@@ -381,6 +419,11 @@ def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
     return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
 
 
+def repeats_in(attributes: Mapping[str, Any]) -> Repeats | None:
+    """Return how many seeds each configuration gets, from a study's attributes; None: one."""
+    return Repeats(*attributes[REPEATS]) if REPEATS in attributes else None
+
+
 def abort_in(attributes: Mapping[str, Any]) -> Abort | None:
     """Return the stored failure that stopped the sweep, from a study's attributes."""
     found = attributes.get(ABORT)
@@ -426,13 +469,15 @@ class LedgerReader:
             """The host, command and versions of each driver of the sweep, as tags."""
             self.select: Select = notes.get(SELECT, "checkpoint")
             """What the values of the sweep's trials are; see `value_of`."""
+            self.repeats = repeats_in(notes)
+            """How many seeds each configuration gets; None: one."""
             self.num_published = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best trial was last published; 0 before."""
             self.abort = abort_in(notes)
             """Why the last driver stopped the sweep by itself; None if it did not."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
-            self.trials = list(self._read_trials(db))
+            self.trials = with_seeds(list(self._read_trials(db)), self.repeats)
             """All trials, in the order of their numbers."""
 
     def front(self) -> list[TrialSummary]:

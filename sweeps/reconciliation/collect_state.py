@@ -133,7 +133,7 @@ def _judged(
             **trial.record.reports,
         }
         for trial in trials
-        if trial.record.role == "search"
+        if trial.record.role in ("search", "repeat")
     }
     unfinished = {t.record.number for t in trials if not t.record.finished}
     stopped = judge(reports, unfinished & reports.keys())

@@ -63,7 +63,7 @@ def describe_sweep(
     ends = ", ".join(f"{counts[state]} {state}" for state in ENDINGS if counts[state])
     num_ended = sum(counts[state] for state in ENDINGS)
     lines = [
-        f"**{num_ended} of {count_trials(spec.trials, records)} trials** for the "
+        f"**{num_ended} of {count_trials(spec.trials, records, spec.repeats.seeds)} trials** for the "
         f"{_code(spec.objective_description)}" + (f": {ends}." if ends else "."),
     ]
     if len(best) == 1:

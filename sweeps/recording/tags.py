@@ -11,13 +11,13 @@ from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.patience import BY_PATIENCE
-from sweeps.ledger.reader import ACCUMULATION, TrialRecord, TrialSummary
+from sweeps.ledger.reader import ACCUMULATION, Role, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.recorder import Status
+from tracking.recorder import TAG_REPEATS, Status
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
@@ -25,7 +25,7 @@ NOT_STOPPED = {"stopped_by": ""}
 _ORIGIN = {
     "finish": "gradsweep.finishes",
     "confirm": "gradsweep.confirms",
-    "repeat": "gradsweep.repeats",
+    "repeat": TAG_REPEATS,
 }
 """The tag with the number of the trial whose point a trial trains, by its role."""
 SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": "", DESCRIPTION: ""}
@@ -69,9 +69,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
-    tags = lineage_tags(record, spec)
-    if record.role != "search":
-        tags |= {"gradsweep.role": record.role, _ORIGIN[record.role]: str(record.origin)}
+    tags = lineage_tags(record, spec) | origin_tags(record.role, record.origin)
     if record.seed_index is not None:
         tags["gradsweep.seed_index"] = str(record.seed_index)
     if record.attempts:
@@ -81,6 +79,16 @@ def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     if record.accumulation is not None:
         tags[f"gradsweep.{ACCUMULATION}"] = str(record.accumulation)
     return tags
+
+
+def origin_tags(role: Role, origin: int | None) -> dict[str, str]:
+    """Return why a trial exists that the search did not suggest; empty for other trials.
+
+    The run of a trial that repeats a configuration is shown below that of its first seed.
+    """
+    if role == "search":
+        return {}
+    return {"gradsweep.role": role, _ORIGIN[role]: str(origin)}
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:

@@ -240,7 +240,7 @@ class SweepStatus:
     @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
-        return count_trials(self.spec.trials, self.records)
+        return count_trials(self.spec.trials, self.records, self.spec.repeats.seeds)
 
     @property
     def _num_unstarted(self) -> int:

@@ -29,6 +29,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
+from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.reader import is_of_search
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
@@ -36,6 +37,7 @@ from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
+from sweeps.search.seeds_as_one import seeds_as_one
 from trainable.seeding import derive_seed
 
 SPACE = "gradsweep:space"
@@ -81,10 +83,8 @@ class Suggester:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
-        # Trials that train others' points are created before a driver suggests anything.
-        self._extra = [
-            trial.number for trial in ledger.frozen_trials() if not is_of_search(trial.user_attrs)
-        ]
+        self._repeats = repeats_of(spec)
+        self._extra = self._find_extra()
         self._point_keys: dict[int, PointKey | None] = {}  # of a trial in a grid; it never changes
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[
@@ -94,10 +94,13 @@ class Suggester:
     def _history(self) -> list[FrozenTrial]:
         """Return the trials of the search, numbered as if no trial trained another one's point.
 
-        Such a trial would count the same point twice.
+        Such a trial would count the same point twice. Several seeds of a configuration are one.
         """
         trials = self._ledger.frozen_trials()
-        kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
+        if self._repeats is not None:
+            kept = seeds_as_one(trials, self._repeats)
+        else:
+            kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
         if len(kept) == len(trials):
             return trials
         for position, trial in enumerate(kept):
@@ -114,6 +117,8 @@ class Suggester:
             stored: Parameters that the trial already has; the sampler adds the others.
         """
         points = self._spec.search.try_first
+        if self._repeats is not None:  # further seeds are added between two suggestions
+            self._extra = self._find_extra()
         number = self._position(number)
         known = points[number] if number < len(points) else {}
         known = {**self._inside(known), **self._inside(stored or {})}
@@ -129,6 +134,14 @@ class Suggester:
             {key: self._distributions[key] for key in params},
             {**attrs, SPACE: self._digest},
         )
+
+    def _find_extra(self) -> list[int]:
+        """Return the trials that train others' points.
+
+        Without `repeats`, all of them are created before a driver suggests anything.
+        """
+        trials = self._ledger.frozen_trials()
+        return [trial.number for trial in trials if not is_of_search(trial.user_attrs)]
 
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""

@@ -32,8 +32,8 @@ def standard_error(values: Sequence[float], how: SeedValue) -> float | None:
     """Return the standard error of the mean or the median over seeds; None for fewer than two.
 
     For the mean it is `s / sqrt(n)`, with the sample standard deviation `s` (divisor n - 1). For
-    the median it is larger by `sqrt(pi / 2)`, the large-sample factor for normal values (Kenney
-    and Keeping, "Mathematics of Statistics", part 2, section 9.8). With three seeds both are rough.
+    the median it is larger by `sqrt(pi / 2)`, the factor for many normal values (Cramer,
+    "Mathematical Methods of Statistics", 1946, section 28.5). With three seeds both are rough.
 
     Args:
         values: The values of the seeds, all finite.
