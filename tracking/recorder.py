@@ -16,12 +16,12 @@ from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks, MetricRow
 
 __all__ = [
+    "TAG_REPEATS",
     "MemoryRecorder",
     "MemoryRun",
     "MetricRow",
     "NullRecorder",
     "Recorder",
-    "TAG_REPEATS",
     "Status",
     "check_artifact_name",
 ]

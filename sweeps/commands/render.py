@@ -157,13 +157,15 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     reasons = any(one["reason"] for one in found)
     timed = any(one["duration"] is not None for one in found)
     finishes = any(one["finishes"] is not None for one in found)
+    seeds = spec.repeats.seeds > 1
     word = spec.budget.report_word
-    first = ["trial", "state", *spec.metrics, word, "step", *["duration"] * timed]
+    first = ["trial", "state", *spec.metrics, *["+-", "seeds"] * seeds, word, "step"]
+    first += ["duration"] * timed
     last = ["attempts"] * attempts + ["finishes"] * finishes + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
         [*first, *short, *last],
-        right={*spec.metrics, word, "step", "duration", "attempts", "finishes", *short},
+        right={*spec.metrics, "+-", word, "step", "duration", "attempts", "finishes", *short},
     )
     for one in found:
         grid.rows.append(
@@ -171,6 +173,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 str(one["number"]),
                 _state(one["state"]),
                 *format_cells(one["value"], spec.metrics),
+                *(_seed_cells(one) if seeds else []),
                 str(one["epoch"]),
                 str(one["step"]),
                 *([format_duration(one["duration"])] if timed else []),
@@ -181,6 +184,24 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
             )
         )
     return grid
+
+
+def _seed_cells(found: dict[str, Any]) -> list[str]:
+    """Return the standard error and the number of seeds, or of which trial this is a seed."""
+    if (one := found["over_seeds"]) is None:
+        return ["", f"{found['role']} {found['origin']}"]
+    return [format_number(one["standard_error"]), f"{one['num_values']} of {one['seeds']}"]
+
+
+def over_seeds(found: dict[str, Any]) -> str | None:
+    """Return in words of what the value of a trial is, if its configuration has several seeds."""
+    one = found["over_seeds"]
+    if one is None:
+        return None
+    of = f" of {one['seeds']}" * (one["num_values"] < one["seeds"])
+    error = one["standard_error"]
+    more = "" if error is None else f", standard error {format_number(error)}"
+    return f"{one['value']} of {one['num_values']}{of} seeds{more}"
 
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
@@ -211,6 +232,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         elif found[key] is not None:
             title = word if key == "epoch" else key
             table.add_row(Text(title, style="bold"), Text(format_number(found[key])))
+    if (words := over_seeds(found)) is not None:
+        table.add_row(Text("value is", style="bold"), Text(words))
     for key, value in (found["test"] or {}).items():
         table.add_row(Text(key, style="bold"), Text(format_number(value)))
     for key, text in _times(found).items():
@@ -265,6 +288,7 @@ def best(
             style="bold",
         ),
         Text(joined(found["params"])),
+        *([Text(words)] if (words := over_seeds(found)) is not None else []),
         *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
     ]
     if found["state"] == "pruned":
@@ -273,6 +297,8 @@ def best(
         lines.append(line(f"train it to its end: {finish}"))
     if found["best_checkpoint"] and lost is None:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
+        if found["over_seeds"] is not None:
+            lines.append(Text("it is that of the seed whose value is closest to this one"))
     if lost is not None:
         lines.append(Text(f"no weights to export: {lost}", style="yellow"))
     if "registered" in found:

@@ -192,6 +192,11 @@ class SweepSpec(Section):
         return Patience(limit, minimize, self.budget.reports, self.budget.report_word)
 
     @property
+    def max_runs(self) -> int:
+        """The most trainings that the search makes: each configuration with all of its seeds."""
+        return self.trials * self.repeats.seeds
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """All metrics; the first selects the best checkpoint of a trial."""
         return (self.metric,) if isinstance(self.metric, str) else self.metric

@@ -26,6 +26,7 @@ from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import end_of_training, unreported
 from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, run_status, status_tags
 from sweeps.results.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
@@ -131,7 +132,7 @@ class EventWriter:
         """
         self._fence()
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
-        self._observer.started(number, params, self._ledger.start(number))
+        self._observer.started(number, params, self._ledger.start(number), self._repeats(number))
 
     def record_restart(self, number: int, params: Mapping[str, Any], start: RunStart) -> None:
         """Count an attempt, reopen the trial's run, and backfill undelivered reports.
@@ -156,7 +157,14 @@ class EventWriter:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             backfill(unreported(known), self._ledger, self._recorder)
-        self._observer.started(number, params, attempt)
+        self._observer.started(number, params, attempt, self._repeats(number))
+
+    def _repeats(self, number: int) -> int | None:
+        """Return the configuration whose further seed a trial is; None: it is none."""
+        if self._spec.repeats.seeds == 1:
+            return None
+        record = self._ledger.trial(number)
+        return record.origin if record.role == "repeat" else None
 
     def record_worker_info(self, report: WorkerReport) -> None:
         """Record the parameters and tags that only the worker knows, and damaged checkpoints."""
@@ -346,6 +354,8 @@ class EventWriter:
         for file, name in logged_files(self._paths.trial(number)):
             self._recorder.artifact(number, file, name)
         self._recorder.finish(number, run_status(record), end_tags(record, self._spec))
+        if self._spec.repeats.seeds > 1:
+            record_configuration(self._ledger.trials()[record.search_number], self._recorder)
         if last is not None:
             self._show(last)
         self._observer.ended(number, record.state, record.result, record.reason)

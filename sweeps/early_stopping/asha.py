@@ -47,6 +47,15 @@ class GeometricRungs(StoppingRule):
                 before, left = end, max(1.0, left / self.reduction)
         return total
 
+    def expected_complete(self, epochs: int, num_trials: int) -> float | None:
+        """Return how many trials are left if one in `reduction` continues beyond each rung."""
+        num_rungs = len(self.rungs(epochs))
+        brackets = Counter(self.first_rung(number, epochs) for number in range(num_trials))
+        return sum(
+            max(1.0, trials / float(self.reduction) ** max(0, num_rungs - first))
+            for first, trials in brackets.items()
+        )
+
     def comparable_epochs(self, epochs: int) -> tuple[int, ...]:
         """Return the geometric rungs and the end of the budget."""
         return (*rungs(self.grace_epochs, self.reduction, epochs), epochs)

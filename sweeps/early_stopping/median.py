@@ -42,6 +42,11 @@ class MedianStopping(GeometricRungs):
         del epochs, num_trials
         return None
 
+    def expected_complete(self, epochs: int, num_trials: int) -> float | None:
+        """Return None, as for the epochs."""
+        del epochs, num_trials
+        return None
+
     def no_rungs_reason(self) -> str:
         """Return at which epochs the rule decides instead of at rungs."""
         return (

@@ -88,6 +88,16 @@ class StoppingRule(Section):
         """
         return epochs * num_trials
 
+    def expected_complete(self, epochs: int, num_trials: int) -> float | None:
+        """Return about how many trials train to the end; None: no estimate is possible.
+
+        Args:
+            epochs: The reports of a full run.
+            num_trials: How many trials the sweep will have.
+        """
+        del epochs
+        return num_trials
+
     def no_rungs_reason(self) -> str:
         """Return why a sweep has no figure of rungs; called only if the rule has no rungs."""
         return f"{self.name} has no rungs"

@@ -213,8 +213,12 @@ def make_plan(
         memory: The machine's memory in bytes; None on a cluster.
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
-    epochs, trials, rule = spec.budget.reports, spec.trials, spec.early_stopping.rule
-    expected = rule.expected_epochs(epochs, trials)
+    epochs, trials, rule = spec.budget.reports, spec.max_runs, spec.early_stopping.rule
+    expected = rule.expected_epochs(epochs, spec.trials)
+    complete = rule.expected_complete(epochs, spec.trials)
+    if expected is not None and complete is not None:
+        # Configurations that train to the end with their first seed get the others.
+        expected += (spec.repeats.seeds - 1) * complete * epochs
     epoch_seconds = seconds = None
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from sweeps.formatting import format_number
 from sweeps.statistics.over_seeds import SeedValue, combine, standard_error
 
 if TYPE_CHECKING:
@@ -57,6 +58,27 @@ class OverSeeds(NamedTuple):
         """From how many seeds the configuration's value is."""
         return sum(value is not None for value in self.values)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "state": self.state,
+            "seeds": self.seeds,
+            "value": self.value,
+            "standard_error": self.standard_error,
+            "num_values": self.num_values,
+            "trials": list(self.trials),
+            "values": list(self.values),
+            "weights_of": self.typical(),
+        }
+
+    def in_words(self) -> str:
+        """Return from how many seeds the value is, and its standard error."""
+        of = f" of {self.seeds}" * (self.num_values < self.seeds)
+        seeds = f"{self.num_values}{of} seed{'s' * (self.seeds > 1)}"
+        if self.standard_error is None:
+            return seeds
+        return f"{self.value} of {seeds}, standard error {format_number(self.standard_error)}"
+
     def typical(self) -> int:
         """Return the trial whose checkpoint stands for the configuration.
 
@@ -91,6 +113,8 @@ class SeedTrial(Protocol):
     def finished(self) -> bool: ...
     @property
     def values(self) -> tuple[float, ...]: ...
+    @property
+    def over_seeds(self) -> OverSeeds | None: ...
 
 
 Seed = TypeVar("Seed", bound=SeedTrial)
@@ -165,6 +189,16 @@ def num_missing(trials: Iterable[SeedTrial], seeds: int) -> int:
 def origins(trials: Iterable[SeedTrial]) -> dict[int, int]:
     """Return the configuration of each trial that repeats one, by the trial's number."""
     return {t.number: t.origin for t in trials if t.role == "repeat" and t.origin is not None}
+
+
+def weights_of(trial: Seed, trials: Sequence[Seed]) -> Seed:
+    """Return the trial whose checkpoint stands for a configuration; see `OverSeeds.typical`.
+
+    Args:
+        trial: The first trial of a configuration, or another trial, which stands for itself.
+        trials: All trials of the sweep, by their numbers.
+    """
+    return trial if trial.over_seeds is None else trials[trial.over_seeds.typical()]
 
 
 def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:

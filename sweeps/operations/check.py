@@ -87,9 +87,9 @@ def check_sweep(file: Path, spec: SweepSpec, *, thorough: bool) -> CheckResult:
     check_tracking(spec)
     check_webhook(spec)
     machine = Machine.probe()
-    resources = plan(spec.resources, spec.trials, spec.concurrency, machine)
+    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine)
     facts = TaskInspector(spec, resources, thorough=thorough).facts()
-    resources = plan(spec.resources, spec.trials, spec.concurrency, machine, facts.step_memory)
+    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine, facts.step_memory)
     sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
     return CheckResult(file, spec, resources, facts, sweep_plan)
 

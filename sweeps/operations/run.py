@@ -244,7 +244,7 @@ def attempt(
                 machine = stack.enter_context(_connect(address, paths, spec, display))
                 display.doing("loading the task")
             nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
-            resource_plan = plan(spec.resources, spec.trials, spec.concurrency, nodes)
+            resource_plan = plan(spec.resources, spec.max_runs, spec.concurrency, nodes)
             if address is None:
                 secrets = withheld_variables(spec)
                 stack.enter_context(fork_server.serving(num_threads(resource_plan.cpu), secrets))
@@ -265,7 +265,7 @@ def attempt(
             display.doing("checking the task")
             facts = inspection.facts()
             resource_plan = plan(
-                spec.resources, spec.trials, spec.concurrency, nodes, facts.step_memory
+                spec.resources, spec.max_runs, spec.concurrency, nodes, facts.step_memory
             )
 
             def make_view(

@@ -19,6 +19,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import NoReport
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
+from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.publishing.export import draw_report, export_trial
@@ -355,7 +356,12 @@ class _Resender:
             ended = sum(one.finished for one in self.records)
             with contextlib.suppress(NoBest):  # the driver exported no trial either
                 for file in export_trial(
-                    self._paths, self._spec, self._best, directory / "best", where, ended
+                    self._paths,
+                    self._spec,
+                    weights_of(self._best, self.records),
+                    directory / "best",
+                    where,
+                    ended,
                 ):
                     yield file, f"best/{file.name}"
 

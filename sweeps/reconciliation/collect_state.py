@@ -12,7 +12,7 @@ from dataclasses import replace
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import StopDecider
-from sweeps.ledger.reader import TrialRecord, of_search
+from sweeps.ledger.reader import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import SavedReport, SweepState, TrialState
 from sweeps.recording.downsampling import thin_rows
@@ -62,7 +62,7 @@ def read_sweep_state(
         patience=spec.patience,
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
-        num_awaited=spec.trials + len(records) - len(of_search(records)),
+        num_awaited=count_trials(spec.trials, records, spec.repeats.seeds),
         stop=stop,
         live=live,
     )

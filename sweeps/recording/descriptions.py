@@ -62,8 +62,9 @@ def describe_sweep(
     counts = Counter(record.state for record in records)
     ends = ", ".join(f"{counts[state]} {state}" for state in ENDINGS if counts[state])
     num_ended = sum(counts[state] for state in ENDINGS)
+    count = count_trials(spec.trials, records, spec.repeats.seeds)
     lines = [
-        f"**{num_ended} of {count_trials(spec.trials, records, spec.repeats.seeds)} trials** for the "
+        f"**{num_ended} of {count} trials** for the "
         f"{_code(spec.objective_description)}" + (f": {ends}." if ends else "."),
     ]
     if len(best) == 1:
@@ -93,6 +94,8 @@ def _value(record: TrialSummary, spec: SweepSpec) -> str:
     if record.result is None:
         return ""
     shown = format_best(spec.metrics, record.result, final=spec.select == "final")
+    if record.over_seeds is not None:
+        return f", {_code(shown)} ({record.over_seeds.in_words()})"
     # Metrics have names of the user's choice.
     return f", {_code(shown)} at {spec.budget.report_word} {record.best_epoch}"
 

@@ -108,6 +108,7 @@ class Notifier:
         """
         trials, spec = self._trials.trials(), self._spec
         ended = sum(trial.finished for trial in trials)
+        count = count_trials(spec.trials, trials, spec.repeats.seeds)
         event = _EVENTS[status]
         best = front(trials, self._minimizes)
         # A resume that finds nothing to do finishes the sweep again; that is no news.
@@ -117,7 +118,7 @@ class Notifier:
             event,
             at,
             best[0] if len(best) == 1 else None,
-            f"{event} with {ended} of {count_trials(spec.trials, trials, spec.repeats.seeds)} trials",
+            f"{event} with {ended} of {count} trials",
             reason,
             {state: counts[state] for state in ("complete", "pruned", "failed")},
         )

@@ -24,8 +24,10 @@ class TrialProgress(NamedTuple):
 class ProgressObserver(Protocol):
     """Receives the events of a running sweep, to show them."""
 
-    def started(self, number: int, params: Mapping[str, Any], attempt: int) -> None:
-        """A trial started, or restarted."""
+    def started(
+        self, number: int, params: Mapping[str, Any], attempt: int, repeats: int | None = None
+    ) -> None:
+        """A trial started, or restarted; `repeats`: the configuration whose further seed it is."""
 
     def reported(self, progress: TrialProgress) -> None:
         """A trial reported metrics."""

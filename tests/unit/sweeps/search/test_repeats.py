@@ -1,4 +1,4 @@
-"""With `repeats`, the search suggests configurations, and further trials train their other seeds."""
+"""With `repeats`, the search suggests configurations; further trials train their other seeds."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Driver:
 def _run(
     path: Path, spec: SweepSpec, *, killed_at: frozenset[int] = frozenset()
 ) -> list[TrialRecord]:
-    """Run to the end; at each of these turns the driver dies before it hears of the trial's end."""
+    """Run to the end; at each of these turns the driver dies before the trial ends."""
     driver = Driver(path, spec)
     for turn in range(100):
         trial_id, config = driver.ask()
