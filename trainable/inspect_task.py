@@ -66,7 +66,7 @@ def inspect_config(
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.optimizer_check import check_optimizers
     from trainable.read_back import check_resumable
-    from trainable.task import load_loop, load_task
+    from trainable.task import default_arguments, load_loop, load_task
     from trainable.task_checks import quick_check
 
     if load_loop(config.task.name) is not None:
@@ -86,6 +86,7 @@ def inspect_config(
         sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
+            "default_arguments": default_arguments(config.task.name),
             "data": parts.task.fingerprint(parts.data),
             "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
             "cautions": parts.cautions,

@@ -423,6 +423,17 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
         ) from problem
 
 
+def default_arguments(name: str) -> dict[str, Any]:
+    """Return the default arguments of a task's constructor that a spec can hold: single values.
+
+    Raises:
+        ConfigError: The module or the name in it was not found, or the object is not a task.
+    """
+    parameters = inspect.signature(_find(name)).parameters.values()
+    found = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return {k: v for k, v in found.items() if isinstance(v, bool | int | float | str | None)}
+
+
 def load_loop(name: str) -> Callable[..., Any] | None:
     """Return the function that `package.module:function` names; None when it names a class.
 

@@ -28,6 +28,7 @@ from sweeps.config.error_messages import (
     section_of,
     unknown_key,
 )
+from sweeps.config.repeats_checks import repeats_faults
 from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
@@ -71,6 +72,7 @@ def cross_field_checks(
     if not drawn:  # a sweep of an earlier release keeps the metric that it has
         yield from _test_metric_faults(data)
     yield from _early_stopping_faults(data, space)
+    yield from repeats_faults(data)
     yield from _evaluation_faults(data.get("budget"), space)
     yield from _shared_database_faults(data)
     yield from _inheritance_faults(data)
@@ -172,7 +174,6 @@ def _early_stopping_faults(
     late = (first, length) if too_late and length is not None else None
     if rule.is_population:
         yield from _population_faults(data, space, rule, late)
-        yield from _repeats_faults(data, rule)
     elif late is not None and length is not None:
         last, more = length.reports, _length(length)
         fix = (
@@ -292,19 +293,6 @@ def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
             ("storage", "checkpoints"),
             f"{scheduler} copies checkpoints between trials as hard links, and an object store "
             "has no links; leave it out, or write another scheduler",
-        )
-
-
-def _repeats_faults(data: Mapping[str, Any], rule: type[StoppingRule]) -> Iterator[Issue]:
-    """Refuse a population whose members would be several trainings each."""
-    repeats = data.get("repeats")
-    seeds = repeats.get("seeds") if isinstance(repeats, dict) else repeats
-    if isinstance(seeds, int) and seeds > 1:
-        yield Issue(
-            ("repeats",),
-            f"the members of a population ({rule.name}) copy checkpoints from each other, and "
-            f"{seeds} seeds of one member would be {seeds} members; leave repeats out, or write "
-            "another scheduler",
         )
 
 

@@ -47,7 +47,7 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             f"{write_flow(new.warm_start)}: a warm start is read once, when a sweep is created; "
             "start a new sweep with `sweep run FILE --name NAME`"
         )
-    if old.try_first[:num_trials] != new.try_first[:num_trials]:
+    if old.points[:num_trials] != new.points[:num_trials]:
         raise SearchChanged(
             f"search.try_first is {write_flow(old.try_first)} in this sweep, and its first "
             f"{num_trials} points cannot change: {num_trials} trials have been drawn, and point 0 "

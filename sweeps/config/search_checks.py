@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from sweeps.config.constraints import Constraint, parse_constraint
 from sweeps.config.error_messages import nearest
-from sweeps.config.search_space import MOST_DRAWS, MOST_GRID_POINTS, SearchSpace
+from sweeps.config.search_space import MOST_DRAWS, SearchSpace
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.sections import SearchConfig
 from sweeps.config.space import WHEN, Choice, Distribution
@@ -69,7 +69,7 @@ def search_faults(
     trials = data.get("trials")
     yield from _warm_start_faults(search, data)
     wrong = list(_constraint_faults(whole, search))
-    yield from wrong or _grid_faults(whole, search, trials)
+    yield from wrong or _grid_faults(whole, search)
     yield from _point_faults(whole, search, trials, show, drawn, allowed=not wrong)
 
 
@@ -202,7 +202,7 @@ def _key_faults(constraint: Constraint, whole: SearchSpace) -> Iterator[str]:
                 break
 
 
-def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> Iterator[Issue]:
+def _grid_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Issue]:
     if search.sampler != "grid":
         return
     endless = [key for key, one in whole.distributions.items() if one.values() is None]
@@ -213,22 +213,6 @@ def _grid_faults(whole: SearchSpace, search: SearchConfig, trials: object) -> It
             f"{name} has no list of values, and the sampler is grid; a grid tries every value of "
             "choice, int and quniform; write choice: [...], or another sampler",
             at_key=True,
-        )
-    wanted = trials - len(search.try_first) if isinstance(trials, int) else 0
-    if endless:
-        return
-    size = whole.grid_size(wanted)
-    if (usable := min(size, MOST_GRID_POINTS)) < wanted:
-        first = f" beside the {len(search.try_first)} of try_first" if search.try_first else ""
-        rule, remedy = (
-            ("each is tried once", "add values to the space")
-            if usable == size
-            else (f"the first {usable} can be tried", "search with another sampler")
-        )
-        yield Issue(
-            ("trials",),
-            f"there are {trials} trials, and the grid has {size} points{first}; {rule}; "
-            f"write trials: {usable + len(search.try_first)}, or {remedy}",
         )
 
 
@@ -257,7 +241,7 @@ def _point_faults(
     *,
     allowed: bool,
 ) -> Iterator[Issue]:
-    points = search.try_first
+    points = search.points
     if isinstance(trials, int) and not isinstance(trials, bool) and 0 < trials < len(points):
         yield Issue(
             ("search", "try_first"),

@@ -25,7 +25,7 @@ MOST_DRAWS = 10_000
 MOST_GRID_POINTS = 1_000_000
 """The most points of a grid that are tried, from its first."""
 PointKey = frozenset[tuple[str, Any]]
-"""Identifies a point in a grid."""
+"""Identifies a point: equal for points that are the same to a training."""
 UNFIT = ("train.batch_size", "train.loader.drop_last")
 """Parameters that a population cannot search: trials that differ in them take different steps."""
 
@@ -124,18 +124,31 @@ class SearchSpace:
         points = itertools.islice(self._nested(self.ordered(), {}), MOST_GRID_POINTS)
         return filter(self.allows, points)
 
-    def grid_size(self, most: int) -> int:
-        """Return the number of points of the grid.
+    def num_points(self, most: int) -> int | None:
+        """Return the number of points; None if there is no end of them.
 
         With conditions or constraints the points are counted one by one, up to `most`.
         """
+        numbers = [one.num_values() for one in self.distributions.values()]
+        if None in numbers or not numbers:  # trials of an empty space differ in their seeds
+            return None
         if self.conditional or self.constraints:
             return sum(1 for _ in itertools.islice(self.grid(), most))
         return math.prod(one.num_values() or 0 for one in self.distributions.values())
 
     def point_key(self, point: Mapping[str, Any]) -> PointKey:
-        """Return a key that is equal for equal points of a grid."""
-        return frozenset(point.items())
+        """Return a key that is equal for points that are the same to a training."""
+        return frozenset((k, self.distributions[k].identity(v)) for k, v in point.items())
+
+    def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+        """Return how far two points are from each other.
+
+        The sum over their parameters, from 0 to 1 each; a parameter that only one of them has
+        counts 1.
+        """
+        both = one.keys() & other.keys()
+        apart = len(one.keys() ^ other.keys())
+        return apart + sum(self.distributions[k].distance(one[k], other[k]) for k in both)
 
     def digest(self) -> str:
         """Return a digest that is equal for spaces with the same distributions."""
@@ -152,7 +165,7 @@ class SearchSpace:
         if not distribution.exists(point):
             yield from self._nested(rest[1:], point)
             return
-        for value in distribution.values() or ():
+        for value in distribution.all_values() or ():
             yield from self._nested(rest[1:], {**point, key: value})
 
 

@@ -37,11 +37,13 @@ def check_sampler(value: object) -> object:
 
 
 def check_points(value: object) -> object:
-    """Return a list of points, each a mapping of keys to single values.
+    """Return a list of points, each a mapping of keys to single values, or `defaults`.
 
     Raises:
-        UserError: The value is not such a list.
+        UserError: The value is neither.
     """
+    if value == "defaults":
+        return value
     rule = "`try_first` is a list of points, each a mapping of keys of the space to values"
     example = "write [{train.optimizer.lr: 0.01}]"
 

@@ -157,16 +157,22 @@ class SearchConfig(Section):
     """The sampler draws at random until so many trials have ended with a result."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the sampler's constructor."""
-    try_first: Annotated[list[dict[str, Any]], BeforeValidator(check_points)] = Field(
-        default_factory=list
-    )
-    """The first points, in order: key of the space -> value; other parameters are drawn."""
+    try_first: Annotated[
+        Literal["defaults"] | list[dict[str, Any]], BeforeValidator(check_points)
+    ] = "defaults"
+    """The first points, in order: key of the space -> value; other parameters are drawn.
+    `defaults`: one point, the values that the file and the task have without a search."""
     constraints: Annotated[list[str], BeforeValidator(check_constraints)] = Field(
         default_factory=list
     )
     """Comparisons between parameters that every trial must satisfy."""
     warm_start: Annotated[list[str], BeforeValidator(check_names)] = Field(default_factory=list)
     """Earlier sweeps below the same root, from whose trials the sampler learns, too."""
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """The first points. A sweep resolves `defaults` to a point when it is created."""
+        return [] if isinstance(self.try_first, str) else self.try_first
 
 
 class EarlyStoppingSection(Section):

@@ -33,6 +33,7 @@ WHEN = "when"
 """The key beside a distribution with the condition under which the parameter exists."""
 STEP = "step"
 """The key beside `int` with the distance of its values."""
+_RESOLUTION = 6  # decimals of a position: values that are closer are the same
 _MOST_VALUES = 100  # whole numbers inside a range that a check of a spec tries
 
 
@@ -79,8 +80,27 @@ class Distribution:
         return None
 
     def num_values(self) -> int | None:
-        """Return the number of values; None if a grid cannot have them."""
+        """Return the number of values; None if there is no end of them."""
         return None
+
+    def all_values(self) -> Iterable[Any] | None:
+        """Return every value in order; None if there is no end of them."""
+        return self.values()
+
+    def position(self, value: Any) -> float:
+        """Return where a contained value lies between the first, at 0, and the last, at 1."""
+        raise NotImplementedError
+
+    def distance(self, one: Any, other: Any) -> float:
+        """Return how far two contained values are from each other, from 0 to 1."""
+        return abs(self.position(one) - self.position(other))
+
+    def identity(self, value: Any) -> Any:
+        """Return a key that is equal for values which are the same to a training.
+
+        Values of a range are the same if they differ by less than a millionth of it.
+        """
+        return self.normalize(value)
 
     def contains(self, value: object) -> bool:
         """Return whether the distribution can draw a value."""
@@ -134,6 +154,12 @@ class _Range(Distribution):
     def nearest(self, value: float) -> Any:
         return float(min(max(value, self.low), self.high))
 
+    def position(self, value: Any) -> float:
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+
+    def identity(self, value: Any) -> Any:
+        return round(self.position(value), _RESOLUTION)
+
 
 @dataclass(frozen=True)
 class Uniform(_Range):
@@ -160,6 +186,9 @@ class LogUniform(_Range):
 
     def at(self, share: float) -> Any:
         return min(self.high, max(self.low, self.low * (self.high / self.low) ** share))
+
+    def position(self, value: Any) -> float:
+        return _log_position(self.low, self.high, value)
 
 
 @dataclass(frozen=True)
@@ -194,6 +223,9 @@ class QUniform(_Range):
         steps = (value - self.low) / self.step
         near = math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)  # Optuna's tolerance
         return near and 0 <= round(steps) < self._count()
+
+    def identity(self, value: Any) -> Any:
+        return self.normalize(value)
 
     def normalize(self, value: Any) -> Any:
         found = self.nearest(value)
@@ -255,6 +287,9 @@ class Int(Distribution):
     def normalize(self, value: Any) -> Any:
         return int(value)
 
+    def position(self, value: Any) -> float:
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+
     def nearest(self, value: float) -> Any:
         found = min(max(value, self.low), self.high)
         return self.low + round((round(found) - self.low) / self.step) * self.step
@@ -277,6 +312,12 @@ class LogInt(Int):
 
     def values(self) -> Iterable[Any] | None:
         return None  # a grid would ignore the logarithmic weights
+
+    def all_values(self) -> Iterable[Any] | None:
+        return super().values()
+
+    def position(self, value: Any) -> float:
+        return _log_position(self.low, self.high, value)
 
 
 @dataclass(frozen=True)
@@ -314,6 +355,9 @@ class Choice(Distribution):
     def num_values(self) -> int | None:
         return len(self.options)
 
+    def distance(self, one: Any, other: Any) -> float:
+        return float(one != other)
+
     def contains(self, value: object) -> bool:
         return as_option(value) in self.options
 
@@ -341,6 +385,12 @@ class Powers(Choice):
         first, *inner, last = self.options
         return [(0, first), (1, last), *((None, value) for value in inner)]
 
+    def position(self, value: Any) -> float:
+        return self.options.index(value) / max(1, len(self.options) - 1)
+
+    def distance(self, one: Any, other: Any) -> float:
+        return abs(self.position(one) - self.position(other))
+
 
 def configured(space: Mapping[str, Distribution], params: Mapping[str, Any]) -> dict[str, Any]:
     """Return drawn values in the form of a trial's configuration."""
@@ -350,6 +400,10 @@ def configured(space: Mapping[str, Distribution], params: Mapping[str, Any]) -> 
 def as_option(value: Any) -> Any:
     """Return a value in the form in which a choice stores it: JSON text for a list or mapping."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+
+
+def _log_position(low: float, high: float, value: float) -> float:
+    return math.log(value / low) / math.log(high / low) if high > low else 0.0
 
 
 KINDS: dict[str, type[Distribution]] = {

@@ -8,7 +8,6 @@ here: parsing YAML (`yaml_reader`), the wording of problems (`errors`), distribu
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -194,7 +193,7 @@ class SweepSpec(Section):
     @property
     def max_runs(self) -> int:
         """The most trainings that the search makes: each configuration with all of its seeds."""
-        return self.trials * self.repeats.seeds
+        return self.num_trials * self.repeats.seeds
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -239,15 +238,17 @@ class SweepSpec(Section):
     def max_trials(self, wanted: int) -> int:
         """Return how many trials the sweep can have, at most `wanted`.
 
-        A population cannot grow, and each point of a grid is tried once.
+        A population cannot grow, and no point is tried twice.
         """
         if self.early_stopping.rule.is_population:
             return self.trials
-        if self.search.sampler != "grid":
-            return wanted
-        first = len(self.search.try_first)
-        points = itertools.islice(self.search_space().grid(), max(0, wanted - first))
-        return min(wanted, first + sum(1 for _ in points))
+        size = self.search_space().num_points(wanted)
+        return wanted if size is None else min(wanted, size)
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials the search makes: `trials`, or fewer if the space has fewer points."""
+        return self.max_trials(self.trials)
 
     def trial_config(self, seed: TrialSeed | int, params: Mapping[str, object]) -> TrialConfig:
         """Return the configuration of one trial.

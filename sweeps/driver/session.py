@@ -110,7 +110,7 @@ class SweepSession:
         return unfinished + num_new
 
     def _count(self, trials: Sequence[TrialRecord]) -> int:
-        return count_trials(self.spec.trials, trials, self.spec.repeats.seeds)
+        return count_trials(self.spec.num_trials, trials, self.spec.repeats.seeds)
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
         """Return a warning that the changes affect training and no trials remain.

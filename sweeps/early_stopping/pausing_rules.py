@@ -76,6 +76,6 @@ def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:
     rule = spec.early_stopping.rule.pausing(
         epochs=spec.budget.reports,
         minimize=spec.modes[0] == "min",
-        num_trials=spec.trials,
+        num_trials=spec.num_trials,
     )
     return None if rule is None else replace(rule, patience=spec.patience)

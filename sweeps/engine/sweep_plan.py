@@ -214,8 +214,8 @@ def make_plan(
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
     epochs, trials, rule = spec.budget.reports, spec.max_runs, spec.early_stopping.rule
-    expected = rule.expected_epochs(epochs, spec.trials)
-    complete = rule.expected_complete(epochs, spec.trials)
+    expected = rule.expected_epochs(epochs, spec.num_trials)
+    complete = rule.expected_complete(epochs, spec.num_trials)
     if expected is not None and complete is not None:
         # Configurations that train to the end with their first seed get the others.
         expected += (spec.repeats.seeds - 1) * complete * epochs

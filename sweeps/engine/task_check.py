@@ -74,6 +74,8 @@ class TaskFacts:
     weight_bytes: int = 0
     optimizer_bytes: int = 0
     own_loop: bool = False
+    default_arguments: dict[str, Any] = field(default_factory=dict)
+    """The default arguments of the task's constructor that are single values."""
     code: dict[str, str] = field(default_factory=dict)
     """Digests of the task's source files."""
     data: str | None = None

@@ -269,7 +269,7 @@ def count_trials(spec_trials: int, trials: Sequence[TrialSummary], seeds: int = 
     no further seeds, and the number then becomes smaller.
 
     Args:
-        spec_trials: `trials` of the spec: how many configurations the search suggests.
+        spec_trials: `num_trials` of the spec: how many configurations the search suggests.
         trials: All trials that exist.
         seeds: With how many seeds each configuration trains.
     """

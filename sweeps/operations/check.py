@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.metric_direction import direction_warnings
+from sweeps.config.own_values import resolve_search
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.resources import Machine, ResourcePlan, plan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
@@ -51,6 +52,7 @@ class CheckResult:
             *self.facts.cautions,
             *self.facts.checked,
             *direction_warnings(self.spec),
+            *resolve_search(self.spec, self.facts.default_arguments).cautions,
             *self.plan.warnings(),
         ]
 

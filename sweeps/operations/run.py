@@ -14,6 +14,7 @@ from typing import Protocol, TextIO
 
 from sweeps.checkpoint_locations import probe_store
 from sweeps.config.document import Document
+from sweeps.config.own_values import resolve_search
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import is_unchanged, read_spec
 from sweeps.config.spec import SweepSpec, parse_with_positions
@@ -264,6 +265,10 @@ def attempt(
 
             display.doing("checking the task")
             facts = inspection.facts()
+            if new:
+                spec, cautions = resolve_search(spec, facts.default_arguments)
+                for caution in cautions:
+                    display.warn(caution)
             resource_plan = plan(
                 spec.resources, spec.max_runs, spec.concurrency, nodes, facts.step_memory
             )

@@ -57,12 +57,12 @@ def active_stop_criterion(
         return None
     seeds = [one for one in trials if one.role == "repeat"]
     trials = of_search(trials)
-    if len(trials) >= spec.trials and all(
+    if len(trials) >= spec.num_trials and all(
         one.settled and not _cut_short(one) for one in (*trials, *seeds)
     ):
         return None
     found = _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)
-    if found is None or len(trials) < spec.trials:
+    if found is None or len(trials) < spec.num_trials:
         return found
     # All trials were started, and a stopped trial does not resume.
     most = spec.max_trials(2 * len(trials))

@@ -62,7 +62,7 @@ def read_sweep_state(
         patience=spec.patience,
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
-        num_awaited=count_trials(spec.trials, records, spec.repeats.seeds),
+        num_awaited=count_trials(spec.num_trials, records, spec.repeats.seeds),
         stop=stop,
         live=live,
     )

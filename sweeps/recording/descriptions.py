@@ -62,7 +62,7 @@ def describe_sweep(
     counts = Counter(record.state for record in records)
     ends = ", ".join(f"{counts[state]} {state}" for state in ENDINGS if counts[state])
     num_ended = sum(counts[state] for state in ENDINGS)
-    count = count_trials(spec.trials, records, spec.repeats.seeds)
+    count = count_trials(spec.num_trials, records, spec.repeats.seeds)
     lines = [
         f"**{num_ended} of {count} trials** for the "
         f"{_code(spec.objective_description)}" + (f": {ends}." if ends else "."),

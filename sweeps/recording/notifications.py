@@ -108,7 +108,7 @@ class Notifier:
         """
         trials, spec = self._trials.trials(), self._spec
         ended = sum(trial.finished for trial in trials)
-        count = count_trials(spec.trials, trials, spec.repeats.seeds)
+        count = count_trials(spec.num_trials, trials, spec.repeats.seeds)
         event = _EVENTS[status]
         best = front(trials, self._minimizes)
         # A resume that finds nothing to do finishes the sweep again; that is no news.

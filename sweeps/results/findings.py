@@ -14,11 +14,10 @@ from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
 
-from sweeps.config.logged_params import flatten
+from sweeps.config.own_values import own_values
 from sweeps.config.space import is_number
 from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.early_stopping.seed_means import over_seeds
-from sweeps.errors import SpecError
 from sweeps.formatting import format_number, format_reason, format_value
 from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.reader import TrialSummary, of_search, ranking
@@ -45,7 +44,7 @@ class Finding(NamedTuple):
     """One sentence about a sweep."""
 
     topic: str
-    """`best`, `importance`, `region`, `bound`, `epochs` or `failures`."""
+    """`best`, `importance`, `region`, `bound`, `epochs`, `space` or `failures`."""
     sentence: str
 
 
@@ -128,6 +127,7 @@ class _Evidence:
             *(self._region(region) for region in regions),
             *map(self._bound, bounds),
             *self._epochs(),
+            *self._exhausted(),
             *self._failures(),
         ]
         finished = self.view.state == "finished"
@@ -244,11 +244,14 @@ class _Evidence:
 
     @cached_property
     def _own_values(self) -> dict[str, Any]:
-        """The values that the spec has beside its space."""
-        try:
-            return dict(flatten(self.spec.trial_config(0, {}).model_dump(mode="json")))
-        except SpecError:  # a parameter has no value but in the space
-            return {}
+        return own_values(self.spec)
+
+    def _exhausted(self) -> Iterator[Finding]:
+        if len(self.records) >= self.spec.num_trials < self.spec.trials:
+            sentence = f"All {self.spec.num_trials} points of the space were tried"
+            yield Finding(
+                "space", f"{sentence}, so the sweep ended before trials: {self.spec.trials}."
+            )
 
     def _importance(self) -> Iterator[Finding]:
         if not self.effects:

@@ -142,6 +142,7 @@ class SweepProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
+        self._num_configurations = spec.num_trials
         self._total = spec.max_runs if total is None else total
         self._delivery, self._clock = delivery, clock
         self._start = clock()
@@ -175,7 +176,7 @@ class SweepProgress:
         rows = self.rows  # a configuration that is stopped gets no further seeds
         groups = _seeds(rows).values()
         missing = sum(missing_seeds([row.state for row in mine], seeds) for mine in groups)
-        return len(rows) + missing + seeds * max(0, self.spec.trials - len(groups))
+        return len(rows) + missing + seeds * max(0, self._num_configurations - len(groups))
 
     @property
     def rows(self) -> list[TrialRow]:

@@ -242,7 +242,7 @@ class SweepStatus:
     @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
-        return count_trials(self.spec.trials, self.records, self.spec.repeats.seeds)
+        return count_trials(self.spec.num_trials, self.records, self.spec.repeats.seeds)
 
     @property
     def _num_unstarted(self) -> int:
@@ -283,7 +283,7 @@ class SweepStatus:
             return None
         counts = Counter(one.over_seeds.state for one in self.records if one.over_seeds)
         if self.stop is None:
-            counts["waiting"] = max(0, self.spec.trials - counts.total())
+            counts["waiting"] = max(0, self.spec.num_trials - counts.total())
         return {state: counts[state] for state in STATES}
 
     @property

@@ -60,7 +60,7 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a sampler that is only tried
-            for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.trials)):
+            for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.num_trials)):
                 if is_named and 0 < number < search.startup_trials:
                     history.end(space.draw(number) or {}, distributions, FIRST_GENERATION)
                 else:

@@ -95,7 +95,7 @@ class Samplers:
         Args:
             number: The number of the trial.
             attempt: How many of its points were dropped before.
-            tried: The points of a grid that trials have used, without points to try first.
+            tried: The points of a grid that trials have used.
 
         Raises:
             SamplerRejected: The sampler cannot be built.
@@ -114,7 +114,7 @@ class Samplers:
     def _of_grid(self, number: int, seed: int, tried: Set[PointKey]) -> BaseSampler:
         _checked(_GridPoint, self._search, "point")
         left = (point for key, point in self._grid.items() if key not in tried)
-        point = next(left, None) if number >= len(self._search.try_first) else None
+        point = next(left, None) if number >= len(self._search.points) else None
         if point is None:  # parameters that try_first leaves out, or a grid without a free point
             return optuna.samplers.RandomSampler(seed=seed)
         return _GridPoint(point)

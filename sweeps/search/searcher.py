@@ -42,7 +42,7 @@ class LedgerSearcher(Searcher):
 
     Args:
         ledger: The trials of the sweep.
-        spec: The sweep; `spec.trials` limits the number of trials.
+        spec: The sweep; `spec.num_trials` limits the number of trials.
         paths: The files of the sweep.
         scheduler: Tune's scheduler. It receives the past reports of an unfinished trial when
             Tune gives the trial a new id.
@@ -98,6 +98,7 @@ class LedgerSearcher(Searcher):
             or (trial.role == "search" and not self._is_paused(trial.reports))
         ]
         self._next_number, self._num_suggested = len(trials), len(of_search(trials))
+        self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
         self._may_repeat = spec.repeats.seeds > 1
@@ -200,7 +201,7 @@ class LedgerSearcher(Searcher):
             return repeated
         if (promoted := self._promoted()) is not None:
             return promoted
-        if self._num_suggested >= self._spec.trials:
+        if self._num_suggested >= self._num_trials:
             return None
         if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
             self._flush()

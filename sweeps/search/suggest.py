@@ -23,7 +23,6 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.logged_params import flatten
-from sweeps.config.search_space import PointKey
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
@@ -38,12 +37,14 @@ from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
 from sweeps.search.seeds_as_one import seeds_as_one
+from sweeps.search.tried_points import TriedPoints
 from trainable.seeding import derive_seed
 
 SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
 _DRAFT = 0  # the id of the only trial that a scratch study creates
-_ATTEMPTS = 8  # drafts of the sampler before an allowed point is drawn at random
+_ATTEMPTS = 8  # drafts of the sampler before another point is taken
+_REPEATS = 3  # drafts of points that were tried before another one is taken
 
 
 class TrialHistory(Protocol):
@@ -83,9 +84,11 @@ class Suggester:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
-        self._repeats = repeats_of(spec)
+        self._seeds = repeats_of(spec)
         self._extra = self._find_extra()
-        self._point_keys: dict[int, PointKey | None] = {}  # of a trial in a grid; it never changes
+        self._tried = TriedPoints(self._space, lambda one: self._space.project(self._values(one)))
+        # The members of a population change while they train, and seeds alone may differ.
+        self._repeats = spec.early_stopping.rule.is_population or not self._distributions
         self._points: dict[int, dict[str, Any] | None] = {}  # a trial's parameters never change
         self._shown: dict[
             int, FrozenTrial
@@ -97,8 +100,8 @@ class Suggester:
         Such a trial would count the same point twice. Several seeds of a configuration are one.
         """
         trials = self._ledger.frozen_trials()
-        if self._repeats is not None:
-            kept = seeds_as_one(trials, self._repeats)
+        if self._seeds is not None:
+            kept = seeds_as_one(trials, self._seeds)
         else:
             kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
         if len(kept) == len(trials):
@@ -116,19 +119,27 @@ class Suggester:
             number: The number of the trial.
             stored: Parameters that the trial already has; the sampler adds the others.
         """
-        points = self._spec.search.try_first
-        if self._repeats is not None:  # further seeds are added between two suggestions
+        points = self._spec.search.points
+        self._tried.read(self._ledger.frozen_trials())
+        may_repeat = self._repeats or stored is not None
+        own = None if stored is None else number
+        if self._seeds is not None:  # further seeds are added between two suggestions
             self._extra = self._find_extra()
         number = self._position(number)
         known = points[number] if number < len(points) else {}
         known = {**self._inside(known), **self._inside(stored or {})}
+        may_repeat = may_repeat or self._space.unconditional().keys() <= known.keys()
         shown = [*self._warm, *self._others(number)]
-        for attempt in range(_ATTEMPTS if self._space.constraints else 1):
-            params, attrs = self._suggest_once(number, attempt, shown, known)
-            if self._space.allows(params):
+        repeats = 0
+        for attempt in range(_ATTEMPTS):
+            params, attrs = self._suggest_once(number, attempt, shown, known, own)
+            is_allowed = self._space.allows(params)
+            if is_allowed and (may_repeat or not self._tried.contains(params)):
                 break
-        else:
-            params, attrs = self._sample_random(number, known), {}
+            repeats += is_allowed
+            if repeats == _REPEATS or attempt == _ATTEMPTS - 1:
+                params, attrs = self._another(number, params, known, is_allowed), {}
+                break
         return Suggestion(
             params,
             {key: self._distributions[key] for key in params},
@@ -152,23 +163,18 @@ class Suggester:
             return []
         return [self._show(trial) for trial in self._history() if trial.number != number]
 
-    def _tried(self, number: int) -> set[PointKey]:
-        """Return the points of a grid that trials have used; points to try first do not count."""
-        if self._spec.search.sampler != "grid":
-            return set()
-        for trial in self._history()[len(self._spec.search.try_first) :]:
-            if trial.number not in self._point_keys and trial.number != number:
-                point = self._point(trial)
-                key = None if point is None else self._space.point_key(point)
-                self._point_keys[trial.number] = key
-        others = (key for other, key in self._point_keys.items() if other != number)
-        return {key for key in others if key is not None}
-
     def _suggest_once(
-        self, number: int, attempt: int, shown: list[FrozenTrial], known: Mapping[str, Any]
+        self,
+        number: int,
+        attempt: int,
+        shown: list[FrozenTrial],
+        known: Mapping[str, Any],
+        own: int | None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a point of the sampler, and the trial attributes that the sampler set."""
-        sampler = self._samplers.of(number, attempt, self._tried(number))
+        is_grid = self._spec.search.sampler == "grid"
+        tried = self._tried.keys(own) if is_grid else frozenset()
+        sampler = self._samplers.of(number, attempt, tried)
         scratch = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
             storage=scratch, directions=self._ledger.directions, sampler=sampler
@@ -225,6 +231,21 @@ class Suggester:
         return self._distributions.get(key) == distribution and (
             isinstance(sampler, TPESampler) or not self._space.distributions[key].when
         )
+
+    def _another(
+        self, number: int, params: dict[str, Any], known: Mapping[str, Any], is_allowed: bool
+    ) -> dict[str, Any]:
+        """Return a point instead of drafts that the constraints forbid, or that were all tried.
+
+        There is an unused point as long as the search has trials left (`SweepSpec.num_trials`),
+        unless the user has edited the space.
+        """
+        seed = derive_seed(self._spec.seed, "another", number)
+        if not is_allowed:
+            params = self._sample_random(number, known)
+        if not self._repeats and self._tried.contains(params):
+            return self._tried.nearest_unused(params, known, seed) or params
+        return params
 
     def _sample_random(self, number: int, known: Mapping[str, Any]) -> dict[str, Any]:
         seed = derive_seed(self._spec.seed, "chance", number)

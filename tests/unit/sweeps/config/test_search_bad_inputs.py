@@ -137,14 +137,6 @@ CASES = [
         id="a grid of weights",
     ),
     pytest.param(
-        "space:\n  train.accumulation: {choice: [1, 2, 4]}\nsearch: {sampler: grid}\n",
-        id="a grid that is too small",
-    ),
-    pytest.param(
-        "space:\n  train.accumulation: {choice: [1, 2, 4]}\nsearch: {sampler: grid, try_first: [{train.accumulation: 2}]}\n",
-        id="a grid that is too small beside points",
-    ),
-    pytest.param(
         OPT + "search: {try_first: {train.optimizer.lr: 0.1}}\n",
         id="points that are no list",
     ),

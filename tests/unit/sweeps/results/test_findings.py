@@ -18,7 +18,7 @@ from sweeps.results.findings import Findings, find, short_names
 from sweeps.results.outcome import SweepOutcome
 from sweeps.results.rank_effects import rank_effects
 from sweeps.results.space_regions import bad_regions
-from tests.unit.sweeps.sweep_factory import MadeSweep
+from tests.unit.sweeps.sweep_factory import RATE, MadeSweep
 
 LR, NORM, WARMUP = "train.optimizer.lr", "train.clip.max_norm", "train.schedule.warmup"
 SPACE = (
@@ -144,11 +144,11 @@ def test_region_is_the_worse_half_without_early_stopping(tmp_path: Path) -> None
 
 
 def test_option_of_which_all_trials_failed_is_named(tmp_path: Path) -> None:
-    space = "{train.optimizer.name: {choice: [adamw, sgd, adam]}}"
+    space = f"{{train.optimizer.name: {{choice: [adamw, sgd, adam]}}, {RATE[1:]}"
     sweep = MadeSweep(tmp_path, space=space)
     for number in range(24):
         name = ("adamw", "sgd", "adam")[number % 3]
-        point = {"train.optimizer.name": name}
+        point = {"train.optimizer.name": name, "train.optimizer.lr": 0.001 + number / 1e4}
         if name == "sgd":
             reason = f"non_finite: the loss is nan at step {number}"
             sweep.add("failed", reason=reason, params=point)
