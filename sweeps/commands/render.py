@@ -97,6 +97,9 @@ def status(
             f", {found['num_trials']} trials: {counts}",
         )
     ]
+    if (of := found["configurations"]) is not None:
+        each = ", ".join(f"{of[state]} {state}" for state in STATES if of[state])
+        lines.append(Text(f"{spec.num_trials} configurations of {spec.repeats.seeds} seeds: {each}"))
     outcome = None if view.running else view.outcome()
     failure = outcome.failure if outcome is not None else None
     if failure is not None:
@@ -115,7 +118,10 @@ def status(
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
         record = view.record(found["best"]["number"])
-        if (tested := latest_tested(paths.trial(record.number))) is not None:
+        if record.over_seeds is not None:
+            lines.append(Text(f"      {record.over_seeds.in_words()}"))
+        weights = view.weights_of(record)
+        if (tested := latest_tested(paths.trial(weights.number))) is not None:
             lines.append(Text(f"      on test data: {joined(tested.metrics)}"))
         if record.state == "pruned":
             lines.append(Text(f"it was stopped early: {record.reason or 'pruned'}"))

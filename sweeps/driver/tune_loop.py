@@ -24,6 +24,7 @@ from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
 from sweeps.errors import LedgerError
+from sweeps.ledger.over_seeds import origins
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER, StopMonitor
 from sweeps.results.observer import ProgressObserver
@@ -186,8 +187,9 @@ class _TrialLoop:
 
 def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
     """Return a new scheduler that has seen the reports of the search's finished trials."""
-    scheduler = sweep.scheduler()
-    for trial in sweep.ledger.trials():
+    scheduler, trials = sweep.scheduler(), sweep.ledger.trials()
+    scheduler.join(origins(trials))
+    for trial in trials:
         if trial.finished and trial.role in ("search", "repeat"):
             number = trial.number
             replay(

@@ -53,6 +53,16 @@ class StopperScheduler(FIFOScheduler):
         self.stop_reasons: dict[int, str] = {}
         """By trial number, why the trial was stopped."""
 
+    def join(self, origins: Mapping[int, int]) -> None:
+        """Add trials that train a configuration with a further seed; see `SeedMeans.join`."""
+        if isinstance(self._stopper, SeedMeans):
+            self._stopper.join(origins)
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        del tune_controller
+        if trial.config.get("role") == "repeat":
+            self.join({trial.config["number"]: trial.config["origin"]})
+
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         del tune_controller
         return TrialScheduler.STOP if self._stops(trial, result) else TrialScheduler.CONTINUE
@@ -66,7 +76,7 @@ class StopperScheduler(FIFOScheduler):
         role = trial.config.get("role", "search")
         number, epoch, value = trial.config["number"], result[TIME], result[OBJECTIVE]
         if role == "repeat" and isinstance(self._stopper, SeedMeans):
-            self._stopper.repeats(number, trial.config["origin"], epoch, value)
+            self._stopper.repeats(number, epoch, value)
         if self._stopper is None or role != "search":
             return False  # a trial that trains another one's point trains to the end
         why = self._stopper.stops(number, epoch, value)
@@ -211,6 +221,7 @@ def stopped_trials(
             repeats=origins.get(number),
         )
 
+    scheduler.join(origins)
     seen = (reports.keys() - unfinished) | (unfinished & origins.keys())
     for number in sorted(seen):
         stops(number, finished=number not in unfinished)

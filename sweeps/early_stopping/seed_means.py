@@ -6,6 +6,7 @@ that have reached it. What must not live here: a particular rule, and starting s
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from sweeps.early_stopping.pausing_rules import Reports
@@ -58,7 +59,20 @@ class SeedMeans:
         self._rule = make_rule()
         self._reports: dict[int, dict[int, float]] = {}
         self._origins: dict[int, int] = {}
+        self._repeats: list[int] = []  # the trials of further seeds, ascending
         self._is_stale = False
+
+    def join(self, origins: Mapping[int, int]) -> None:
+        """Add trials that train a configuration with a further seed, when they are created.
+
+        Rules receive configurations numbered as if there were no such trials: HyperBand chooses
+        the bracket of a trial by its number.
+
+        Args:
+            origins: The configuration of each of them.
+        """
+        self._origins |= origins
+        self._repeats = sorted(self._origins)
 
     def stops(self, number: int, epoch: int, value: float) -> str | None:
         """Record a report of a first seed; return why it stops, or None."""
@@ -66,12 +80,14 @@ class SeedMeans:
             self._rule, self._is_stale = self._make_rule(), False
             for other, mine in over_seeds(self._reports, self._origins, self._combine).items():
                 for at, known in mine.items():
-                    self._rule.stops(other, at, known)
+                    self._rule.stops(self._position(other), at, known)
         self._reports.setdefault(number, {}).setdefault(epoch, value)
-        return self._rule.stops(number, epoch, value)
+        return self._rule.stops(self._position(number), epoch, value)
 
-    def repeats(self, number: int, configuration: int, epoch: int, value: float) -> None:
-        """Record a report of a further seed of a configuration."""
-        self._origins[number] = configuration
+    def _position(self, number: int) -> int:
+        return number - bisect_left(self._repeats, number)
+
+    def repeats(self, number: int, epoch: int, value: float) -> None:
+        """Record a report of a trial that has joined."""
         self._reports.setdefault(number, {}).setdefault(epoch, value)
         self._is_stale |= not self._rungs or epoch in self._rungs
