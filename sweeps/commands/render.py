@@ -99,7 +99,9 @@ def status(
     ]
     if (of := found["configurations"]) is not None:
         each = ", ".join(f"{of[state]} {state}" for state in STATES if of[state])
-        lines.append(Text(f"{spec.num_trials} configurations of {spec.repeats.seeds} seeds: {each}"))
+        lines.append(
+            Text(f"{spec.num_trials} configurations of {spec.repeats.seeds} seeds: {each}")
+        )
     outcome = None if view.running else view.outcome()
     failure = outcome.failure if outcome is not None else None
     if failure is not None:

@@ -28,6 +28,8 @@ _ORIGIN = {
     "repeat": TAG_REPEATS,
 }
 """The tag with the number of the trial whose point a trial trains, by its role."""
+VALUE_OVER_SEEDS = "over_seeds/value"
+"""The metric of a configuration's run: its value over all of its seeds."""
 SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": "", DESCRIPTION: ""}
 """Clears the tags of the sweep's own run that its end sets again."""
 
@@ -126,6 +128,8 @@ def leaders_view(spec: SweepSpec, sweep_id: str | None = None) -> SharedView:
     curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
     ascending = spec.modes[0] == "min"
     value = spec.metrics[0] if spec.select == "final" else f"best/{spec.metrics[0]}"
+    if spec.repeats.seeds > 1:
+        value = VALUE_OVER_SEEDS
     return shared_view(list(spec.space), value, curves, ascending=ascending, sweep_id=sweep_id)
 
 
