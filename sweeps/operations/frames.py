@@ -43,7 +43,7 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
                 "trial": record.number,
                 "state": row["state"],
                 **params,
-                **dict(zip(view.spec.metrics, record.values, strict=False)),
+                **dict(zip(view.spec.metrics, _own_values(record), strict=False)),
                 **reported,
                 "best_epoch": record.best_epoch,
                 "best_step": record.best_step,
@@ -65,6 +65,10 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
     integers = ["best_epoch", "best_step", "finishes", *(_SEED_COUNTS if seeds else ())]
     whole = dict.fromkeys(integers, "Int64")
     return frame.astype(whole).set_index("trial")
+
+
+def _own_values(record: TrialSummary) -> tuple[float, ...]:
+    return record.values if record.over_seeds is None else record.over_seeds.own
 
 
 def _of_seeds(record: TrialSummary) -> dict[str, Any]:

@@ -116,6 +116,9 @@ def lineage_tags(record: TrialSummary, spec: SweepSpec) -> dict[str, str]:
 def best_tags(best: TrialRecord) -> dict[str, str]:
     """Return, for the sweep's own run, tags that name the best trial."""
     found = {"best_trial": best.number, "best_value": best.value, "best_step": best.best_step}
+    if best.over_seeds is not None:  # its steps are those of its first seed alone
+        del found["best_step"]
+        found["best_weights"] = best.over_seeds.typical()
     return {name: repr(value) for name, value in found.items()}
 
 
