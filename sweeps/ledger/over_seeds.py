@@ -201,6 +201,20 @@ def weights_of(trial: Seed, trials: Sequence[Seed]) -> Seed:
     return trial if trial.over_seeds is None else trials[trial.over_seeds.typical()]
 
 
+def alone(trial: Seed) -> Seed:
+    """Return a trial with the value of its own training, without its configuration."""
+    if trial.over_seeds is None:
+        return trial
+    value, *others = trial.over_seeds.own or (None,)
+    changed: Any = dataclasses.replace(
+        trial,  # type: ignore[type-var]
+        value=value,
+        others=tuple(others),
+        over_seeds=None,
+    )
+    return changed  # type: ignore[no-any-return]
+
+
 def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:
     """Return the trials; the first seed of each configuration has the configuration's value.
 

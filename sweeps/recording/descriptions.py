@@ -14,6 +14,7 @@ from typing import Any
 from redaction.escapes import printable
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_parameter, titles
+from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.reader import ENDINGS, TrialSummary, count_trials
 from tracking.limits import clip_text
 
@@ -35,6 +36,7 @@ def describe_trial(record: TrialSummary, spec: SweepSpec, how: str) -> str:
         spec: The sweep.
         how: How it ended: `complete`, `pruned`, `stopped` or `failed`.
     """
+    record = alone(record)  # its run shows this training, whatever other seeds there are
     return _BREAK.join(
         [
             f"**{how.capitalize()}** {_length(record, spec)}{_value(record, spec)}.",

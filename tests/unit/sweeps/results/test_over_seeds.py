@@ -17,6 +17,7 @@ from sweeps.policies.stop_criteria import active_stop_criterion
 from sweeps.reconciliation.finishing import can_offer_finish, trials_to_finish
 from sweeps.recording.notifications import Notifier
 from sweeps.recording.over_seeds import record_configuration
+from sweeps.recording.tags import end_tags
 from sweeps.results.findings import find
 from sweeps.results.sweep_progress import SweepProgress, best_with_value
 from sweeps.statistics.over_seeds import combine, standard_error
@@ -145,6 +146,13 @@ def test_run_of_the_first_seed_has_the_value(made: MadeSweep) -> None:
     assert run.points["over_seeds/value", 10] == pytest.approx(0.3)
     assert stopped.tags["over_seeds.state"] == "pruned"
     assert stopped.points == {}
+
+
+def test_verification_expects_the_tags_that_a_run_got(made: MadeSweep) -> None:
+    """The driver writes them from the single trial, and `sync --verify` from all trials."""
+    together = LedgerReader(made.paths.ledger).records()
+    for number, record in enumerate(together):
+        assert end_tags(record, made.spec) == end_tags(made.ledger.trial(number), made.spec)
 
 
 def test_later_sweep_learns_the_value_over_seeds(made: MadeSweep) -> None:
