@@ -252,7 +252,7 @@ class TuneEventHandler(Callback):
         if is_first:
             self._signals[number] = []
             self._clock.start(number)
-            tags = origin_tags(trial.config["role"], trial.config["origin"])
+            tags = origin_tags(trial.config.get("role", "search"), trial.config.get("origin"))
             self._event_writer.open_run(number, start, tags)
             self._queue.put(partial(self._event_writer.record_first_start, number, params))
             return

@@ -90,7 +90,7 @@ def origin_tags(role: Role, origin: int | None) -> dict[str, str]:
     """
     if role == "search":
         return {}
-    return {"gradsweep.role": role, _ORIGIN[role]: str(origin)}
+    return {_ORIGIN[role]: str(origin)}
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:

@@ -90,7 +90,8 @@ class Kept:
         )
         self.trial: Any = SimpleNamespace(
             config={
-                "number": self.number, "params": {}, "config": config.model_dump(mode="json"),
+                "number": self.number, "params": {}, "seed": ("trial", self.number),
+                "config": config.model_dump(mode="json"),
             },
             last_result={},
         )  # fmt: skip

@@ -60,7 +60,9 @@ def test_tune_keeps_only_result_keys_it_needs(tmp_path: Path) -> None:
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
-    trial: Any = SimpleNamespace(config={"number": number, "params": {}})
+    trial: Any = SimpleNamespace(
+        config={"number": number, "params": {}, "seed": ("trial", number)}
+    )
     recorder.start(number, {}, {})
 
     result = _result()
@@ -89,7 +91,9 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None,
     )  # fmt: skip
-    trial: Any = SimpleNamespace(config={"number": number, "params": {}})
+    trial: Any = SimpleNamespace(
+        config={"number": number, "params": {}, "seed": ("trial", number)}
+    )
     recorder.start(number, {}, {})
     first, second, last = (
         {
@@ -131,7 +135,9 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path)
     number = sweep.add(None)
     with_the_node, alone = RuntimeError("its node died"), RuntimeError("it died")
-    trial: Any = SimpleNamespace(config={"number": number, "params": {}})
+    trial: Any = SimpleNamespace(
+        config={"number": number, "params": {}, "seed": ("trial", number)}
+    )
     view: Any = SimpleNamespace(started=lambda *_: None)
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
@@ -150,7 +156,9 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
 def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
-    trial: Any = SimpleNamespace(config={"number": number, "params": {}}, max_failures=-1)
+    trial: Any = SimpleNamespace(
+        config={"number": number, "params": {}, "seed": ("trial", number)}, max_failures=-1
+    )
     trial.get_pickled_error = lambda: RuntimeError("its worker died")
     view: Any = SimpleNamespace(started=lambda *_: None, ended=lambda *_: None)
     keeper = TuneEventHandler(
@@ -250,7 +258,12 @@ def test_driver_without_the_lock_writes_nothing(tmp_path: Path, act: Act) -> Non
         fence=lock.check, on_step=lock.check,
     )  # fmt: skip
     config = sweep.spec.trial_config(number, sweep.ledger.trial(number).params)
-    told = {"number": number, "params": {}, "config": config.model_dump(mode="json")}
+    told = {
+        "number": number,
+        "params": {},
+        "seed": ("trial", number),
+        "config": config.model_dump(mode="json"),
+    }
     trial: Any = SimpleNamespace(config=told, get_pickled_error=lambda: None)
     keeper.on_trial_start(0, [trial], trial)
     keeper.flush()

@@ -274,3 +274,12 @@ def test_effect_of_one_outlier_is_not_an_effect() -> None:
     assert rank_effects(values, params, ["x"])["x"].share < 0.2
     assert rank_effects(dict.fromkeys(values, 1.0), params, ["x"]) == {}
     assert rank_effects({n: float(n) for n in range(11)}, params, ["x"]) == {}
+
+
+def test_exhausted_space_is_said(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, space="{train.accumulation: {choice: [1, 2]}}")
+    sweep.add("complete", 0.5, params={"train.accumulation": 1})
+    assert "space" not in _said(find(sweep.view))
+    sweep.add("complete", 0.4, params={"train.accumulation": 2})
+    assert "2" in _said(find(sweep.view))["space"]
+    assert sweep.view.state == "finished"
