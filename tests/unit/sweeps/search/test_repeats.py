@@ -117,9 +117,11 @@ def test_further_seeds_start_when_the_first_is_complete(tmp_path: Path, spec: Sw
     first, second = driver.ask(), driver.ask()
     assert [first[1]["role"], second[1]["role"]] == ["search", "search"]
     driver.end(*first)
-    repeats = [driver.ask()[1], driver.ask()[1]]
-    assert [(c["role"], c["origin"]) for c in repeats] == [("repeat", 0), ("repeat", 0)]
+    repeats = [driver.ask(), driver.ask()]
+    assert [(c["role"], c["origin"]) for _, c in repeats] == [("repeat", 0), ("repeat", 0)]
     assert driver.ask()[1] is None  # three run
+    driver.end(*repeats[0])
+    assert driver.ask()[1]["role"] == "search"  # the second configuration still trains
 
 
 @pytest.mark.parametrize("ending", ["pruned", "failed"])
