@@ -40,6 +40,7 @@ from sweeps.ledger.reader import (
     TrialRecord,
     front,
     is_finite,
+    is_of_search,
     repeats_in,
     reports_in,
     role_attributes,
@@ -500,6 +501,9 @@ class Ledger(StudyRecord):
             return self._record(trial)
         later = [f"{REPORT}{epoch}" for epoch in reports_in(trial.user_attrs) if epoch > last]
         drop = ["reason", "traceback", ENDED, *later, *([ACCUMULATION] if reopened.fresh else [])]
+        would_stop, _ = trial.user_attrs.get(WOULD_STOP, (0, ""))
+        if would_stop > last and is_of_search(trial.user_attrs):  # a further seed has its origin's
+            drop.append(WOULD_STOP)
         self._storage.reopen_trial(self._id(number), last_report=last, drop=drop)
         before = trial.user_attrs.get("progress", {})
         history = [*trial.user_attrs.get(FAILED_ATTEMPTS, ()), attempt]

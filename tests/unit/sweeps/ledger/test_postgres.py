@@ -420,7 +420,7 @@ def test_commands_recognise_a_driver_on_another_host(
         assert (status["state"], status["best"]["number"]) == ("running", 1)
         assert status.pop("findings") is None
         assert status.pop("audit") is None
-        assert status.pop("usage")["epochs"] == 0
+        assert status.pop("usage")["epochs"] == 2
         assert json.loads(_said(0, "list", "--json")) == [status]
         assert json.loads(_said(0, "show", "commands", "1", "--json"))["reports"] == {"1": 0.25}
         assert re.search(rf"already being {running};", _said(4, "resume", "commands"))
