@@ -10,8 +10,6 @@ from sweeps.ledger.reader import TrialRecord
 from tracking.recorder import Recorder
 from trainable.metrics_file import Row
 
-_PREFIX = "over_seeds"
-
 
 def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
     """Record the value of a configuration, its standard error and from how many seeds it is.
@@ -26,14 +24,17 @@ def record_configuration(first: TrialRecord, recorder: Recorder) -> None:
     seeds = first.over_seeds
     if seeds is None:
         return
-    figures = {"value": first.value, "standard_error": seeds.standard_error}
-    known = {f"{_PREFIX}.{key}": repr(one) for key, one in figures.items() if one is not None}
+    figures = {
+        "over_seeds.value": first.value,
+        "over_seeds.standard_error": seeds.standard_error,
+    }
+    known = {key: one for key, one in figures.items() if one is not None}
     tags = {
-        f"{_PREFIX}.state": seeds.state,
-        f"{_PREFIX}.num_seeds": f"{seeds.num_values} of {seeds.seeds}",
-        **known,
+        "over_seeds.state": seeds.state,
+        "over_seeds.num_seeds": f"{seeds.num_values} of {seeds.seeds}",
+        **{key: repr(one) for key, one in known.items()},
     }
     recorder.tag(first.number, tags)
     if seeds.state == "complete":
-        metrics = {f"{_PREFIX}/{key}": one for key, one in figures.items() if one is not None}
+        metrics = {key.replace(".", "/"): one for key, one in known.items()}
         recorder.log(first.number, [Row(first.step, first.ended_ms or 0, metrics)])

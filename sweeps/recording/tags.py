@@ -22,12 +22,6 @@ from tracking.recorder import TAG_REPEATS, Status
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """Clears the tag of a trial's run that resumes after an interruption."""
-_ORIGIN = {
-    "finish": "gradsweep.finishes",
-    "confirm": "gradsweep.confirms",
-    "repeat": TAG_REPEATS,
-}
-"""The tag with the number of the trial whose point a trial trains, by its role."""
 VALUE_OVER_SEEDS = "over_seeds/value"
 """The metric of a configuration's run: its value over all of its seeds."""
 SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": "", DESCRIPTION: ""}
@@ -98,9 +92,14 @@ def origin_tags(role: Role, origin: int | None) -> dict[str, str]:
 
     The run of a trial that repeats a configuration is shown below that of its first seed.
     """
-    if role == "search":
-        return {}
-    return {_ORIGIN[role]: str(origin)}
+    match role:
+        case "finish":
+            return {"gradsweep.finishes": str(origin)}
+        case "confirm":
+            return {"gradsweep.confirms": str(origin)}
+        case "repeat":
+            return {TAG_REPEATS: str(origin)}
+    return {}
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:

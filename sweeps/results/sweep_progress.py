@@ -161,6 +161,9 @@ class SweepProgress:
         }
         for changed, row in enumerate(self._rows.values()):
             row.changed = changed
+        self._num_others = sum(row.role not in ("search", "repeat") for row in self._rows.values())
+        if total is not None:
+            self._num_others = total - self._num_of_search()
         self.num_finished = 0
         """How many trials have ended."""
         self._epochs = 0
@@ -178,13 +181,16 @@ class SweepProgress:
     @property
     def total(self) -> int:
         """How many trials the sweep has when it is complete; see `count_trials`."""
-        seeds = self.spec.repeats.seeds
-        if seeds == 1:
+        if self.spec.repeats.seeds == 1:
             return self._total
-        rows = self.rows  # a configuration that is stopped gets no further seeds
-        groups = _seeds(rows).values()
+        return self._num_others + self._num_of_search()  # which become fewer: see `count_trials`
+
+    def _num_of_search(self) -> int:
+        """Return how many trials the search has when it is complete, with all seeds."""
+        seeds, groups = self.spec.repeats.seeds, _seeds(self.rows).values()
         missing = sum(missing_seeds([row.state for row in mine], seeds) for mine in groups)
-        return len(rows) + missing + seeds * max(0, self._num_configurations - len(groups))
+        known = sum(map(len, groups))
+        return known + missing + seeds * max(0, self._num_configurations - len(groups))
 
     @property
     def rows(self) -> list[TrialRow]:

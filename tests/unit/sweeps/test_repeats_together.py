@@ -17,6 +17,7 @@ from sweeps.ledger.reader import EXEMPT, WOULD_STOP
 from sweeps.operations.verification import verify
 from sweeps.reconciliation.retrying import RetryRequest, trials_to_retry
 from sweeps.results.audit.read import audit_data
+from sweeps.results.sweep_progress import SweepProgress
 from sweeps.search.suggest import Suggester
 from tests.unit.sweeps.confirming_sweep import found, request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -127,6 +128,20 @@ def test_confirmation_takes_configurations(tmp_path: Path) -> None:
     assert [(one.number, one.over_seeds) for one in after[: len(before)]] == before
     assert made.view.num_trials == 6 + len(runs) + 3  # one more configuration may come
     assert audit_data(made.view).repeats[0][0] == 0.1  # the first seed's own value
+
+
+def test_progress_counts_seeds_and_confirming_trials(tmp_path: Path) -> None:
+    """Two of three configurations are complete, and a confirmation of 4 runs begins."""
+    made = MadeSweep(tmp_path, more=REPEATS)
+    for lr in (0.01, 0.02):
+        _configuration(made, 0.1, 0.8, 0.9, lr=lr)
+    progress = SweepProgress(made.spec, made.ledger.trials(), total=6 + 3 + 4)
+    assert progress.total == 13
+    progress.started(6, {}, "confirm", 0)
+    assert progress.total == 13
+    progress.started(7, {})
+    progress.ended(7, "pruned")  # it gets no further seeds
+    assert progress.total == 11
 
 
 def test_retried_seed_makes_its_configuration_unfinished(tmp_path: Path) -> None:
