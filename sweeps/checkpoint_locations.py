@@ -68,7 +68,7 @@ def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) ->
     if is_of_best_value(found, spec, record):
         return found
     return (
-        f"the checkpoint of trial {record.number}'s best value, {record.value!r}, is missing; "
+        f"the checkpoint of trial {record.number}'s best value, {record.own_value!r}, is missing; "
         f"the best remaining one has {found.value!r} and is at {found.address}"
     )
 
@@ -105,7 +105,7 @@ def is_of_best_value(found: Generation, spec: SweepSpec, record: TrialSummary) -
 
     The checkpoint may be better, if the driver ended before it received the report.
     """
-    saved, value = found.value, record.value
+    saved, value = found.value, record.own_value
     if saved is None or value is None or record.others or saved == value:
         return True
     return (saved < value) is (spec.modes[0] == "min")

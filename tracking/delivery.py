@@ -21,7 +21,7 @@ from tracking.batching import Batch, Record
 from tracking.limits import MAX_TAG_VALUE, clean_key, clip_text
 from tracking.metric_points import INFINITE_PREFIX, HighWaterMarks, Point, Request
 from tracking.outbox import SWEEP, Outbox
-from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, as_number
+from tracking.recorder import CHANGED_PREFIX, PARAM_PREFIX, TAG_REPEATS, as_number
 
 logger = logging.getLogger("tracking")
 
@@ -374,7 +374,9 @@ class Delivery:
         assert self._experiment_id is not None, "connect comes first"
         found = self._found.get(trial)
         if found is None:
-            own = self._identity(trial)
+            above = (tags or {}).get(TAG_REPEATS, "")
+            parent = self._run(int(above) if above.isdecimal() else SWEEP) if trial >= 0 else None
+            own = self._identity(trial, parent)
             start_ms = int(time.time() * 1000) if start_ms is None else start_ms
             self._outbox.create_started()
             run_id = self._server.create_run(
@@ -390,15 +392,15 @@ class Delivery:
         self._open[trial] = run_id
         return run_id
 
-    def _identity(self, trial: int) -> dict[str, str]:
-        if trial == SWEEP:
+    def _identity(self, trial: int, parent: str | None) -> dict[str, str]:
+        if parent is None:
             return {TAG_SWEEP: self._sweep_id, TAG_ROLE: "sweep", TAG_NAME: self._name}
         return {
             TAG_SWEEP: self._sweep_id,
             TAG_ROLE: "trial",
             TAG_TRIAL: str(trial),
             TAG_NAME: f"trial-{trial:04d}",
-            TAG_PARENT: self._run(SWEEP),
+            TAG_PARENT: parent,
         }
 
     def _read_marks(self, run_id: str) -> HighWaterMarks:

@@ -16,6 +16,7 @@ from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks, MetricRow
 
 __all__ = [
+    "TAG_REPEATS",
     "MemoryRecorder",
     "MemoryRun",
     "MetricRow",
@@ -29,6 +30,8 @@ Status = Literal["FINISHED", "KILLED", "FAILED", "INTERRUPTED"]
 """How a run ends. INTERRUPTED means that it will resume; MLflow stores it as KILLED."""
 CHANGED_PREFIX = "param_changed."
 PARAM_PREFIX = "param/"
+TAG_REPEATS = "gradsweep.repeats"
+"""A tag of a trial's run at its start: the number of the trial below whose run it is shown."""
 
 
 @runtime_checkable

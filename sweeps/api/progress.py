@@ -27,7 +27,7 @@ def progress_bar(paths: SweepPaths, spec: SweepSpec) -> Iterator[Callable[[], No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm's advice to install ipywidgets
         from tqdm.auto import tqdm
-    with tqdm(total=spec.num_trials, desc=paths.name, unit="trial") as bar:
+    with tqdm(total=spec.max_runs, desc=paths.name, unit="trial") as bar:
 
         def update() -> None:
             try:

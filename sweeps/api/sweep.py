@@ -360,7 +360,10 @@ class Sweep:
         `best_epoch` and `best_step` of that report;
         `epochs` and `steps` trained; `started_at`, `ended_at` and the `seconds` that workers
         trained it; `attempts`; `finishes`, the pruned trial that it trains to its end; `confirms`,
-        the leader that it trains again; `reason`; `run_id`.
+        the leader that it trains again; `reason`; `run_id`. With `repeats` each row is one seed:
+        `configuration`, the number of the first; `seed_index`; and at the first seed `over_seeds`,
+        the value of the configuration, with its `standard_error` and from how many seeds it is,
+        `num_seeds`.
 
         Examples:
             >>> frame = Sweep.open("digits").trials()

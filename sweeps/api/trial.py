@@ -37,7 +37,10 @@ class Trial:
         state: `waiting`, `running`, `complete`, `pruned` or `failed`.
         params: The searched parameters of the report that is its value, by dotted key.
         value: The sweep's metric at its best report, or at its last one if the sweep has
-            `select: final`; None before the first report.
+            `select: final`; None before the first report. With `repeats`, that of the
+            configuration over its seeds, whose first seed this trial then is; `checkpoint`,
+            `load_model`, `export` and `test` take the seed whose value is closest to it.
+        standard_error: That of `value` over seeds; None without several seeds.
         epochs: How many epochs it has trained.
         reason: Why it was stopped or failed, in a sentence; None otherwise.
         directory: Its directory: checkpoints, metrics, log and configuration.
@@ -50,6 +53,8 @@ class Trial:
         self.state: str = view.trial_state(record)
         self.params: dict[str, Any] = configured(view.spec.space, record.best_params)
         self.value: float | None = record.value
+        seeds = record.over_seeds
+        self.standard_error: float | None = None if seeds is None else seeds.standard_error
         self.epochs: int = record.epoch
         self.reason: str | None = record.reason
         self.directory: Path = view.paths.trial(record.number)
@@ -125,10 +130,11 @@ class Trial:
                 is lost, or a driver runs the sweep.
         """
         paths = self._view.paths
-        words = ["test", paths.name, "--trial", str(self.number), "--root", str(paths.root)]
+        number = self._weights.number
+        words = ["test", paths.name, "--trial", str(number), "--root", str(paths.root)]
         flags = ["--again"] * again + ["--accept-changes"] * accept_changes
         run_command([*words, *flags])
-        return read_tested(self.directory)[-1].metrics
+        return read_tested(paths.trial(number))[-1].metrics
 
     def load_model(self) -> nn.Module:
         """Return its model with the weights of its value, in evaluation mode, on the CPU.
@@ -181,7 +187,11 @@ class Trial:
             NoBest: The checkpoint is lost, or the trial never saved one.
             FileExistsError: The directory is not empty.
         """
-        return publish.export(self._view, Path(directory), self.number)
+        return publish.export(self._view, Path(directory), self._weights.number)
+
+    @property
+    def _weights(self) -> TrialSummary:
+        return self._view.weights_of(self._record)
 
     def _resolved(self) -> TrialConfig:
-        return TrialConfig.model_validate(self.config)
+        return TrialConfig.model_validate(self._view.config(self._weights))

@@ -217,7 +217,7 @@ def best(
             written = publish.export(view, export, trial) if export is not None else []
             if register is not None:
                 with err.status("registering"):
-                    number = found["number"]
+                    number = view.select_weights(trial).number
                     version = publish.register(view, number, register, pickled=pickled)
                 found["registered"] = {"model": register, "version": version}
         except NoBest as error:
@@ -225,7 +225,7 @@ def best(
         except NoVersion as error:
             fail(str(error), code=LATE)
     record = view.record(found["number"])
-    lost = view.lost_weights(record)
+    lost = view.lost_weights(view.select_weights(trial))
     if lost is not None:
         found["best_checkpoint"] = None
     finish = view.finish_command(record)

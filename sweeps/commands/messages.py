@@ -58,6 +58,8 @@ def outcome(
     elif result.best:
         (best,) = result.best
         value = format_number(best.value)
+        if best.over_seeds is not None:
+            value += f", {best.over_seeds.in_words()}"
         found = f"best: trial {best.number} with {value} ({joined(best.best_params)})"
         paragraph(out, found, style="bold")
         if best.state == "pruned":

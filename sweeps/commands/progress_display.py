@@ -20,7 +20,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_duration, format_number, joined
 from sweeps.results.observer import TrialProgress
 from sweeps.results.remaining_time import DeliveryEstimate
-from sweeps.results.sweep_progress import SweepProgress, best_name, best_of
+from sweeps.results.sweep_progress import SweepProgress, best_with_value
 
 if TYPE_CHECKING:
     from sweeps.ledger.reader import Role, TrialSummary
@@ -70,10 +70,15 @@ class ProgressTable:
         self._live.stop()
 
     def started(
-        self, number: int, params: Mapping[str, Any], attempt: int, role: Role = "search"
+        self,
+        number: int,
+        params: Mapping[str, Any],
+        attempt: int,
+        role: Role = "search",
+        origin: int | None = None,
     ) -> None:
         del attempt
-        self._progress.started(number, params, role)
+        self._progress.started(number, params, role, origin)
 
     def reported(self, progress: TrialProgress) -> None:
         self._progress.reported(progress)
@@ -120,9 +125,10 @@ class ProgressTable:
         parts = [self._spec.name]
         if progress.rows:
             parts.append(f"{progress.num_finished}/{progress.total} trials")
-        if best := best_of(progress.rows, self._spec):
-            value = format_number(best.metrics[best_name(self._spec)])
-            parts.append(f"best {self._spec.metrics[0]} {value} (trial {best.number})")
+        if found := best_with_value(progress.rows, self._spec):
+            best, value = found
+            shown = f"{format_number(value)} (trial {best.number})"
+            parts.append(f"best {self._spec.metrics[0]} {shown}")
         if progress.is_stopping:
             parts.append("stopping")
         elif progress.is_starting:
@@ -155,11 +161,17 @@ class PlainLines:
         return None
 
     def started(
-        self, number: int, params: Mapping[str, Any], attempt: int, role: Role = "search"
+        self,
+        number: int,
+        params: Mapping[str, Any],
+        attempt: int,
+        role: Role = "search",
+        origin: int | None = None,
     ) -> None:
-        self._progress.started(number, params, role)
+        self._progress.started(number, params, role, origin)
         again = f" (attempt {attempt})" if attempt > 1 else ""
-        self._print(f"trial {number} started{again}: {joined(params)}")
+        seed = f", a further seed of trial {origin}" if role == "repeat" else ""
+        self._print(f"trial {number} started{again}{seed}: {joined(params)}")
 
     def reported(self, progress: TrialProgress) -> None:
         self._progress.reported(progress)

@@ -103,6 +103,11 @@ def status(
             f", {found['num_trials']} trials: {counts}",
         )
     ]
+    if (of := found["configurations"]) is not None:
+        each = ", ".join(f"{of[state]} {state}" for state in STATES if of[state])
+        lines.append(
+            Text(f"{spec.num_trials} configurations of {spec.repeats.seeds} seeds: {each}")
+        )
     outcome = None if view.running else view.outcome()
     failure = outcome.failure if outcome is not None else None
     if failure is not None:
@@ -121,7 +126,10 @@ def status(
         )
         lines.append(Text("      " + joined(found["best"]["params"])))
         record = view.record(found["best"]["number"])
-        if (tested := latest_tested(paths.trial(record.number))) is not None:
+        if record.over_seeds is not None:
+            lines.append(Text(f"      {record.over_seeds.in_words()}"))
+        weights = view.weights_of(record)
+        if (tested := latest_tested(paths.trial(weights.number))) is not None:
             lines.append(Text(f"      on test data: {joined(tested.metrics)}"))
         if record.state == "pruned":
             lines.append(Text(f"it was stopped early: {record.reason or 'pruned'}"))
@@ -167,16 +175,18 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
     reasons = any(one["reason"] for one in found)
     timed = any(one["duration"] is not None for one in found)
     finishes = any(one["finishes"] is not None for one in found)
+    seeds = spec.repeats.seeds > 1
     confirms = any(one["role"] == "confirm" for one in found)
     word = spec.budget.report_word
-    first = ["trial", "state", *spec.metrics, word, "step", *["duration"] * timed]
+    first = ["trial", "state", *spec.metrics, *["+-", "seeds"] * seeds, word, "step"]
+    first += ["duration"] * timed
     last = ["attempts"] * attempts + ["finishes"] * finishes
     last += ["confirms", "seed"] * confirms + ["reason"] * reasons
     short = titles(keys, [*first, *last])
     grid = TextTable(
         [*first, *short, *last],
         right={
-            *(*spec.metrics, word, "step", "duration", "attempts"),
+            *(*spec.metrics, "+-", word, "step", "duration", "attempts"),
             *("finishes", "confirms", "seed", *short),
         },
     )
@@ -186,6 +196,7 @@ def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
                 str(one["number"]),
                 _state(one["state"]),
                 *format_cells(one["value"], spec.metrics),
+                *(_seed_cells(one) if seeds else []),
                 str(one["epoch"]),
                 str(one["step"]),
                 *([format_duration(one["duration"])] if timed else []),
@@ -204,6 +215,24 @@ def _confirms(row: dict[str, Any]) -> list[str]:
     if row["role"] != "confirm":
         return ["-", "-"]
     return [str(row["origin"]), str(row["seed_index"])]
+
+
+def _seed_cells(found: dict[str, Any]) -> list[str]:
+    """Return the standard error and the number of seeds, or of which trial this is a seed."""
+    if (one := found["over_seeds"]) is None:
+        return ["", f"{found['role']} {found['origin']}"]
+    return [format_number(one["standard_error"]), f"{one['num_values']} of {one['seeds']}"]
+
+
+def over_seeds(found: dict[str, Any]) -> str | None:
+    """Return in words of what the value of a trial is, if its configuration has several seeds."""
+    one = found["over_seeds"]
+    if one is None:
+        return None
+    of = f" of {one['seeds']}" * (one["num_values"] < one["seeds"])
+    error = one["standard_error"]
+    more = "" if error is None else f", standard error {format_number(error)}"
+    return f"{one['value']} of {one['num_values']}{of} seeds{more}"
 
 
 def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
@@ -237,6 +266,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     if found["role"] == "confirm":
         table.add_row(Text("confirms", style="bold"), Text(str(found["origin"])))
         table.add_row(Text("seed", style="bold"), Text(str(found["seed_index"])))
+    if (words := over_seeds(found)) is not None:
+        table.add_row(Text("value is", style="bold"), Text(words))
     for key, value in (found["test"] or {}).items():
         table.add_row(Text(key, style="bold"), Text(format_number(value)))
     for key, text in {**_exemption(found), **_times(found)}.items():
@@ -304,6 +335,7 @@ def best(
             style="bold",
         ),
         Text(joined(found["params"])),
+        *([Text(words)] if (words := over_seeds(found)) is not None else []),
         *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
         *([Text(found["confirmation"]["said"])] if "confirmation" in found else []),
     ]
@@ -313,6 +345,8 @@ def best(
         lines.append(line(f"train it to its end: {finish}"))
     if found["best_checkpoint"] and lost is None:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
+        if found["over_seeds"] is not None:
+            lines.append(Text("it is that of the seed whose value is closest to this one"))
     if lost is not None:
         lines.append(Text(f"no weights to export: {lost}", style="yellow"))
     if "registered" in found:

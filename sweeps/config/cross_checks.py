@@ -28,6 +28,7 @@ from sweeps.config.error_messages import (
     section_of,
     unknown_key,
 )
+from sweeps.config.repeats_checks import repeats_faults
 from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
@@ -71,6 +72,7 @@ def cross_field_checks(
     if not drawn:  # a sweep of an earlier release keeps the metric that it has
         yield from _test_metric_faults(data)
     yield from _early_stopping_faults(data, space)
+    yield from repeats_faults(data)
     yield from _evaluation_faults(data.get("budget"), space)
     yield from _shared_database_faults(data)
     yield from _inheritance_faults(data)

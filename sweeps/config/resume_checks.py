@@ -6,6 +6,7 @@ the current space), and changes of code, data or metric (`provenance_check`).
 
 from __future__ import annotations
 
+from sweeps.config.repeats import RepeatsConfig
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import SearchChanged
@@ -31,6 +32,14 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             "sampler has received the values of trials that have ended, and Optuna never changes "
             "them; start a new sweep with `sweep run FILE --name NAME`"
         )
+    if before.repeats != after.repeats:
+        raise SearchChanged(
+            f"repeats is {_repeats(before)} in this sweep and cannot become {_repeats(after)}: "
+            "its trials have been trained and compared with their seeds, and other seeds would "
+            "not be common to all configurations; start a new sweep with "
+            "`sweep run FILE --name NAME`, or train the leaders with more seeds by "
+            f"`sweep confirm {before.name}`"
+        )
     old, new = before.search, after.search
     if old.warm_start != new.warm_start:
         raise SearchChanged(
@@ -45,6 +54,12 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             f"is trial 0; start a new sweep, with `search.warm_start: {before.name}` to learn "
             "from these trials"
         )
+
+
+def _repeats(spec: SweepSpec) -> str:
+    repeats = spec.repeats
+    plain = repeats.value == RepeatsConfig().value
+    return str(repeats.seeds) if plain else write_flow(repeats.model_dump(mode="json"))
 
 
 def _check_reports(before: SweepSpec, after: SweepSpec) -> None:

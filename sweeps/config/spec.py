@@ -40,6 +40,7 @@ from sweeps.config.error_messages import (
     unknown_key,
 )
 from sweeps.config.foreign_specs import refuse_foreign
+from sweeps.config.repeats import RepeatsConfig, from_short_form, is_off
 from sweeps.config.search_checks import search_space
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.sections import (
@@ -120,7 +121,7 @@ class SweepSpec(Section):
     its best checkpoint has, also if it was stopped early. `final`: its last value, and only
     complete trials count. A resume cannot change it."""
     trials: int = Field(ge=1, examples=[24])
-    """The total number of trials."""
+    """The total number of trials; with `repeats`, of configurations."""
     seed: int = Field(default=0, ge=0)
     """The seed of the search, from which the seed of each trial is derived."""
     concurrency: int | None = Field(default=None, ge=1, examples=[4])
@@ -129,6 +130,7 @@ class SweepSpec(Section):
     space: Space = Field(default_factory=dict)
     """Dotted key of this file -> distribution. Empty: only the trials' seeds differ."""
     search: SearchConfig = SearchConfig()
+    repeats: RepeatsConfig = Field(default=RepeatsConfig(), exclude_if=is_off)
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig(scheduler=WITHOUT_SECTION.name)
     stop: StopConfig = StopConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -154,6 +156,11 @@ class SweepSpec(Section):
     @classmethod
     def _task_by_name(cls, task: object) -> object:
         return {"name": task} if isinstance(task, str) else task
+
+    @field_validator("repeats", mode="before")
+    @classmethod
+    def _repeats_by_number(cls, repeats: object) -> object:
+        return from_short_form(repeats)
 
     @model_serializer(mode="wrap")
     def _leave_to_each_trial(
@@ -184,6 +191,11 @@ class SweepSpec(Section):
         if limit is None:
             return None
         return Patience(limit, minimize, self.budget.reports, self.budget.report_word)
+
+    @property
+    def max_runs(self) -> int:
+        """The most trainings that the search makes: each configuration with all of its seeds."""
+        return self.num_trials * self.repeats.seeds
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -527,6 +539,9 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
     if path[0] == "task" and len(path) > 1 and isinstance(doc.data.get("task"), str):
         doc.data["task"] = {"name": doc.data["task"]}
         doc.positions["task", "name"] = doc.positions["task",]
+    if path[0] == "repeats" and len(path) > 1 and isinstance(doc.data.get("repeats"), int):
+        doc.data["repeats"] = {"seeds": doc.data["repeats"]}
+        doc.positions["repeats", "seeds"] = doc.positions["repeats",]
     doc.put(path, parsed)
 
 

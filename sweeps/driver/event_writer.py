@@ -26,6 +26,7 @@ from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import end_of_training, unreported
 from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import NOT_STOPPED, end_tags, lineage_tags, run_status, status_tags
 from sweeps.results.observer import ProgressObserver, TrialProgress
 from tracking.outbox_status import read_outbox
@@ -113,9 +114,16 @@ class EventWriter:
                 assert not isinstance(entry, WorkerReport)
                 entry()
 
-    def open_run(self, number: int, start: RunStart) -> None:
-        """Open the run of a trial that starts for the first time."""
-        self._recorder.start(number, start.params, {"gradsweep.attempts": "1", **start.tags})
+    def open_run(self, number: int, start: RunStart, tags: Mapping[str, str]) -> None:
+        """Open the run of a trial that starts for the first time.
+
+        Args:
+            number: The trial's number.
+            start: What the trial's run receives.
+            tags: Why the trial exists; see `origin_tags`.
+        """
+        tags = {"gradsweep.attempts": "1", **tags, **start.tags}
+        self._recorder.start(number, start.params, tags)
 
     def record_first_start(self, number: int, params: Mapping[str, Any]) -> None:
         """Count the first attempt at a trial whose run is open.
@@ -125,7 +133,8 @@ class EventWriter:
         self._fence()
         sync_file(self._paths.trial(number) / TRIAL_CONFIG)
         attempt = self._ledger.start(number)
-        self._observer.started(number, params, attempt, self._ledger.trial(number).role)
+        record = self._ledger.trial(number)
+        self._observer.started(number, params, attempt, record.role, record.origin)
 
     def record_restart(self, number: int, params: Mapping[str, Any], start: RunStart) -> None:
         """Count an attempt, reopen the trial's run, and backfill undelivered reports.
@@ -150,7 +159,7 @@ class EventWriter:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             backfill(unreported(known), self._ledger, self._recorder)
-        self._observer.started(number, params, attempt, record.role)
+        self._observer.started(number, params, attempt, record.role, record.origin)
 
     def record_worker_info(self, report: WorkerReport) -> None:
         """Record the parameters and tags that only the worker knows, and damaged checkpoints."""
@@ -340,6 +349,8 @@ class EventWriter:
         for file, name in logged_files(self._paths.trial(number)):
             self._recorder.artifact(number, file, name)
         self._recorder.finish(number, run_status(record), end_tags(record, self._spec))
+        if self._spec.repeats.seeds > 1:
+            record_configuration(self._ledger.trials()[record.search_number], self._recorder)
         if last is not None:
             self._show(last)
         self._observer.ended(number, record.state, record.result, record.reason)

@@ -18,6 +18,7 @@ from sweeps.driver.session import SweepSession
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.ledger import TrialRecord
+from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import Abort, of_search
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
@@ -208,7 +209,7 @@ def _publish_best(sweep: SweepSession, best: TrialRecord, trials: list[TrialReco
             files = export_trial(
                 paths,
                 sweep.spec,
-                best,
+                weights_of(best, trials),
                 Path(directory, "best"),
                 attempt_tags(ledger.attempts),
                 sum(trial.finished for trial in trials),

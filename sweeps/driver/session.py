@@ -29,6 +29,7 @@ from sweeps.errors import OriginChanged, SpecError
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
+from sweeps.ledger.over_seeds import origins, repeats_of
 from sweeps.ledger.reader import TrialRecord, count_trials, of_search
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, program_name
@@ -121,7 +122,7 @@ class SweepSession:
     def num_trials(self) -> int:
         """How many trials the sweep has at most when this driver has ended."""
         trials = self.ledger.trials()
-        known = len(trials) if self.only_confirms else count_trials(self.spec.num_trials, trials)
+        known = len(trials) if self.only_confirms else self._count(trials)
         return known + most_runs(
             self.ledger.confirm_request, trials, minimize=self.ledger.minimize
         )
@@ -138,7 +139,7 @@ class SweepSession:
         """How many trials have not ended, including those that have not started."""
         trials = self.ledger.trials()
         unfinished = sum(not trial.finished for trial in trials)
-        num_new = 0 if self.stopped else count_trials(self.spec.num_trials, trials) - len(trials)
+        num_new = 0 if self.stopped else self._count(trials) - len(trials)
         return unfinished + num_new + self._num_unstarted_runs
 
     @property
@@ -146,7 +147,7 @@ class SweepSession:
         """Whether this driver has a trial to run."""
         if not self.only_confirms:
             return self.num_remaining > 0
-        extra = [one for one in self.ledger.trials() if one.role != "search"]
+        extra = [one for one in self.ledger.trials() if one.role not in ("search", "repeat")]
         return self._num_unstarted_runs > 0 or not all(one.finished for one in extra)
 
     @property
@@ -154,6 +155,9 @@ class SweepSession:
         """How many runs a confirmation needs next that have no trial yet."""
         trials, minimize = self.ledger.trials(), self.ledger.minimize
         return num_unstarted(self.ledger.confirm_request, trials, minimize=minimize)
+
+    def _count(self, trials: Sequence[TrialRecord]) -> int:
+        return count_trials(self.spec.num_trials, trials, self.spec.repeats.seeds)
 
     def no_effect_warning(self, before: SweepSpec) -> str | None:
         """Return a warning that the changes affect training and no trials remain.
@@ -201,12 +205,13 @@ class SweepSession:
         for sentence in self._lost_files():
             warn(sentence)
         stop = self.stopped
+        trials = ledger.trials()
         state = read_sweep_state(
             paths,
             spec,
-            ledger.trials(),
+            trials,
             live=False,
-            judge=make_verdict_fn(spec),
+            judge=make_verdict_fn(spec, origins(trials)),
             stop=BY_THE_SWEEP + stop.why if stop else None,
         )
         apply(
@@ -414,7 +419,11 @@ def open_ledger(
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(
-            place, mode=spec.mode, sweep_id=uuid.uuid4().hex, select=spec.select
+            place,
+            mode=spec.mode,
+            sweep_id=uuid.uuid4().hex,
+            select=spec.select,
+            repeats=repeats_of(spec),
         )
         if warm.summary:
             ledger.store_warm_start(warm)

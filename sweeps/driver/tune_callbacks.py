@@ -55,7 +55,7 @@ from sweeps.policies.failure_policy import (
 )
 from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.recording.earlier_config import keep_earlier
-from sweeps.recording.tags import STOPPED_BY_INTERRUPT
+from sweeps.recording.tags import STOPPED_BY_INTERRUPT, origin_tags
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
 from trainable.storage.durable import make_directory
@@ -260,7 +260,8 @@ class TuneEventHandler(Callback):
         if is_first:
             self._signals[number] = []
             self._clock.start(number)
-            self._event_writer.open_run(number, start)
+            tags = origin_tags(trial.config.get("role", "search"), trial.config.get("origin"))
+            self._event_writer.open_run(number, start, tags)
             self._queue.put(partial(self._event_writer.record_first_start, number, params))
             return
         self._queue.put(partial(self._event_writer.record_restart, number, params, start))

@@ -25,7 +25,7 @@ from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial
 from sweeps.errors import LedgerError
-from sweeps.ledger.reader import of_search
+from sweeps.ledger.over_seeds import origins
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER, StopMonitor
 from sweeps.results.observer import ProgressObserver
@@ -191,7 +191,7 @@ class _TrialLoop:
         if criterion is not None:
             self.events.flush()
             unfinished = [one for one in self._ledger.trials() if not one.finished]
-            searched = of_search(unfinished)
+            searched = [one for one in unfinished if one.role in ("search", "repeat")]
             is_stopping = is_stopping or len(searched) == len(unfinished)
             self._stop_trials([one.number for one in searched], BY_THE_SWEEP + criterion.why)
         if is_stopping:  # a trial that finishes a pruned one goes on after a criterion
@@ -205,9 +205,10 @@ class _TrialLoop:
 
 def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
     """Return a new scheduler that has seen the reports of the search's finished trials."""
-    scheduler = sweep.scheduler()
-    for trial in of_search(sweep.ledger.trials()):
-        if trial.finished:
+    scheduler, trials = sweep.scheduler(), sweep.ledger.trials()
+    scheduler.join(origins(trials))
+    for trial in trials:
+        if trial.finished and trial.role in ("search", "repeat"):
             number = trial.number
             replay(
                 scheduler,
@@ -216,6 +217,7 @@ def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
                 number=number,
                 finished=True,
                 exempt=trial.exempt,
+                repeats=trial.origin,
             )
     return scheduler
 

@@ -38,6 +38,8 @@ class FrontStopper:
         self._brackets = brackets
         self._reduction, self._bracket_of = reduction, bracket_of
         self._minimize = minimize
+        self.name_of: Callable[[int], int] = int
+        """Returns the number by which a reason names a trial."""
         self._seen: dict[tuple[int, int], Fronts] = {}
         """By bracket and rung, the trials there."""
         self._last_rung: dict[int, int] = {}
@@ -73,7 +75,7 @@ class FrontStopper:
     def _why(self, fronts: Fronts, index: int, mine: tuple[float, ...]) -> str:
         """Return which trials dominate one."""
         found = sorted(
-            number
+            self.name_of(number)
             for front in fronts.fronts[:index]
             for number, one in front.items()
             if dominates(one, mine)

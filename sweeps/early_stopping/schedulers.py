@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -22,6 +23,7 @@ from sweeps.early_stopping.pausing_rules import (
     make_pausing_rule,
     minimize_of,
 )
+from sweeps.early_stopping.seed_means import SeedMeans, over_seeds
 from sweeps.formatting import format_number
 from trainable.ray_adapter import OBJECTIVE, OBJECTIVES
 
@@ -58,7 +60,7 @@ class StopperScheduler(FIFOScheduler):
 
     def __init__(
         self,
-        stopper: TrialStopper | None,
+        stopper: TrialStopper | SeedMeans | None,
         rule: str,
         metrics: str | Sequence[str],
         word: str = "epoch",
@@ -72,6 +74,16 @@ class StopperScheduler(FIFOScheduler):
         """By the number of an exempt trial, where it would have been stopped. Its later reports
         are compared with those of no other trial, as if it had ended."""
 
+    def join(self, origins: Mapping[int, int]) -> None:
+        """Add trials that train a configuration with a further seed; see `SeedMeans.join`."""
+        if isinstance(self._stopper, SeedMeans):
+            self._stopper.join(origins)
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        del tune_controller
+        if trial.config.get("role") == "repeat":
+            self.join({trial.config["number"]: trial.config["origin"]})
+
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         del tune_controller
         return TrialScheduler.STOP if self._stops(trial, result) else TrialScheduler.CONTINUE
@@ -82,13 +94,18 @@ class StopperScheduler(FIFOScheduler):
             self._stops(trial, result)
 
     def _stops(self, trial: Any, result: Mapping[str, Any]) -> bool:
-        if self._stopper is None or trial.config.get("role", "search") != "search":
-            return False  # a trial that trains another one's point trains to the end
+        if self._stopper is None:
+            return False
+        role = trial.config.get("role", "search")
         number, epoch = trial.config["number"], result[TIME]
         exempt, known = trial.config.get("exempt", False), trial.config.get("would_stop_at")
         if number in self.would_stop or (known is not None and epoch > known):
             return False
         value = as_value(result.get(OBJECTIVES) or (result[OBJECTIVE],))
+        if role == "repeat" and isinstance(self._stopper, SeedMeans):
+            self._stopper.repeats(number, epoch, value)
+        if role != "search":
+            return False  # a trial that trains another one's point trains to the end
         why = self._stopper.stops(number, epoch, value)
         if why is None:
             return False
@@ -100,20 +117,33 @@ class StopperScheduler(FIFOScheduler):
         return not exempt
 
 
-def make_verdict_fn(spec: SweepSpec) -> StopDecider:
+def make_verdict_fn(
+    spec: SweepSpec, origins: Mapping[int, int] = MappingProxyType({})
+) -> StopDecider:
     """Return a function that returns which unfinished trials of a sweep must stop, and why.
 
     A driver may die after a report, before it stops the trial because of that report. The next
     driver then decides again. A paused trial stops when it can no longer be promoted.
+
+    Args:
+        spec: The sweep.
+        origins: The configuration of each trial that trains one with a further seed.
     """
     pausing = make_pausing_rule(spec)
     if pausing is not None:
-        return lambda *known: never_promoted(spec, *known)
+
+        def paused(
+            reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+        ) -> dict[int, str]:
+            known = over_seeds(reports, origins, spec.repeats.combine) if origins else reports
+            return never_promoted(spec, known, unfinished - origins.keys(), exempt)
+
+        return paused
 
     def verdict(
         reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
     ) -> dict[int, str]:
-        return stopped_trials(make_scheduler(spec), reports, unfinished, exempt)
+        return stopped_trials(make_scheduler(spec), reports, unfinished, exempt, origins)
 
     return verdict
 
@@ -145,8 +175,16 @@ def never_promoted(
 
 def make_scheduler(spec: SweepSpec) -> StopperScheduler:
     """Build the scheduler of a sweep without reports."""
-    rule = spec.early_stopping.rule
-    stopper = rule.make_stopper(epochs=spec.budget.reports, minimize=minimize_of(spec))
+    rule, epochs, minimize = spec.early_stopping.rule, spec.budget.reports, minimize_of(spec)
+    stopper: TrialStopper | SeedMeans | None = rule.make_stopper(epochs=epochs, minimize=minimize)
+    if stopper is not None and spec.repeats.seeds > 1:
+
+        def again() -> TrialStopper:
+            made = rule.make_stopper(epochs=epochs, minimize=minimize)
+            assert made is not None
+            return made
+
+        stopper = SeedMeans(again, frozenset(rule.rungs(epochs)), spec.repeats.combine)
     return StopperScheduler(stopper, rule.name, spec.metrics, spec.budget.report_word)
 
 
@@ -162,7 +200,7 @@ class _PastTrial(NamedTuple):
     """The fields of a trial that a scheduler reads."""
 
     trial_id: str
-    config: dict[str, int | bool]
+    config: dict[str, Any]
 
 
 def replay(
@@ -173,6 +211,7 @@ def replay(
     number: int,
     finished: bool,
     exempt: bool = False,
+    repeats: int | None = None,
 ) -> bool:
     """Pass the past reports of a trial to a new scheduler by the calls that Tune makes.
 
@@ -183,11 +222,13 @@ def replay(
         number: The number of the trial.
         finished: Whether the trial has ended.
         exempt: Whether the trial is exempt from early stopping.
+        repeats: The configuration that it trains with a further seed; None: none.
 
     Returns:
         Whether the scheduler stops the trial at its last report.
     """
-    trial = _PastTrial(trial_id, {"number": number, "exempt": exempt})
+    role = {} if repeats is None else {"role": "repeat", "origin": repeats}
+    trial = _PastTrial(trial_id, {"number": number, "exempt": exempt, **role})
     untyped: Any = scheduler  # no scheduler reads the controller or other fields of the trial
     untyped.on_trial_add(None, trial)
     verdict = TrialScheduler.CONTINUE
@@ -207,6 +248,7 @@ def stopped_trials(
     reports: Reports,
     unfinished: Set[int],
     exempt: Set[int] = frozenset(),
+    origins: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, str]:
     """Return the unfinished trials that the scheduler stops at their last report, and why.
 
@@ -218,19 +260,27 @@ def stopped_trials(
         reports: By trial, the metric after each reported epoch.
         unfinished: The numbers of the trials that have not ended.
         exempt: The trials that are never stopped.
+        origins: The configuration of each trial that trains one with a further seed. Such a trial
+            is never stopped.
     """
-    unfinished = unfinished - exempt
-    for number in sorted(reports.keys() - unfinished):
-        replay(
+
+    def stops(number: int, *, finished: bool) -> bool:
+        return replay(
             scheduler,
             str(number),
             reports[number],
             number=number,
-            finished=True,
+            finished=finished,
             exempt=number in exempt,
+            repeats=origins.get(number),
         )
+
+    scheduler.join(origins)
+    seen = reports.keys() - (unfinished - exempt - origins.keys())
+    for number in sorted(seen):
+        stops(number, finished=number not in unfinished)
     return {
         number: scheduler.stop_reasons[number]
-        for number in sorted(unfinished)
-        if replay(scheduler, str(number), reports[number], number=number, finished=False)
+        for number in sorted(unfinished - seen)
+        if stops(number, finished=False)
     }

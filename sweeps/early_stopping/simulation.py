@@ -1,7 +1,8 @@
 """Simulate how long the trials of a sweep train, by running its stopping rule on invented curves.
 
 The rule is the one that the sweep uses; only the curves and the speeds are invented. What is
-assumed: trials are drawn at random, none fails, and the loss after epoch e is
+assumed: trials are drawn at random, none fails, further seeds of a configuration do not change
+what its rule compares, and the loss after epoch e is
 `level + fall * e**-power` with normal noise. This is the family pow3 of Domhan et al., "Speeding
 Up Automatic Hyperparameter Optimization of Deep Neural Networks by Extrapolation of Learning
 Curves" (2015). `level` is uniform from 0 to 1, `fall` from 0.5 to 1.5, `power` from 0.3 to 1; the
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from copy import copy
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import mean
@@ -64,16 +66,20 @@ def simulate(
     at_once: int,
     start: float = 0.0,
     patience: int | None = None,
+    seeds: int = 1,
+    exempt: float = 0.0,
 ) -> SimulatedSweep:
     """Return what a sweep would train. The same arguments give the same result.
 
     Args:
         rule: Its stopping rule.
         epochs: The reports of a full run.
-        trials: How many trials it has.
+        trials: How many trials it has; with several seeds, how many configurations.
         at_once: How many trials run at once.
         start: How long the start of a trial takes, in epochs.
         patience: After how many reports without a new best a trial ends.
+        seeds: With how many seeds each configuration trains, if its first one is not stopped.
+        exempt: The share of trials that the rule does not stop.
     """
     every = _report_interval(epochs, patience)
     reads = _reports_read(rule, epochs, patience, every)
@@ -83,7 +89,7 @@ def simulate(
         _MOST_REPORTS // (_FEWEST_REPEATS * len(reads)),
     )
     simulated = min(trials, max(most, 10))
-    at_once = min(at_once, trials)
+    at_once = min(at_once, trials * seeds)
     workers = math.ceil(at_once * simulated / trials)
     stops = reads != (epochs,)
     repeats = 1
@@ -92,7 +98,7 @@ def simulate(
         repeats = min(max(repeats, _FEWEST_REPEATS), _MOST_REPEATS)
     few = None if patience is None else max(1, patience // every)
     found = [
-        _Simulation(rule, reads, simulated, workers, start, few, repeat).run()
+        _Simulation(rule, reads, simulated, workers, start, few, repeat, seeds, exempt).run()
         for repeat in range(repeats)
     ]
     larger = trials / simulated
@@ -146,8 +152,16 @@ class _Trial:
         self._level, self._fall = random.random(), random.uniform(0.5, 1.5)
         self._power = random.uniform(0.3, 1.0)
         self.seconds = random.uniform(0.95, 1.05)  # for an epoch whose mean is 1
+        self.is_exempt = self.would_stop = self.is_further = False
         self.reports: dict[int, float] = {}
         self.epoch, self._best, self.since_best = 0, math.inf, 0
+
+    def with_further_seed(self) -> _Trial:
+        """Return the same curve with other noise, before its first report."""
+        found = copy(self)
+        found.reports, found.is_further = {}, True
+        found.epoch, found._best, found.since_best = 0, math.inf, 0
+        return found
 
     def report(self, epoch: int) -> float:
         """Train to an epoch, and return the loss there."""
@@ -172,11 +186,17 @@ class _Simulation:
         start: float,
         patience: int | None,
         seed: int,
+        seeds: int,
+        exempt: float,
     ) -> None:
         self._reads, self._num_trials, self._at_once = reads, num_trials, at_once
         self._start, self._patience = start, patience
         self._random = Random(f"simulated sweep {seed}")
+        self._exempt, self._seeds = exempt, seeds
+        self._draw_exempt = Random(f"exempt trials {seed}")
         self._trials: list[_Trial] = []
+        self._further: list[_Trial] = []  # seeds after the first, numbered after all trials
+        self._num_further = 0  # how many of them have started
         self._unfinished: set[int] = set()
         self._live: set[int] = set()
         self._events: list[tuple[float, int, int]] = []
@@ -197,11 +217,12 @@ class _Simulation:
             else:
                 self._live.discard(number)
                 self._fill(now)
-        complete = sum(trial.epoch == self._reads[-1] for trial in self._trials)
-        return sum(trial.epoch for trial in self._trials), now, complete
+        trained = [*self._trials, *self._further]
+        complete = sum(trial.epoch == self._reads[-1] for trial in trained)
+        return sum(trial.epoch for trial in trained), now, complete
 
     def _fill(self, now: float) -> None:
-        """Give each free worker a trial: a promoted one, or else a new one."""
+        """Give each free worker a trial: a further seed, a promoted one, or else a new one."""
         while len(self._live) < self._at_once:
             number = self._next_trial()
             if number is None:
@@ -210,31 +231,51 @@ class _Simulation:
             self._schedule(number, now + self._start)
 
     def _next_trial(self) -> int | None:
+        if self._num_further < len(self._further):
+            self._num_further += 1
+            return self._num_trials + self._num_further - 1
         if self._pausing is not None:
             reports = {number: trial.reports for number, trial in enumerate(self._trials)}
-            found = self._pausing.next_promotion(reports, self._unfinished, self._live)
+            exempt = {number for number, trial in enumerate(self._trials) if trial.is_exempt}
+            live = {number for number in self._live if number < self._num_trials}
+            found = self._pausing.next_promotion(reports, self._unfinished, live, exempt)
             if found is not None:
                 return found
         if len(self._trials) >= self._num_trials:
             return None
         self._trials.append(_Trial(self._random))
+        self._trials[-1].is_exempt = self._draw_exempt.random() < self._exempt
         self._unfinished.add(len(self._trials) - 1)
         return len(self._trials) - 1
 
     def _schedule(self, number: int, now: float) -> None:
         """Add the next report of a trial that trains on."""
-        trial = self._trials[number]
+        trial = self._trial(number)
         epoch = next(one for one in self._reads if one > trial.epoch)
         time = now + (epoch - trial.epoch) * trial.seconds
         heapq.heappush(self._events, (time, number, epoch))
 
+    def _trial(self, number: int) -> _Trial:
+        later = number - self._num_trials
+        return self._trials[number] if later < 0 else self._further[later]
+
     def _continues(self, number: int, epoch: int) -> bool:
         """Make a report; return whether the worker goes on with this trial."""
-        trial = self._trials[number]
+        trial = self._trial(number)
         loss = trial.report(epoch)
-        patient = self._patience is None or trial.since_best < self._patience
-        stopped = self._stopper is not None and self._stopper.stops(number, epoch, loss)
-        if epoch == self._reads[-1] or stopped or not patient:
-            self._unfinished.discard(number)
+        is_last = epoch == self._reads[-1]
+        is_last |= self._patience is not None and trial.since_best >= self._patience
+        stopped = not trial.is_further and self._is_stopped(trial, number, epoch, loss)
+        if not is_last and not stopped:
+            pauses = self._pausing is not None and epoch in self._pausing.rungs
+            return not pauses or trial.is_exempt or trial.is_further
+        self._unfinished.discard(number)
+        if is_last and not trial.is_further:
+            self._further += [trial.with_further_seed() for _ in range(self._seeds - 1)]
+        return False
+
+    def _is_stopped(self, trial: _Trial, number: int, epoch: int, loss: float) -> bool:
+        if self._stopper is None or trial.would_stop:
             return False
-        return self._pausing is None or epoch not in self._pausing.rungs
+        trial.would_stop = self._stopper.stops(number, epoch, loss) is not None
+        return trial.would_stop and not trial.is_exempt

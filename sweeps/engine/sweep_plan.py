@@ -45,7 +45,7 @@ class SweepPlan:
     """The size of a sweep.
 
     Attributes:
-        trials: How many trials it has.
+        trials: How many trials it has at most, with all seeds of each configuration.
         epochs: The reports of a trial's budget: its epochs, if each ends with a report.
         report_word: What a report is called.
         rule: The stopping rule.
@@ -287,7 +287,7 @@ def make_plan(
         memory: The machine's memory in bytes; None on a cluster.
         disk_free: The bytes free where the sweep will be; None if unknown.
     """
-    epochs, trials, rule = spec.budget.reports, spec.num_trials, spec.early_stopping.rule
+    epochs, trials, rule = spec.budget.reports, spec.max_runs, spec.early_stopping.rule
     epoch_seconds, start_seconds = None, _START_SECONDS + facts.build_seconds
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0
@@ -295,10 +295,12 @@ def make_plan(
     simulation = simulate(
         rule,
         epochs=epochs,
-        trials=trials,
+        trials=spec.num_trials,
         at_once=resources.concurrency,
         start=start_seconds / epoch_seconds if epoch_seconds else 0.0,
         patience=spec.early_stopping.patience,
+        seeds=spec.repeats.seeds,
+        exempt=spec.early_stopping.exempt,
     )
     kept = spec.checkpoint.keep + 1  # and the best
     if spec.checkpoint.every.unit == spec.budget.report_word:

@@ -21,6 +21,7 @@ from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
 from sweeps.ledger.location import LedgerLocation, as_location
+from sweeps.ledger.over_seeds import Repeats, with_seeds
 from sweeps.ledger.reader import (
     ACCUMULATION,
     DEVICES,
@@ -28,15 +29,19 @@ from sweeps.ledger.reader import (
     EXEMPT,
     GENERATION,
     LINEAGE,
+    REPEATS,
     REPORT,
     SELECT,
     SIGNALS,
+    WOULD_STOP,
     Ending,
     PbtPerturbation,
     Role,
     TrialRecord,
     front,
     is_finite,
+    is_of_search,
+    repeats_in,
     reports_in,
     role_attributes,
     trial_fields,
@@ -124,6 +129,8 @@ class Ledger(StudyRecord):
         self.trial_resources: tuple[float, float] | None = None
         """CPUs and GPUs of each trial that this process trains; None: their seconds on devices are
         not counted."""
+        self.repeats = repeats_in(study.user_attrs)
+        """How many seeds each configuration gets; None: one."""
 
     @classmethod
     def create(
@@ -133,6 +140,7 @@ class Ledger(StudyRecord):
         mode: Mode | Sequence[Mode],
         sweep_id: str,
         select: Select = "checkpoint",
+        repeats: Repeats | None = None,
     ) -> Ledger:
         """Create an empty ledger.
 
@@ -142,6 +150,7 @@ class Ledger(StudyRecord):
                 metrics.
             sweep_id: The sweep's identity, by which tracking finds its runs again.
             select: What the values of its trials are.
+            repeats: How many seeds each configuration gets; None: one.
 
         Raises:
             LedgerError: There is a ledger already.
@@ -161,6 +170,8 @@ class Ledger(StudyRecord):
                 study.set_user_attr("sweep_id", sweep_id)
                 if select != "checkpoint":
                     study.set_user_attr(SELECT, select)
+                if repeats is not None:
+                    study.set_user_attr(REPEATS, list(repeats))
                 for key, value in location.study_attributes.items():
                     study.set_user_attr(key, value)
                 return study
@@ -205,7 +216,8 @@ class Ledger(StudyRecord):
     @translated
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in the order of their numbers."""
-        return [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
+        trials = [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
+        return with_seeds(trials, self.repeats)
 
     @translated
     def frozen_trials(self) -> list[FrozenTrial]:
@@ -214,7 +226,7 @@ class Ledger(StudyRecord):
 
     @translated
     def trial(self, number: int) -> TrialRecord:
-        """Return one trial.
+        """Return one trial by itself, with the value of its own training.
 
         Raises:
             KeyError: There is no trial of that number.
@@ -238,18 +250,21 @@ class Ledger(StudyRecord):
 
     @in_transaction
     def add(self, suggestion: Suggestion, *, exempt: bool = False) -> TrialRecord:
-        """Create the next trial, with its parameters, in one transaction.
+        """Create the next trial of the search, with its parameters, in one transaction.
+
+        With several seeds, it is the first seed of a configuration.
 
         Args:
             suggestion: Its parameters.
             exempt: Whether it is exempt from early stopping.
         """
+        first = role_attributes("search", None, 0) if self.repeats is not None else {}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(suggestion.params),
             distributions=dict(suggestion.distributions),
+            user_attrs=first | ({EXEMPT: True} if exempt else {}),
             system_attrs=dict(suggestion.system_attrs),
-            user_attrs={EXEMPT: True} if exempt else {},
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
@@ -271,7 +286,10 @@ class Ledger(StudyRecord):
         """
         known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.
-        kept = {key: known.user_attrs[key] for key in (ACCUMULATION,) if key in known.user_attrs}
+        keys = [ACCUMULATION]
+        if role == "repeat":  # where it would have been stopped, its configuration counts as ended
+            keys += [EXEMPT, WOULD_STOP]
+        kept = {key: known.user_attrs[key] for key in keys if key in known.user_attrs}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(known.params),
@@ -483,6 +501,9 @@ class Ledger(StudyRecord):
             return self._record(trial)
         later = [f"{REPORT}{epoch}" for epoch in reports_in(trial.user_attrs) if epoch > last]
         drop = ["reason", "traceback", ENDED, *later, *([ACCUMULATION] if reopened.fresh else [])]
+        would_stop, _ = trial.user_attrs.get(WOULD_STOP, (0, ""))
+        if would_stop > last and is_of_search(trial.user_attrs):  # a further seed has its origin's
+            drop.append(WOULD_STOP)
         self._storage.reopen_trial(self._id(number), last_report=last, drop=drop)
         before = trial.user_attrs.get("progress", {})
         history = [*trial.user_attrs.get(FAILED_ATTEMPTS, ()), attempt]

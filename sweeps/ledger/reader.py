@@ -30,6 +30,7 @@ from sweeps.ledger.failed_attempts import (
     reopened_in,
 )
 from sweeps.ledger.location import LedgerLocation, as_location
+from sweeps.ledger.over_seeds import OverSeeds, Repeats, num_missing, with_seeds
 from sweeps.ledger.texts import clipped
 from sweeps.optuna_compat import tables
 
@@ -61,6 +62,8 @@ WOULD_STOP = "would_stop"
 """A trial attribute of an exempt trial: at which report it would have been stopped, and why."""
 ROLE = "role"
 """A trial attribute: role, origin and common seed, where they are not those of `TrialSummary`."""
+REPEATS = "repeats"
+"""A study attribute: the spec's `repeats`, if each configuration trains with several seeds."""
 SELECT = "select"
 """A study attribute: the spec's `select`, if it is not `checkpoint`."""
 ENDED = "ended"
@@ -169,6 +172,9 @@ class TrialSummary:
     """The failures after which it was run again, the earliest first."""
     reopened: Reopened | None = None
     """What is still to be done before it may train again; None: nothing."""
+    over_seeds: OverSeeds | None = None
+    """Its configuration, if the sweep has `repeats` and this is the first seed. `value` and
+    `others` are then those of the configuration."""
 
     @property
     def finishes(self) -> int | None:
@@ -198,9 +204,20 @@ class TrialSummary:
         return self.state in ENDINGS
 
     @property
+    def settled(self) -> bool:
+        """Whether it has ended, and all seeds of its configuration have."""
+        return self.finished and (self.over_seeds is None or self.over_seeds.state != "running")
+
+    @property
     def has_result(self) -> bool:
-        """Whether it counts among the best; a trial that confirms another one does not."""
-        return self.role != "confirm" and has_result(self.state, self.select)
+        """Whether it counts among the best.
+
+        A trial that confirms another one does not. With `repeats`, a configuration counts once all
+        of its seeds have trained to their end, and its first seed stands for it.
+        """
+        if self.over_seeds is not None:
+            return self.over_seeds.state == "complete"
+        return self.role in ("search", "finish") and has_result(self.state, self.select)
 
     @property
     def ended_ms(self) -> int | None:
@@ -221,6 +238,13 @@ class TrialSummary:
     def values(self) -> tuple[float, ...]:
         """The value of each metric; none before the first report."""
         return () if self.value is None else (self.value, *self.others)
+
+    @property
+    def own_value(self) -> float | None:
+        """The value of this training alone, whatever other seeds its configuration has."""
+        if self.over_seeds is None:
+            return self.value
+        return self.over_seeds.own[0] if self.over_seeds.own else None
 
     @property
     def result(self) -> float | list[float] | None:
@@ -267,6 +291,15 @@ def is_of_search(attributes: Mapping[str, Any]) -> bool:
     return ROLE not in attributes or bool(attributes[ROLE]["role"] == "search")
 
 
+def repeated_by(attributes: Mapping[str, Any]) -> int | None:
+    """Return the configuration that a trial trains with a further seed, by its user attributes.
+
+    None for a trial with another role.
+    """
+    role = attributes.get(ROLE, {})
+    return int(role["origin"]) if role.get("role") == "repeat" else None
+
+
 def role_attributes(
     role: Role, origin: int | None, seed_index: int | None, *, split: bool = False
 ) -> dict[str, Any]:
@@ -292,14 +325,19 @@ def _exemption_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def count_trials(spec_trials: int, trials: Sequence[TrialSummary]) -> int:
+def count_trials(spec_trials: int, trials: Sequence[TrialSummary], seeds: int = 1) -> int:
     """Return how many trials a sweep has when it is complete, with the extra ones.
 
+    With several seeds it is the most that the sweep can have: a configuration that is stopped gets
+    no further seeds, and the number then becomes smaller.
+
     Args:
-        spec_trials: `num_trials` of the spec.
+        spec_trials: `num_trials` of the spec: how many configurations the search suggests.
         trials: All trials that exist.
+        seeds: With how many seeds each configuration trains.
     """
-    return len(trials) + max(0, spec_trials - len(of_search(trials)))
+    num_new = max(0, spec_trials - len(of_search(trials)))
+    return len(trials) + num_missing(trials, seeds) + seeds * num_new
 
 
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:
@@ -470,6 +508,11 @@ def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
     return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
 
 
+def repeats_in(attributes: Mapping[str, Any]) -> Repeats | None:
+    """Return how many seeds each configuration gets, from a study's attributes; None: one."""
+    return Repeats(*attributes[REPEATS]) if REPEATS in attributes else None
+
+
 def abort_in(attributes: Mapping[str, Any]) -> Abort | None:
     """Return the stored failure that stopped the sweep, from a study's attributes."""
     found = attributes.get(ABORT)
@@ -517,6 +560,8 @@ class LedgerReader:
             """The sha256 of each source file of the task, as the newest driver found it."""
             self.select: Select = notes.get(SELECT, "checkpoint")
             """What the values of the sweep's trials are; see `value_of`."""
+            self.repeats = repeats_in(notes)
+            """How many seeds each configuration gets; None: one."""
             self.num_published = int(notes.get("concluded", 0))
             """How many trials the sweep had when its best trial was last published; 0 before."""
             self.abort = abort_in(notes)
@@ -527,7 +572,7 @@ class LedgerReader:
             """For how many seconds all drivers together have run the sweep's trials."""
             self.plan: dict[str, Any] | None = notes.get(PLAN)
             """What the sweep was expected to take; None if an earlier release began it."""
-            self.trials = list(self._read_trials(db))
+            self.trials = with_seeds(list(self._read_trials(db)), self.repeats)
             """All trials, in the order of their numbers."""
 
     def front(self) -> list[TrialSummary]:

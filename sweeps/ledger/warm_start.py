@@ -128,8 +128,10 @@ def _take(
     trial: TrialSummary, other: SweepSpec, space: SearchSpace, reports: Mapping[int, float]
 ) -> PriorTrial | str:
     """Return a trial as a point of the search space, or why it is left out."""
-    if not trial.finished:
+    if not trial.settled:
         return "unfinished"
+    if trial.over_seeds is not None and trial.state == "complete" and not trial.has_result:
+        return "without all of their seeds"
     if trial.state == "failed" or trial.value is None:
         return "without a result"
     # A stopped trial counts with its last report and the parameters at that time.

@@ -93,10 +93,10 @@ def check_sweep(
     check_tracking(spec)
     check_webhook(spec)
     machine = Machine.probe()
-    resources = plan(spec.resources, spec.num_trials, spec.concurrency, machine)
+    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine)
     inspector = TaskInspector(spec, resources, thorough=thorough, whole_steps=whole_steps)
     facts = inspector.facts()
-    resources = plan(spec.resources, spec.num_trials, spec.concurrency, machine, facts.step_memory)
+    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine, facts.step_memory)
     sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
     return CheckResult(file, spec, resources, facts, sweep_plan)
 

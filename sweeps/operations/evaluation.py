@@ -105,7 +105,7 @@ def evaluate_trial(
         TrainingError: The checkpoint or the task cannot be used, or has no test data.
         CurveDamaged: The file with the trial's earlier evaluations is damaged.
     """
-    record = view.select_trial(number)
+    record = view.select_weights(number)
     paths, directory = view.paths, view.paths.trial(record.number)
     if not record.finished:
         remedy = "wait until it has ended" if view.running else view.resume_hint()

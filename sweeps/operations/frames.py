@@ -14,9 +14,15 @@ from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_ro
 from trainable.storage.regular_files import LARGEST_CURVE, read_regular
 from trainable.tested import latest_tested
 
+_SEED_COUNTS = ("configuration", "seed_index", "num_seeds")
+_SEED_COLUMNS = (*_SEED_COUNTS, "over_seeds", "standard_error")
+"""The columns that only a sweep with `repeats` has."""
+
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+    from sweeps.ledger.reader import TrialSummary
 
 
 def trials_frame(view: SweepStatus) -> pd.DataFrame:
@@ -24,6 +30,7 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
+    seeds = view.spec.repeats.seeds > 1
     keys = dict.fromkeys(view.spec.space)
     metrics: dict[str, None] = dict.fromkeys(view.spec.metrics)
     for record, row in zip(view.records, view.rows(), strict=True):
@@ -36,7 +43,7 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
                 "trial": record.number,
                 "state": row["state"],
                 **params,
-                **dict(zip(view.spec.metrics, record.values, strict=False)),
+                **dict(zip(view.spec.metrics, _own_values(record), strict=False)),
                 **reported,
                 "best_epoch": record.best_epoch,
                 "best_step": record.best_step,
@@ -48,15 +55,35 @@ def trials_frame(view: SweepStatus) -> pd.DataFrame:
                 "attempts": record.attempts,
                 "finishes": record.finishes,
                 "confirms": record.confirms,
+                **(_of_seeds(record) if seeds else {}),
                 "reason": record.reason,
                 "run_id": row["mlflow_run_id"],
             }
         )
     ends = ["best_epoch", "best_step", "epochs", "steps", "started_at", "ended_at", "seconds"]
-    ends += ["attempts", "finishes", "confirms", "reason", "run_id"]
+    seed_columns = _SEED_COLUMNS if seeds else ()
+    ends += ["attempts", "finishes", "confirms", *seed_columns, "reason", "run_id"]
     frame = pd.DataFrame(rows, columns=["trial", "state", *keys, *metrics, *ends])
-    whole = dict.fromkeys(["best_epoch", "best_step", "finishes", "confirms"], "Int64")
+    integers = ["best_epoch", "best_step", "finishes", "confirms"]
+    whole = dict.fromkeys([*integers, *(_SEED_COUNTS if seeds else ())], "Int64")
     return frame.astype(whole).set_index("trial")
+
+
+def _own_values(record: TrialSummary) -> tuple[float, ...]:
+    return record.values if record.over_seeds is None else record.over_seeds.own
+
+
+def _of_seeds(record: TrialSummary) -> dict[str, Any]:
+    """Return a trial's configuration and seed, and with the first seed the value over all."""
+    found: dict[str, Any] = {
+        "configuration": record.search_number,
+        "seed_index": record.seed_index,
+    }
+    if record.over_seeds is not None:
+        found["over_seeds"] = record.value
+        found["standard_error"] = record.over_seeds.standard_error
+        found["num_seeds"] = record.over_seeds.num_values
+    return found
 
 
 def leaders_frame(found: Mapping[str, Any]) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import NoReport
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
+from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.operations.store_comparison import StoreComparison, is_concluded
 from sweeps.paths import SCRATCH, SweepPaths
@@ -289,7 +290,12 @@ class _Resender(StoreComparison):
             ended = sum(one.finished for one in self.records)
             with contextlib.suppress(NoBest):  # the driver exported no trial either
                 for file in export_trial(
-                    self._paths, self._spec, self._best, directory / "best", where, ended
+                    self._paths,
+                    self._spec,
+                    weights_of(self._best, self.records),
+                    directory / "best",
+                    where,
+                    ended,
                 ):
                     yield file, f"best/{file.name}"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from sweeps.config.revisions import read_revisions, read_spec
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
+from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.reader import TrialRecord
 from sweeps.operations.store_comparison import StoreComparison
 from sweeps.paths import SweepPaths, tracking_uri
@@ -113,7 +114,7 @@ def _check(
     found.checked.append(f"{len(revisions)} revisions of the spec" if revisions else "the spec")
     for record in records:
         doing(f"comparing trial {record.number} of {len(records)}")
-        found.contradictions.extend(TrialChecks(paths, view.spec, revisions, record).run())
+        found.contradictions.extend(TrialChecks(paths, view.spec, revisions, alone(record)).run())
     found.checked.append(f"{len(records)} trials: ledger, configuration, curve and checkpoints")
     doing("comparing the outbox and the tracking store")
     readable = not any(one.where.startswith("trial ") for one in found.contradictions)

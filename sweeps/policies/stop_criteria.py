@@ -55,8 +55,11 @@ def active_stop_criterion(
     """
     if not _watches(spec):
         return None
+    seeds = [one for one in trials if one.role == "repeat"]
     trials = of_search(trials)
-    if len(trials) >= spec.num_trials and all(t.finished and not _cut_short(t) for t in trials):
+    if len(trials) >= spec.num_trials and all(
+        one.settled and not _cut_short(one) for one in (*trials, *seeds)
+    ):
         return None
     found = _target(spec, trials) or _plateau(spec, trials) or _time(spec, seconds)
     if found is None or len(trials) < spec.num_trials:
@@ -97,7 +100,7 @@ def _plateau(spec: SweepSpec, trials: Sequence[TrialSummary]) -> StopCriterionMe
     if count is None:
         return None
     # A trial that the user or a criterion stopped does not count.
-    tried = [t for t in trials if t.state == "complete" or is_stopped_early(t)]
+    tried = [t for t in trials if t.settled and (t.state == "complete" or is_stopped_early(t))]
     tried.sort(
         key=lambda trial: (trial.finish_order, trial.ended_at or datetime.min, trial.number)
     )

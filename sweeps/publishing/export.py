@@ -48,7 +48,7 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
         NoChoice: Several trials are the best, and `trial` is None.
         FileExistsError: The directory is not empty.
     """
-    record = view.select_trial(trial)
+    chosen, record = view.select_trial(trial), view.select_weights(trial)
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(
             f"{directory} is not empty; an export never overwrites files; name a new directory"
@@ -56,7 +56,7 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
     where = attempt_tags(view.ledger.attempts)
     ended = sum(one.finished for one in view.records)
     return export_trial(
-        view.paths, view.spec, record, directory, where, ended, _standing(view, record)
+        view.paths, view.spec, record, directory, where, ended, _standing(view, chosen)
     )
 
 

@@ -183,8 +183,8 @@ def _held(contents: Exported) -> list[str]:
 
 
 def _rank(spec: SweepSpec, ended: int, standing: str) -> str:
-    among = f"a sweep of {max(ended, spec.num_trials)} trials"
-    if ended < spec.num_trials:
+    among = f"a sweep of {max(ended, spec.max_runs)} trials"
+    if ended < spec.max_runs:
         among = f"the {ended} trials that had ended, of {among}"
     sentence = f"{standing} of {among}, by the {spec.objective_description}"
     if standing == ON_THE_FRONT:

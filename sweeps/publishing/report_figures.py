@@ -230,7 +230,7 @@ def _describe_rule(sweep: SweepData) -> str:
     notes = [described, rule.rungs_note]
     if len(sweep.spec.metrics) > 1 and rungs(sweep.spec):
         notes.append("The best by all metrics: by non-dominated front, then by hypervolume.")
-    exempt = sum(record.exempt for record in sweep.view.records)
+    exempt = sum(record.exempt for record in of_search(sweep.view.records))
     if exempt:
         notes.append(f"Trials that are exempt, and continue in any case: {exempt}.")
     return " ".join(filter(None, notes))

@@ -30,7 +30,8 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
         trials that reached it and have a decision there; in HyperBand, some brackets have none.
     """
     levels, rule = rungs(spec), spec.early_stopping.rule
-    firsts = [rule.first_rung(record.number, spec.budget.reports) for record in records]
+    records = [record for record in records if record.role != "repeat"]
+    firsts = [rule.first_rung(number, spec.budget.reports) for number in range(len(records))]
     counts: dict[str, list[int]] = {"continued": [0] * len(levels)}
     for record, first in zip(records, firsts, strict=True):
         for index in range(first, len(levels)):

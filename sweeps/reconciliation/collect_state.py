@@ -14,7 +14,7 @@ from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.metric_values import Value, as_value
 from sweeps.early_stopping.pausing_rules import StopDecider
-from sweeps.ledger.reader import TrialRecord, of_search
+from sweeps.ledger.reader import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import SavedReport, SweepState, TrialState
 from sweeps.recording.downsampling import thin_rows
@@ -64,7 +64,7 @@ def read_sweep_state(
         patience=spec.patience,
         parameters=frozenset(spec.search_space().unconditional()),
         strangers=sorted(entry.name for entry in found if entry.name not in known),
-        num_awaited=spec.num_trials + len(records) - len(of_search(records)),
+        num_awaited=count_trials(spec.num_trials, records, spec.repeats.seeds),
         stop=stop,
         live=live,
     )
@@ -129,10 +129,10 @@ def trial_state(
 def _judged(
     trials: Sequence[TrialState], judge: StopDecider, paths: SweepPaths, spec: SweepSpec
 ) -> list[TrialState]:
-    searched = [trial for trial in trials if trial.record.role == "search"]
-    reports = {trial.record.number: _compared(trial) for trial in searched}
-    unfinished = {trial.record.number for trial in searched if not trial.record.finished}
-    exempt = {trial.record.number for trial in searched if trial.record.exempt}
+    compared = [trial for trial in trials if trial.record.role in ("search", "repeat")]
+    reports = {trial.record.number: _compared(trial) for trial in compared}
+    unfinished = {trial.record.number for trial in compared if not trial.record.finished}
+    exempt = {trial.record.number for trial in compared if trial.record.exempt}
     stopped = judge(reports, unfinished, exempt)
 
     def reason(number: int) -> str | None:

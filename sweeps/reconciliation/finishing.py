@@ -51,6 +51,7 @@ def can_offer_finish(
     return (
         record.state == "pruned"
         and record.finishes is None
+        and spec.repeats.seeds == 1
         and not spec.early_stopping.rule.is_population
         and finishing_trial(record.number, trials) is None
     )
@@ -181,6 +182,12 @@ def _fault(
         return (
             f"trial {number} itself finishes trial {trial.finishes}; --finish takes a trial that "
             f"the search suggested; write --finish {trial.finishes}"
+        )
+    if spec.repeats.seeds > 1:
+        return (
+            f"trial {number} is one of up to {spec.repeats.seeds} seeds of its configuration, "
+            "which counts only with all of them; a single seed is not finished; use its best "
+            f"checkpoint: {paths.command('best', '--trial', str(number), '--export', 'DIR')}"
         )
     if spec.early_stopping.rule.is_population:
         return (

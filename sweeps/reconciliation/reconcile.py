@@ -320,7 +320,7 @@ def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | 
         )
     if trial.stop_reason is not None and not trial.trained_past_report:
         return "pruned", trial.stop_reason
-    stops = state.stop is not None and trial.record.role == "search"
+    stops = state.stop is not None and trial.record.role in ("search", "repeat")
     return ("pruned", state.stop) if stops else (None, None)
 
 

@@ -31,6 +31,7 @@ from sweeps.reconciliation.reconcile import (
     UnrecordedEnd,
 )
 from sweeps.recording.downsampling import thin_rows
+from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import (
     STOPPED_BY_INTERRUPT,
     end_tags,
@@ -97,10 +98,20 @@ def apply(
                 own = [row for _, row in read_logged(directory)]
                 ended = StaleRunStatus(number, run_status(record), (*own, *rows))
                 send_to_tracker(ended, paths, spec, record, recorder)
+                _record_configuration(number, spec, ledger, recorder)
             case MissingRun() | StaleRunStatus() | OrphanedRun():
                 send_to_tracker(wrong, paths, spec, ledger.trial(wrong.number), recorder)
+                if isinstance(wrong, StaleRunStatus):
+                    _record_configuration(wrong.number, spec, ledger, recorder)
             case MissingReport() | MissingMetrics():
                 backfill([wrong], ledger, recorder)
+
+
+def _record_configuration(
+    number: int, spec: SweepSpec, ledger: Ledger, recorder: Recorder
+) -> None:
+    if spec.repeats.seeds > 1:
+        record_configuration(ledger.trials()[ledger.trial(number).search_number], recorder)
 
 
 def send_to_tracker(

@@ -120,7 +120,7 @@ def trials_to_retry(
         )
     opened = [replace(t, state="running") if t.number in chosen else t for t in trials]
     stop = active_stop_criterion(spec, opened, seconds) if chosen else None
-    if stop is not None and any(trials[number].role == "search" for number in chosen):
+    if stop is not None and any(trials[n].role in ("search", "repeat") for n in chosen):
         more = [word for change in stop.continue_overrides for word in ("-s", change)]
         raise UserError(
             f"{stop.key} ended the sweep ({stop.why}), and would end a trial that is run again at "

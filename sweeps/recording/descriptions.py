@@ -14,6 +14,7 @@ from typing import Any
 from redaction.escapes import printable
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_parameter, titles
+from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.reader import ENDINGS, TrialSummary, count_trials
 from tracking.limits import clip_text
 
@@ -35,6 +36,7 @@ def describe_trial(record: TrialSummary, spec: SweepSpec, how: str) -> str:
         spec: The sweep.
         how: How it ended: `complete`, `pruned`, `stopped` or `failed`.
     """
+    record = alone(record)  # its run shows this training, whatever other seeds there are
     return _BREAK.join(
         [
             f"**{how.capitalize()}** {_length(record, spec)}{_value(record, spec)}.",
@@ -62,8 +64,9 @@ def describe_sweep(
     counts = Counter(record.state for record in records)
     ends = ", ".join(f"{counts[state]} {state}" for state in ENDINGS if counts[state])
     num_ended = sum(counts[state] for state in ENDINGS)
+    count = count_trials(spec.num_trials, records, spec.repeats.seeds)
     lines = [
-        f"**{num_ended} of {count_trials(spec.num_trials, records)} trials** for the "
+        f"**{num_ended} of {count} trials** for the "
         f"{_code(spec.objective_description)}" + (f": {ends}." if ends else "."),
     ]
     if len(best) == 1:
@@ -93,6 +96,8 @@ def _value(record: TrialSummary, spec: SweepSpec) -> str:
     if record.result is None:
         return ""
     shown = format_best(spec.metrics, record.result, final=spec.select == "final")
+    if record.over_seeds is not None:
+        return f", {_code(shown)} ({record.over_seeds.in_words()})"
     # Metrics have names of the user's choice.
     return f", {_code(shown)} at {spec.budget.report_word} {record.best_epoch}"
 

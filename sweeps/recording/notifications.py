@@ -86,6 +86,9 @@ class Notifier:
             at = f"{number}" + f"-{failures}" * bool(failures)
             self._add("trial_failed", at, trial, f"trial {number} failed", trial.reason)
             return
+        if self._spec.repeats.seeds > 1:  # the configuration has ended, or still has no result
+            number = trial.search_number
+            trial = self._trials.trials()[number]
         # Of all trials, only those of the last front can be in the next one.
         before = [one for one in self._front if one.number != number]
         self._front = front([*before, trial], self._minimizes)
@@ -105,8 +108,9 @@ class Notifier:
             status: The status of the sweep's own run.
             reason: Why it ended; None: all trials have ended.
         """
-        trials = self._trials.trials()
+        trials, spec = self._trials.trials(), self._spec
         ended = sum(trial.finished for trial in trials)
+        count = count_trials(spec.num_trials, trials, spec.repeats.seeds)
         event = _EVENTS[status]
         best = front(trials, self._minimizes)
         # A resume that finds nothing to do finishes the sweep again; that is no news.
@@ -118,7 +122,7 @@ class Notifier:
             event,
             at,
             best[0] if len(best) == 1 else None,
-            f"{event} with {ended} of {count_trials(self._spec.num_trials, trials)} trials",
+            f"{event} with {ended} of {count} trials",
             reason,
             {state: counts[state] for state in ("complete", "pruned", "failed")},
         )

@@ -11,17 +11,19 @@ from itertools import groupby
 
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.patience import BY_PATIENCE
-from sweeps.ledger.reader import ACCUMULATION, FINISHES, TrialRecord, TrialSummary
+from sweeps.ledger.reader import ACCUMULATION, Role, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
-from tracking.recorder import Status
+from tracking.recorder import TAG_REPEATS, Status
 
 STOPPED_BY_INTERRUPT = {"stopped_by": "interrupt"}
 NOT_STOPPED = {"stopped_by": ""}
 """Clears the tag of a trial's run that resumes after an interruption."""
+VALUE_OVER_SEEDS = "over_seeds/value"
+"""The metric of a configuration's run: its value over all of its seeds."""
 SWEEP_RESUMED = NOT_STOPPED | {"reason": "", "health": "", DESCRIPTION: ""}
 """Clears the tags of the sweep's own run that its end sets again."""
 
@@ -63,13 +65,7 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
     """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
-    tags = lineage_tags(record, spec)
-    if record.finishes is not None:
-        tags[f"gradsweep.{FINISHES}"] = str(record.finishes)
-    if record.role == "confirm":
-        tags["gradsweep.confirms"] = str(record.origin)
-    if record.role == "repeat":
-        tags["gradsweep.repeats"] = str(record.origin)
+    tags = lineage_tags(record, spec) | origin_tags(record.role, record.origin)
     if record.seed_index is not None:
         tags["gradsweep.seed_index"] = str(record.seed_index)
     if record.attempts:
@@ -89,6 +85,21 @@ def retried_tags(record: TrialSummary) -> dict[str, str]:
     history = "; ".join(one.sentence for one in record.failed_attempts)
     cleared = ("outcome", "reason", "failure.kind", "failure.traceback", DESCRIPTION)
     return {"gradsweep.failed_attempts": history, **dict.fromkeys(cleared, "")}
+
+
+def origin_tags(role: Role, origin: int | None) -> dict[str, str]:
+    """Return why a trial exists that the search did not suggest; empty for other trials.
+
+    The run of a trial that repeats a configuration is shown below that of its first seed.
+    """
+    match role:
+        case "finish":
+            return {"gradsweep.finishes": str(origin)}
+        case "confirm":
+            return {"gradsweep.confirms": str(origin)}
+        case "repeat":
+            return {TAG_REPEATS: str(origin)}
+    return {}
 
 
 def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:
@@ -114,6 +125,9 @@ def lineage_tags(record: TrialSummary, spec: SweepSpec) -> dict[str, str]:
 def best_tags(best: TrialRecord) -> dict[str, str]:
     """Return, for the sweep's own run, tags that name the best trial."""
     found = {"best_trial": best.number, "best_value": best.value, "best_step": best.best_step}
+    if best.over_seeds is not None:  # its steps are those of its first seed alone
+        del found["best_step"]
+        found["best_weights"] = best.over_seeds.typical()
     return {name: repr(value) for name, value in found.items()}
 
 
@@ -126,6 +140,8 @@ def leaders_view(spec: SweepSpec, sweep_id: str | None = None) -> SharedView:
     curves = list(dict.fromkeys([*spec.metrics, "train/loss"]))
     ascending = spec.modes[0] == "min"
     value = spec.metrics[0] if spec.select == "final" else f"best/{spec.metrics[0]}"
+    if spec.repeats.seeds > 1:
+        value = VALUE_OVER_SEEDS
     return shared_view(list(spec.space), value, curves, ascending=ascending, sweep_id=sweep_id)
 
 

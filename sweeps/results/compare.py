@@ -94,7 +94,9 @@ def leaders(view: SweepStatus, top: int) -> list[TrialSummary]:
     """
     best = view.ledger.front()
     ranked = ranking(view.records, minimize=view.ledger.minimize)
-    others = [r for r in view.records if r not in ranked and r.value is not None]
+    # A further seed is part of its configuration, which its first seed stands for.
+    single = [r for r in view.records if r.role != "repeat" and r.value is not None]
+    others = [r for r in single if r not in ranked]
     others.sort(key=lambda record: _order(view, record))
     return [*best, *(r for r in ranked if r not in best), *others][:top]
 

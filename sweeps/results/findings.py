@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 
 from sweeps.config.own_values import own_values
 from sweeps.config.space import is_number
+from sweeps.early_stopping.metric_values import first_value
 from sweeps.early_stopping.patience import BY_PATIENCE
+from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.formatting import format_number, format_reason, format_value
+from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.reader import TrialSummary, of_search, ranking
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.comparable_trials import ComparableTrials, compare_all
@@ -114,7 +117,13 @@ class _Evidence:
     def __init__(self, view: SweepStatus) -> None:
         self.view, self.spec, self.records = view, view.spec, of_search(view.records)
         self.metric, self.minimize = self.spec.metrics[0], view.ledger.minimize
-        self.curves = view.ledger.reports()
+        self.curves: Mapping[int, Mapping[int, float]] = view.ledger.reports()
+        if self.spec.repeats.seeds > 1:
+            seeds = over_seeds(self.curves, origins(view.records), self.spec.repeats.combine)
+            self.curves = {
+                number: {epoch: first_value(value) for epoch, value in one.items()}
+                for number, one in seeds.items()
+            }
         self.names = short_names(list(self.spec.space))
         # A pruned trial and the one that finishes it are one point; the finished one counts.
         finished = {one.finishes for one in view.records if one.has_result}
@@ -141,7 +150,10 @@ class _Evidence:
 
     @cached_property
     def compared(self) -> ComparableTrials:
-        states = {record.number: self.view.trial_state(record) for record in self.records}
+        states = {
+            one.number: one.over_seeds.state if one.over_seeds else self.view.trial_state(one)
+            for one in self.records
+        }
         return compare_all(self.spec, states, self.curves)
 
     @cached_property
@@ -203,7 +215,9 @@ class _Evidence:
             yield Finding("best", f"{lead}; trial {best.number} has the best {value}.")
             return
         lead = f"Trial {best.number} has the best {self.metric}, {format_number(best.value)}"
-        if best.best_epoch is not None:
+        if best.over_seeds is not None:
+            lead += f" ({best.over_seeds.in_words()})"
+        elif best.best_epoch is not None:
             budget = self.spec.budget
             lead += f" after {budget.report_word} {best.best_epoch} of {budget.reports}"
         yield Finding("best", f"{lead}{self._margin(best)}.")
@@ -298,7 +312,8 @@ class _Evidence:
 
     def _epochs(self) -> Iterator[Finding]:
         """State how much training early stopping saved."""
-        ended = [r for r in self.records if r.state == "complete" or is_stopped_early(r)]
+        every = [r for r in self.view.records if r.role in ("search", "repeat")]
+        ended = [r for r in every if r.state == "complete" or is_stopped_early(r)]
         if not any(is_stopped_early(r) or (r.reason or "").startswith(BY_PATIENCE) for r in ended):
             return
         trained = sum(record.epoch for record in ended)

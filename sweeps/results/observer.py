@@ -26,9 +26,22 @@ class ProgressObserver(Protocol):
     """Receives the events of a running sweep, to show them."""
 
     def started(
-        self, number: int, params: Mapping[str, Any], attempt: int, role: Role = "search"
+        self,
+        number: int,
+        params: Mapping[str, Any],
+        attempt: int,
+        role: Role = "search",
+        origin: int | None = None,
     ) -> None:
-        """A trial started, or restarted."""
+        """A trial started, or restarted.
+
+        Args:
+            number: The trial's number.
+            params: Its searched parameters.
+            attempt: The number of the attempt, from 1.
+            role: Why the trial exists.
+            origin: The trial whose point it trains; None for a trial of the search.
+        """
 
     def reported(self, progress: TrialProgress) -> None:
         """A trial reported metrics."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
+from sweeps.ledger.over_seeds import missing_seeds, state_of
 from sweeps.ledger.reader import ENDINGS, Role, TrialRecord, TrialSummary, has_result
 from sweeps.results.observer import TrialProgress
 from sweeps.results.remaining_time import DeliveryEstimate, epochs_left
@@ -35,6 +36,8 @@ class TrialRow:
     """When the current worker began, in monotonic seconds; None: no worker trains it."""
     role: Role = "search"
     """Why it exists."""
+    origin: int | None = None
+    """The trial whose point it trains; None for a trial of the search."""
     changed: int = 0
     """Orders the trials by their last start, pause or end."""
 
@@ -57,8 +60,8 @@ def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
         state: The state to show; see `SweepStatus.trial_state`.
     """
     metrics = dict(zip(spec.metrics, record.values, strict=False))
-    if record.value is not None:
-        metrics[best_name(spec)] = record.value
+    if record.own_value is not None:
+        metrics[best_name(spec)] = record.own_value
     if isinstance(record, TrialRecord) and record.reports:
         metrics[spec.metrics[0]] = record.reports[max(record.reports)]
     params = configured(spec.space, record.best_params)
@@ -70,6 +73,7 @@ def row_of(record: TrialSummary, spec: SweepSpec, state: str) -> TrialRow:
         metrics,
         record.seconds,
         role=record.role,
+        origin=record.origin,
         changed=record.number,
     )
 
@@ -81,15 +85,38 @@ def best_name(spec: SweepSpec) -> str:
 
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
     """Return the trial with the best value of the first metric; see `ledger.reader.front`."""
+    found = best_with_value(rows, spec)
+    return found and found[0]
+
+
+def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow, float] | None:
+    """Return the best trial and its value; with `repeats`, the first seed of a configuration."""
     name, sign = best_name(spec), 1 if spec.modes[0] == "min" else -1
-    found = [
-        row
-        for row in rows
-        if row.role != "confirm" and has_result(row.state, spec.select) and name in row.metrics
-    ]
-    return min(
-        found, key=lambda row: (sign * row.metrics[name], row.state != "complete"), default=None
-    )
+    if spec.repeats.seeds > 1:
+        groups = [
+            (mine[0], [row.metrics[name] for row in mine if name in row.metrics])
+            for mine in _seeds(rows).values()
+            if state_of([row.state for row in mine], spec.repeats.seeds) == "complete"
+        ]
+        values = [(row, spec.repeats.combine(each)) for row, each in groups if each]
+    else:
+        values = [
+            (row, row.metrics[name])
+            for row in rows
+            if row.role != "confirm" and has_result(row.state, spec.select) and name in row.metrics
+        ]
+    return min(values, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)
+
+
+def _seeds(rows: Sequence[TrialRow]) -> dict[int, list[TrialRow]]:
+    """Return the seeds of each configuration, the first one first."""
+    found: dict[int, list[TrialRow]] = {}
+    for row in sorted(rows, key=lambda row: row.number):
+        if row.role == "repeat" and row.origin is not None:
+            found.setdefault(row.origin, []).append(row)
+        elif row.role == "search":
+            found[row.number] = [row]
+    return found
 
 
 def in_order(rows: Sequence[TrialRow], best: TrialRow | None) -> list[TrialRow]:
@@ -123,7 +150,8 @@ class SweepProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
-        self.total = spec.num_trials if total is None else total
+        self._num_configurations = spec.num_trials
+        self._total = spec.max_runs if total is None else total
         self._delivery, self._clock = delivery, clock
         self._start = clock()
         self._first_start: float | None = None
@@ -133,6 +161,9 @@ class SweepProgress:
         }
         for changed, row in enumerate(self._rows.values()):
             row.changed = changed
+        self._num_others = sum(row.role not in ("search", "repeat") for row in self._rows.values())
+        if total is not None:
+            self._num_others = total - self._num_of_search()
         self.num_finished = 0
         """How many trials have ended."""
         self._epochs = 0
@@ -146,6 +177,20 @@ class SweepProgress:
         """Whether no trial has started under this driver."""
         self.is_stopping = False
         """Whether the sweep ends without its remaining trials."""
+
+    @property
+    def total(self) -> int:
+        """How many trials the sweep has when it is complete; see `count_trials`."""
+        if self.spec.repeats.seeds == 1:
+            return self._total
+        return self._num_others + self._num_of_search()  # which become fewer: see `count_trials`
+
+    def _num_of_search(self) -> int:
+        """Return how many trials the search has when it is complete, with all seeds."""
+        seeds, groups = self.spec.repeats.seeds, _seeds(self.rows).values()
+        missing = sum(missing_seeds([row.state for row in mine], seeds) for mine in groups)
+        known = sum(map(len, groups))
+        return known + missing + seeds * max(0, self._num_configurations - len(groups))
 
     @property
     def rows(self) -> list[TrialRow]:
@@ -166,10 +211,25 @@ class SweepProgress:
         now = self._clock()
         return {row.number: row.duration(now) for row in self.rows}
 
-    def started(self, number: int, params: Mapping[str, Any], role: Role = "search") -> None:
-        """A worker starts a trial, or starts it again."""
+    def started(
+        self,
+        number: int,
+        params: Mapping[str, Any],
+        role: Role = "search",
+        origin: int | None = None,
+    ) -> None:
+        """A worker starts a trial, or starts it again.
+
+        Args:
+            number: The trial's number.
+            params: Its searched parameters.
+            role: Why it exists.
+            origin: The trial whose point it trains; None for a trial of the search.
+        """
         row = self._row_of(number)
-        row.params, row.role = params, role
+        row.params = params
+        with self._changing(number):
+            row.role, row.origin = role, origin
         self._run(number)
 
     def reported(self, progress: TrialProgress) -> None:

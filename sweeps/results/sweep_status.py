@@ -26,6 +26,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import holder_of, ledger_location
+from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary, count_trials, of_search
 from sweeps.paths import SweepPaths, list_sweeps, resolve_root
 from sweeps.policies.confirmation import num_unstarted
@@ -224,6 +225,7 @@ class SweepStatus:
         """
         if self.spec.storage.checkpoints is not None:
             return None
+        record = self.weights_of(record)
         found = best_generation(self.paths, self.spec, record)
         return found if isinstance(found, str) else None
 
@@ -250,12 +252,14 @@ class SweepStatus:
     @property
     def num_trials(self) -> int:
         """The number of trials: those that exist, and those of the spec that have not started."""
-        return count_trials(self.spec.num_trials, self.records) + self._num_unstarted_runs
+        known = count_trials(self.spec.num_trials, self.records, self.spec.repeats.seeds)
+        return known + self._num_unstarted_runs
 
     @property
     def _num_unstarted(self) -> int:
         """How many trials of the search have not started."""
-        return count_trials(self.spec.num_trials, self.records) - len(self.records)
+        count = count_trials(self.spec.num_trials, self.records, self.spec.repeats.seeds)
+        return count - len(self.records)
 
     @cached_property
     def _num_unstarted_runs(self) -> int:
@@ -283,6 +287,7 @@ class SweepStatus:
             "state": self.state,
             "trials": {state: counts[state] for state in STATES},
             "num_trials": self.num_trials,
+            "configurations": self._configurations(),
             "stopped_by": reason and {"key": reason.key, "why": reason.why},
             "best": best if self.several else best[0] if best else None,
             "outbox_pending": self.delivered.pending,
@@ -292,14 +297,44 @@ class SweepStatus:
             "mlflow_run_id": self.delivered.sweep_run_id,
         }
 
+    def _configurations(self) -> dict[str, int] | None:
+        """Return how many configurations are in each state; None with one seed each."""
+        if self.spec.repeats.seeds == 1:
+            return None
+        counts = Counter(one.over_seeds.state for one in self.records if one.over_seeds)
+        if self.stop is None:
+            counts["waiting"] = max(0, self.spec.num_trials - counts.total())
+        return {state: counts[state] for state in STATES}
+
     @property
     def several(self) -> bool:
         """Whether the sweep has several metrics, so that several trials may be the best."""
         return len(self.spec.metrics) > 1
 
     def best(self, number: int | None = None) -> dict[str, Any]:
-        """Return the object that `sweep best --json` prints; see `select_trial`."""
-        return self.trial(self.select_trial(number))
+        """Return the object that `sweep best --json` prints; see `select_trial`.
+
+        Of a configuration with several seeds, the checkpoints are those of `select_weights`.
+        """
+        found, weights = self.trial(self.select_trial(number)), self.select_weights(number)
+        if weights.number == found["number"]:
+            return found
+        of_weights = self.trial(weights)
+        return found | {key: of_weights[key] for key in ("checkpoint", "best_checkpoint", "test")}
+
+    def select_weights(self, number: int | None) -> TrialSummary:
+        """Return the trial whose weights are exported and tested; see `select_trial`.
+
+        With `repeats`, the best configuration has one checkpoint for each seed. The one whose
+        value is closest to the configuration's stands for it. A trial that `number` names stands
+        for itself.
+        """
+        record = self.select_trial(number)
+        return record if number is not None else self.weights_of(record)
+
+    def weights_of(self, record: TrialSummary) -> TrialSummary:
+        """Return the trial whose weights stand for a configuration, or for a single trial."""
+        return weights_of(record, self.records)
 
     def select_trial(self, number: int | None) -> TrialSummary:
         """Return the trial that `number` names, whatever its state; the best one by default.
@@ -335,6 +370,8 @@ class SweepStatus:
         if not front:
             final = self.spec.select == "final"
             ended = "trained to its end, as select: final needs" if final else "ended with a value"
+            if (seeds := self.spec.repeats.seeds) > 1:
+                ended = f"trained to its end with all of its {seeds} seeds"
             raise NoBest(
                 f"no trial of sweep '{self.paths.name}' has {ended}; "
                 f"see: {self.paths.command('trials')}"
@@ -392,7 +429,7 @@ class SweepStatus:
         Raises:
             NoBest: It is lost, or the trial never saved one.
         """
-        found = best_generation(self.paths, self.spec, record)
+        found = best_generation(self.paths, self.spec, self.weights_of(record))
         if isinstance(found, str):
             raise NoBest(found)
         return found.address
@@ -421,6 +458,7 @@ class SweepStatus:
             "exempt": record.exempt,
             "would_stop_at": record.would_stop_at,
             "would_stop_reason": record.would_stop_reason,
+            "over_seeds": record.over_seeds and record.over_seeds.as_dict(),
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }
 

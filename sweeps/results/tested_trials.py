@@ -29,7 +29,7 @@ def selection_cautions(view: SweepStatus, record: TrialSummary, times: int) -> I
     """
     front, by = view.ledger.front(), view.spec.objective_description
     others = [number for number in tested_trials(view) if number != record.number]
-    if record not in front:
+    if record.search_number not in [one.search_number for one in front]:
         best = f"{_trials([one.number for one in front])} by the {by}" if front else "none yet"
         yield (
             f"trial {record.number} is not the best trial ({best}); to choose a trial by its test "

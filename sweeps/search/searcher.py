@@ -23,11 +23,14 @@ from sweeps.config.trial_run import with_accumulation
 from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted, replay
+from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.over_seeds import next_seed
 from sweeps.ledger.reader import EXEMPT, compared_values, is_of_search, of_search
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
+from sweeps.search.seeds_as_one import origins_in
 from sweeps.search.suggest import Suggester
 from trainable.ray_adapter import OBJECTIVE
 
@@ -90,18 +93,18 @@ class LedgerSearcher(Searcher):
         if self._exploit is not None:
             self._exploit.link()  # an edited spec may no longer have the rung at which they wait
         trials = ledger.trials()
-        of_the_search = of_search(trials)
-        self._extra = [t for t in trials if t.role != "search" and not t.finished]
+        unfinished = [trial for trial in trials if not trial.finished]
+        self._extra = [t for t in unfinished if t.role not in ("search", "repeat")]
         self._unfinished = [
             trial
-            for trial in of_the_search
-            if not trial.finished
-            and (trial.exempt or not (self._pauses and self._pauses.pauses_at(trial.reports)))
+            for trial in unfinished
+            if trial.role == "repeat" or (trial.role == "search" and not self._is_paused(trial))
         ]
-        self._next_number, self._num_suggested = len(trials), len(of_the_search)
+        self._next_number, self._num_suggested = len(trials), len(of_search(trials))
         self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
+        self._may_repeat = spec.repeats.seeds > 1
         self.stopping = False
         """Set to end the sweep after the running trials: no further trial is returned."""
         self.paused = False
@@ -128,7 +131,7 @@ class LedgerSearcher(Searcher):
                 self._refuse(trial.number, error)
                 self._may_promote = self._pauses is not None  # no trial waits for it any more
                 continue
-            if trial.role == "search":
+            if trial.role in ("search", "repeat"):
                 self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
             resolved = with_accumulation(config, trial.accumulation)
@@ -139,6 +142,7 @@ class LedgerSearcher(Searcher):
                 "role": trial.role,
                 "exempt": trial.exempt,
                 "would_stop_at": trial.would_stop_at,
+                "origin": trial.origin,
                 "seed": trial.seed,
                 "pause_at_epoch": self._pauses.pause_at_epoch(max(trial.reports, default=0))
                 if self._pauses and trial.role == "search" and not trial.exempt
@@ -165,6 +169,7 @@ class LedgerSearcher(Searcher):
         del result, error
         self._live.pop(trial_id, None)
         self._may_promote = self._pauses is not None
+        self._may_repeat = self._spec.repeats.seeds > 1
 
     def is_live(self, number: int) -> bool:
         """Return whether Tune runs the trial."""
@@ -200,6 +205,8 @@ class LedgerSearcher(Searcher):
             return None
         if (unfinished := self._next_open(self._unfinished)) is not None:
             return unfinished
+        if (repeated := self._repeated()) is not None:
+            return repeated
         if (promoted := self._promoted()) is not None:
             return promoted
         if self._num_suggested >= self._num_trials:
@@ -234,6 +241,7 @@ class LedgerSearcher(Searcher):
             past, last = trial.compared_reports, max(trial.reports)
             if last > trial_store(self._paths, self._spec, trial.number).saved_epoch():
                 past.pop(last, None)
+            repeats = trial.origin if trial.role == "repeat" else None
             replay(
                 self._scheduler,
                 trial_id,
@@ -241,7 +249,26 @@ class LedgerSearcher(Searcher):
                 number=trial.number,
                 finished=False,
                 exempt=trial.exempt,
+                repeats=repeats,
             )
+
+    def _is_paused(self, trial: TrialRecord) -> bool:
+        if self._pauses is None or trial.exempt:
+            return False
+        return self._pauses.pauses_at(trial.reports)
+
+    def _repeated(self) -> TrialRecord | None:
+        """Add and return a further seed of a configuration whose first seed is complete."""
+        if not self._may_repeat:
+            return None
+        self._flush()
+        found = next_seed(self._ledger.trials(), self._spec.repeats.seeds)
+        self._may_repeat = found is not None  # until another trial has ended
+        if found is None:
+            return None
+        self._next_number += 1
+        self._fence()
+        return self._ledger.add_extra("repeat", *found)
 
     def _promoted(self) -> TrialRecord | None:
         if self._pauses is None or not self._may_promote:
@@ -258,11 +285,15 @@ class LedgerSearcher(Searcher):
     def _reports(self) -> tuple[Reports, set[int], set[int]]:
         """Return the reports of the search's trials, the unfinished ones and the exempt ones."""
         # Records are not used here: building thousands of them would take long.
-        trials = [one for one in self._ledger.frozen_trials() if is_of_search(one.user_attrs)]
+        every = self._ledger.frozen_trials()
+        trials = [one for one in every if is_of_search(one.user_attrs)]
         unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
         exempt = {trial.number for trial in trials if EXEMPT in trial.user_attrs}
-        reports = {
+        origins = origins_in(every)
+        reports: Reports = {
             trial.number: compared_values(trial.user_attrs, trial.intermediate_values)
-            for trial in trials
+            for trial in (*trials, *(every[number] for number in origins))
         }
+        if origins:
+            reports = over_seeds(reports, origins, self._spec.repeats.combine)
         return reports, unfinished, exempt

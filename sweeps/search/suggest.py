@@ -27,6 +27,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
+from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.reader import EXEMPT, compared_values, is_of_search
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
@@ -34,6 +35,7 @@ from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
+from sweeps.search.seeds_as_one import seeds_as_one
 from sweeps.search.tried_points import TriedPoints
 from trainable.seeding import derive_seed
 
@@ -81,6 +83,7 @@ class Suggester:
         self._samplers = Samplers(spec, self._warm)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
+        self._seeds = repeats_of(spec)
         self._tried = TriedPoints(self._space, lambda one: self._space.project(self._values(one)))
         # The members of a population change while they train, and seeds alone may differ.
         # In an endless space no point is drawn twice by chance: the sampler means it, so that the
@@ -95,10 +98,13 @@ class Suggester:
     def _history(self) -> list[FrozenTrial]:
         """Return the trials of the search, numbered as if no trial trained another one's point.
 
-        Such a trial would count the same point twice.
+        Such a trial would count the same point twice. Several seeds of a configuration are one.
         """
         trials = self._ledger.frozen_trials()
-        kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
+        if self._seeds is not None:
+            kept = seeds_as_one(trials, self._seeds)
+        else:
+            kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
         if len(kept) == len(trials):
             return trials
         for position, trial in enumerate(kept):

@@ -5,12 +5,14 @@ What must not live here: what the cards look at, and printing.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import is_number
+from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.reader import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.audit.card import Card
@@ -117,6 +119,11 @@ def audit_data(view: SweepStatus) -> AuditData:
         if record.role == "finish" and record.state == "complete"
     }
     ended = [record for record in of_search(view.records) if record.finished]
+    further = sorted(origins(view.records))
+
+    def position(number: int) -> int:  # as the rule counts trials; see `SeedMeans`
+        return number - bisect_left(further, number)
+
     trials = [
         AuditTrial(
             number=record.number,
@@ -128,7 +135,7 @@ def audit_data(view: SweepStatus) -> AuditData:
             stopped_early=is_stopped_early(record),
             # The last bracket of HyperBand stops no trial, either.
             exempt=bool(getattr(record, "exempt", False))
-            or (bool(rungs) and rule.first_rung(record.number, reports) >= len(rungs)),
+            or (bool(rungs) and rule.first_rung(position(record.number), reports) >= len(rungs)),
             finished_value=finished.get(record.number),
         )
         for record in ended
@@ -164,11 +171,12 @@ def _repeats(view: SweepStatus) -> Mapping[int, Mapping[int, float]]:
     """Return the values under several seeds, by the search's trial and the common seed."""
     found: dict[int, dict[int, float]] = {}
     for record in view.records:
-        if record.seed_index is None or record.state != "complete" or record.value is None:
+        value = record.own_value
+        if record.seed_index is None or record.state != "complete" or value is None:
             continue
         # Confirming trials and repeats have common seeds of their own: never the same.
         seed = 2 * record.seed_index + (record.role == "confirm")
-        found.setdefault(record.search_number, {})[seed] = record.value
+        found.setdefault(record.search_number, {})[seed] = value
     return found
 
 

@@ -11,6 +11,7 @@ from optuna.samplers import RandomSampler
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ending, Ledger
+from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
@@ -56,6 +57,7 @@ class MadeSweep:
             mode=self.spec.mode,
             sweep_id=f"id-{name}",
             select=self.spec.select,
+            repeats=repeats_of(self.spec),
         )
         write_spec(self.paths.spec, self.spec)
 
@@ -82,6 +84,16 @@ class MadeSweep:
             self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value, others=others)
         if ending is not None:
             self.ledger.finish(number, ending, reason=reason)
+        return number
+
+    def repeat(self, first: int, ending: Ending | None, *values: float) -> int:
+        """Add a further seed of a configuration; returns its number."""
+        index = 1 + sum(trial.origin == first for trial in self.ledger.trials())
+        number = self.ledger.add_extra("repeat", first, index).number
+        for epoch, value in enumerate(values, start=1):
+            self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value)
+        if ending is not None:
+            self.ledger.finish(number, ending)
         return number
 
     def log(self, number: int, *rows: Row) -> None:

@@ -14,6 +14,7 @@ from tracking.delivery import Delivery, NotStored, RecordRejected, RunGone
 from tracking.metric_points import PackedRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
+from tracking.recorder import TAG_REPEATS
 
 
 class House:
@@ -167,6 +168,16 @@ def test_run_has_the_tags_by_which_it_is_found(house: House) -> None:
         "gradsweep.role": "sweep",
         "mlflow.runName": "digits",
     }
+
+
+def test_run_of_a_further_seed_is_below_that_of_the_first(house: House) -> None:
+    house.start(3)
+    house.start(7, tags={TAG_REPEATS: "3"})
+    house.deliver()
+    [(_, _, first)] = house.server.runs(3)
+    [(_, _, tags)] = house.server.runs(7)
+    assert first["mlflow.parentRunId"] == house.outbox.run_id(SWEEP)
+    assert tags["mlflow.parentRunId"] == house.outbox.run_id(3)
 
 
 def test_clean_delivery_reads_nothing_back(house: House) -> None:

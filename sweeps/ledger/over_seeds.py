@@ -1,0 +1,253 @@
+"""The seeds of one configuration: which trials they are, how it stands, and what its value is.
+
+With `repeats`, the search suggests a configuration once. Its trial is the first seed, and further
+trials with the role `repeat` train it with the other seeds. All views take the value of the
+configuration from its first trial, as `with_seeds` returns it. What must not live here: the
+arithmetic (`statistics.over_seeds`), storing trials (`ledger`), and starting them (`search`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from sweeps.formatting import format_number
+from sweeps.statistics.over_seeds import SeedValue, combine, standard_error
+
+if TYPE_CHECKING:
+    from sweeps.config.spec import SweepSpec
+
+
+class Repeats(NamedTuple):
+    """The section `repeats` of a sweep, as its ledger keeps it."""
+
+    seeds: int
+    """With how many seeds each configuration trains, at least 2."""
+    value: SeedValue
+    """What the value of a configuration is."""
+
+
+def repeats_of(spec: SweepSpec) -> Repeats | None:
+    """Return what the ledger of a new sweep keeps of `repeats`; None: one seed each."""
+    repeats = spec.repeats
+    return Repeats(repeats.seeds, repeats.value) if repeats.seeds > 1 else None
+
+
+class OverSeeds(NamedTuple):
+    """A configuration with its seeds so far."""
+
+    state: str
+    """`complete` once all of its seeds are; `pruned` or `failed` if one of them is and none
+    trains; `running` until then."""
+    seeds: int
+    """How many seeds it gets."""
+    trials: tuple[int, ...]
+    """The trials of its seeds so far, the first seed first."""
+    values: tuple[float | None, ...]
+    """The value of the (first) metric of each of these; None without one."""
+    own: tuple[float, ...]
+    """The value of each metric of the first seed alone."""
+    standard_error: float | None
+    """That of the configuration's value; None for fewer than two values."""
+    value: SeedValue
+    """What the value of the configuration is."""
+
+    @property
+    def num_values(self) -> int:
+        """From how many seeds the configuration's value is."""
+        return sum(value is not None for value in self.values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "state": self.state,
+            "seeds": self.seeds,
+            "value": self.value,
+            "standard_error": self.standard_error,
+            "num_values": self.num_values,
+            "trials": list(self.trials),
+            "values": list(self.values),
+            "weights_of": self.typical(),
+        }
+
+    def in_words(self) -> str:
+        """Return from how many seeds the value is, and its standard error."""
+        of = f" of {self.seeds}" * (self.num_values < self.seeds)
+        seeds = f"{self.num_values}{of} seed{'s' * (self.seeds > 1)}"
+        if self.standard_error is None:
+            return seeds
+        return f"{self.value} of {seeds}, standard error {format_number(self.standard_error)}"
+
+    def typical(self) -> int:
+        """Return the trial whose checkpoint stands for the configuration.
+
+        Its value is the closest to the configuration's; of equal ones, that of the earlier seed.
+        The best seed would look better than the configuration is.
+        """
+        known = [
+            (value, number)
+            for value, number in zip(self.values, self.trials, strict=True)
+            if value is not None
+        ]
+        if not known:
+            return self.trials[0]
+        middle = combine([value for value, _ in known], self.value)
+        return min(known, key=lambda one: abs(one[0] - middle))[1]
+
+
+class SeedTrial(Protocol):
+    """What this module reads of a trial."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def origin(self) -> int | None: ...
+    @property
+    def seed_index(self) -> int | None: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def values(self) -> tuple[float, ...]: ...
+    @property
+    def over_seeds(self) -> OverSeeds | None: ...
+
+
+Seed = TypeVar("Seed", bound=SeedTrial)
+
+
+def configurations(trials: Iterable[Seed]) -> dict[int, list[Seed]]:
+    """Return the seeds of each configuration, the first one first, by the number of that one."""
+    found: dict[int, list[Seed]] = {}
+    for trial in trials:
+        if trial.role == "search":
+            found.setdefault(trial.number, []).append(trial)
+        elif trial.role == "repeat" and trial.origin is not None:
+            found.setdefault(trial.origin, []).append(trial)
+    for seeds in found.values():
+        seeds.sort(key=lambda trial: trial.seed_index or 0)
+    return found
+
+
+def state_of(states: Sequence[str], seeds: int) -> str:
+    """Return how a configuration stands; see `OverSeeds.state`.
+
+    Args:
+        states: The states of its seeds so far.
+        seeds: How many seeds it gets.
+    """
+    if any(state in ("waiting", "running") for state in states):
+        return "running"
+    for state in ("failed", "pruned"):
+        if state in states:
+            return state
+    return "complete" if len(states) >= seeds else "running"
+
+
+def missing_seeds(states: Sequence[str], seeds: int) -> int:
+    """Return how many further seeds of a configuration still have to be started, now or later.
+
+    None, once a seed was stopped or has failed: such a configuration is not the best.
+    """
+    if "failed" in states or "pruned" in states:
+        return 0
+    return max(0, seeds - len(states))
+
+
+def next_seed(trials: Iterable[Seed], seeds: int) -> tuple[int, int] | None:
+    """Return the configuration that gets its next seed now, and the index of that seed.
+
+    A further seed starts once the first one has trained to its end, so that early stopping saves
+    all seeds of a bad configuration but one. The rest may then run in parallel.
+
+    Args:
+        trials: All trials of the sweep.
+        seeds: How many seeds each configuration gets.
+
+    Returns:
+        None while no configuration waits for one.
+    """
+    for number, mine in configurations(trials).items():
+        states = [trial.state for trial in mine]
+        if states[0] == "complete" and missing_seeds(states, seeds):
+            return number, len(mine)
+    return None
+
+
+def num_missing(trials: Iterable[SeedTrial], seeds: int) -> int:
+    """Return how many trials the configurations so far still get, if nothing stops one of them."""
+    return sum(
+        missing_seeds([trial.state for trial in mine], seeds)
+        for mine in configurations(trials).values()
+    )
+
+
+def origins(trials: Iterable[SeedTrial]) -> dict[int, int]:
+    """Return the configuration of each trial that repeats one, by the trial's number."""
+    return {t.number: t.origin for t in trials if t.role == "repeat" and t.origin is not None}
+
+
+def weights_of(trial: Seed, trials: Sequence[Seed]) -> Seed:
+    """Return the trial whose checkpoint stands for a configuration; see `OverSeeds.typical`.
+
+    Args:
+        trial: The first trial of a configuration, or another trial, which stands for itself.
+        trials: All trials of the sweep, by their numbers.
+    """
+    return trial if trial.over_seeds is None else trials[trial.over_seeds.typical()]
+
+
+def alone(trial: Seed) -> Seed:
+    """Return a trial with the value of its own training, without its configuration."""
+    if trial.over_seeds is None:
+        return trial
+    value, *others = trial.over_seeds.own or (None,)
+    changed: Any = dataclasses.replace(
+        trial,  # type: ignore[type-var]
+        value=value,
+        others=tuple(others),
+        over_seeds=None,
+    )
+    return changed  # type: ignore[no-any-return]
+
+
+def with_seeds(trials: Sequence[Seed], repeats: Repeats | None) -> list[Seed]:
+    """Return the trials; the first seed of each configuration has the configuration's value.
+
+    Args:
+        trials: All trials of a sweep, by their numbers.
+        repeats: How many seeds each configuration gets; None: one, and nothing changes.
+    """
+    if repeats is None:
+        return list(trials)
+    found = list(trials)
+    for number, mine in configurations(trials).items():
+        changed: Any = dataclasses.replace(
+            found[number],  # type: ignore[type-var]
+            **_combined(mine, repeats),
+        )
+        found[number] = changed
+    return found
+
+
+def _combined(mine: Sequence[SeedTrial], repeats: Repeats) -> Mapping[str, Any]:
+    every = [trial.values for trial in mine if trial.values]
+    each = [combine(metric, repeats.value) for metric in zip(*every, strict=True)]
+    firsts = [values[0] for values in every]
+    return {
+        "value": each[0] if each else None,
+        "others": tuple(each[1:]),
+        "over_seeds": OverSeeds(
+            state=state_of([trial.state for trial in mine], repeats.seeds),
+            seeds=repeats.seeds,
+            trials=tuple(trial.number for trial in mine),
+            values=tuple(trial.values[0] if trial.values else None for trial in mine),
+            own=mine[0].values,
+            standard_error=standard_error(firsts, repeats.value),
+            value=repeats.value,
+        ),
+    }
