@@ -104,6 +104,7 @@ def test_row_07_ctrl_c(sandbox: Sandbox, references: References) -> None:
     _saves_at_the_step_it_is_at(sandbox, references.of(SERIAL), signal.SIGINT)
 
 
+@pytest.mark.chaos
 @pytest.mark.fault(7, "Ctrl-C to a pipeline whose reader has gone: sweep run 2>&1 | head -n 1")
 def test_row_07_ctrl_c_unread(sandbox: Sandbox, references: References) -> None:
     """What a driver says in its pipeline's end, it says to nobody: to `tee`, too, which the same

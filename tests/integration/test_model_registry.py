@@ -106,6 +106,7 @@ def module(
     return found
 
 
+@pytest.mark.chaos
 def test_non_graph_model_is_registered_as_pickle_on_request(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_sweep_notifies_and_hides_the_address(cli: CommandLine, webhook: Webhook
     assert f'webhook: "$${{{NAME}}}"' in (cli.root / "small/sweep.yaml").read_text()
 
 
+@pytest.mark.chaos
 def test_killed_driver_leaves_its_events_to_the_next(
     cli: CommandLine, webhook: WebhookServer
 ) -> None:

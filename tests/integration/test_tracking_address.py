@@ -273,6 +273,7 @@ def test_other_schema_version_ends_run_before_it_starts(
     assert [entry.name for entry in cli.root.iterdir()] == ["mlflow.db"]
 
 
+@pytest.mark.chaos
 def test_sync_delivers_an_offline_sweep_once(cli: CommandLine, nowhere: str) -> None:
     cli.write("tiny.yaml", TINY)
     done = cli("run", "tiny.yaml", "--offline", "--tracking-uri", nowhere)
