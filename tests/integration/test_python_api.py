@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -199,6 +200,10 @@ def test_example_of_a_docstring_runs(
     tested = RecordedTest(1, 0, {"test/loss": 0.1}, 1, 1, "", 10, "cpu", "fp32")
     monkeypatch.setattr("sweeps.api.trial.read_tested", lambda _: [tested])
     monkeypatch.setattr("sweeps.api.sweep.stop", lambda _: StopResult("", None, True, "", ""))
+    found = {"winner": 0, "sentences": []}
+    confirmed = SimpleNamespace(as_dict=lambda: found)  # by `sweep confirm`, which trains
+    monkeypatch.setattr("sweeps.api.sweep.find_confirmation", lambda _: confirmed)
+    monkeypatch.setattr("sweeps.api.sweep.confirmed_trial", lambda view: view.record(0))
     exec(compile(code, name, "exec"), {"Sweep": Sweep})
 
 
