@@ -60,6 +60,8 @@ class Confirmation:
     """The values of each leader that has any, in the order of the seeds."""
     trials: Mapping[int, Sequence[int]]
     """The numbers of the trials that have these values."""
+    compared: Mapping[int, Sequence[float]]
+    """The values that `race` compares: those of complete seeds, without failed leaders."""
     dropped: Mapping[int, int]
     """The leaders that could not win any more, and after how many seeds."""
     failed: Mapping[int, str]
@@ -116,6 +118,7 @@ def follow(
     original = {one.number: one.value for one in trials if one.number in request.leaders}
     values: dict[int, list[float]] = {}
     numbers: dict[int, list[int]] = {}
+    compared: dict[int, list[float]] = {}
     dropped: dict[int, int] = {}
     failed: dict[int, str] = {}
     needed: list[tuple[int, int]] = []
@@ -134,8 +137,11 @@ def follow(
         alive = [leader for leader in alive if leader not in failed]
         if needed or not alive:
             break
+        compared = {
+            leader: list(known) for leader, known in values.items() if leader not in failed
+        }
         found = race(
-            {leader: known for leader, known in values.items() if leader not in failed},
+            compared,
             minimize=minimize,
             until=request.until,
             original={number: value for number, value in original.items() if value is not None},
@@ -145,7 +151,7 @@ def follow(
         # One value has no spread: who is left alone by failures has a second one, too.
         if seed > 0 and (found.decided or len(alive) < 2):
             break
-    return Confirmation(request, values, numbers, dropped, failed, needed, found)
+    return Confirmation(request, values, numbers, compared, dropped, failed, needed, found)
 
 
 def num_unstarted(

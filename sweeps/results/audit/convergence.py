@@ -14,7 +14,6 @@ from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData
 from sweeps.statistics.best_of_many import doubling, tuning_curve
-from sweeps.statistics.seed_noise import seed_noise
 
 ID = "convergence"
 _QUESTION = "Has the search converged?"
@@ -38,7 +37,7 @@ def convergence(data: AuditData) -> Card:
         return Card(ID, _QUESTION, "pass", text, {"num_trials": count})
     more = doubling(values)
     late = 0.0 if data.random_search else _late_gain(compared.losses)
-    floor = seed_noise([list(one.values()) for one in data.repeats.values()])
+    floor = data.noise_floor
     figure: dict[str, Any] = {
         "num_trials": count,
         "report": compared.report,
@@ -47,7 +46,7 @@ def convergence(data: AuditData) -> Card:
         "low": more.low,
         "high": more.high,
         "gain_of_second_half": None if data.random_search else late,
-        "noise_floor": None if floor is None else floor.deviation,
+        "noise_floor": None if floor is None else floor.sd,
         "curve": [_point(data, one._asdict()) for one in tuning_curve(values)],
     }
     evidence = (
@@ -61,8 +60,8 @@ def convergence(data: AuditData) -> Card:
             f"{format_number(late)} ({late / gained:.1%})"
         )
     evidence += "."
-    if floor is not None and max(more.gain, late) < floor.deviation:
-        noise = format_number(floor.deviation)
+    if floor is not None and max(more.gain, late) < floor.sd:
+        noise = format_number(floor.sd)
         text = f"{evidence} That is less than the standard deviation over seeds, {noise}."
         return Card(ID, _QUESTION, "pass", text, figure)
     if (more.share > _LARGE and more.low > _SURELY) or late > _LARGE * gained:

@@ -8,14 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData
-from sweeps.statistics.seed_noise import SeedNoise, paired_difference, seed_noise
+
+if TYPE_CHECKING:
+    from sweeps.statistics.common_seeds import NoiseFloor
 
 ID = "noise"
 _QUESTION = "Is the best trial better than the second, or lucky?"
+_LEVEL = 0.05
+"""The probability that an interval misses."""
 
 
 def noise(data: AuditData) -> Card:
@@ -28,7 +33,7 @@ def noise(data: AuditData) -> Card:
         number: {seed: value for seed, value in one.items() if math.isfinite(value)}
         for number, one in data.repeats.items()
     }
-    floor = seed_noise([list(one.values()) for one in repeats.values()])
+    floor = data.noise_floor
     if floor is None:
         gap = abs((ranked[0].value or 0.0) - (ranked[1].value or 0.0))
         text = (
@@ -49,20 +54,22 @@ def noise(data: AuditData) -> Card:
 
 def _by_seeds(
     data: AuditData,
-    floor: SeedNoise,
+    floor: NoiseFloor,
     first: int,
     second: int,
     mine: dict[int, float],
     other: dict[int, float],
 ) -> Card:
     """Compare the means over seeds of the two best trials that have several."""
-    shared = sorted(mine.keys() & other.keys())
-    if len(shared) > 1:
-        found = paired_difference([mine[s] for s in shared], [other[s] for s in shared])
-        gap, half, from_seeds = abs(found.mean), found.half_width, f"{len(shared)} common seeds"
+    from sweeps.statistics.common_seeds import paired_difference, table_of
+
+    found = paired_difference(*table_of({first: mine, second: other}), level=_LEVEL)
+    if found is not None:
+        num_shared = len(mine.keys() & other.keys())
+        gap, half, from_seeds = abs(found.mean), found.half_width, f"{num_shared} common seeds"
     else:
         gap = abs(fmean(mine.values()) - fmean(other.values()))
-        half = floor.quantile * floor.deviation * math.sqrt(1 / len(mine) + 1 / len(other))
+        half = _half_width(floor, 1 / len(mine) + 1 / len(other))
         from_seeds = f"{len(mine)} and {len(other)} seeds"
     evidence = (
         f"The means of trials {first} and {second} over {from_seeds} are {format_number(gap)} "
@@ -71,11 +78,11 @@ def _by_seeds(
     return _verdict(floor, gap, half, (first, second), evidence)
 
 
-def _by_floor(data: AuditData, floor: SeedNoise, numbers: Sequence[int]) -> Card:
+def _by_floor(data: AuditData, floor: NoiseFloor, numbers: Sequence[int]) -> Card:
     """Compare the values of the two best trials, each from one seed."""
     first, second = (t for t in data.ranked if t.number in numbers)
     gap = abs((first.value or 0.0) - (second.value or 0.0))
-    half = floor.quantile * floor.deviation * math.sqrt(2)
+    half = _half_width(floor, 2)
     evidence = (
         f"Trials {first.number} and {second.number} are {format_number(gap)} apart in "
         f"{data.metric}, each from one seed, where seeds alone make differences up to "
@@ -84,14 +91,21 @@ def _by_floor(data: AuditData, floor: SeedNoise, numbers: Sequence[int]) -> Card
     return _verdict(floor, gap, half, (first.number, second.number), evidence)
 
 
+def _half_width(floor: NoiseFloor, variances: float) -> float:
+    """Return half the interval of a gap whose variance is so many times that of one value."""
+    from sweeps.statistics.common_seeds import half_width
+
+    return half_width(floor.sd * math.sqrt(variances), floor.freedom, _LEVEL)
+
+
 def _verdict(
-    floor: SeedNoise, gap: float, half: float, trials: tuple[int, int], evidence: str
+    floor: NoiseFloor, gap: float, half: float, trials: tuple[int, int], evidence: str
 ) -> Card:
     figure = {
         "trials": list(trials),
         "gap": gap,
         "least_visible_gap": half,
-        "noise_floor": floor.deviation,
+        "noise_floor": floor.sd,
         "num_configurations": floor.num_configurations,
         "num_values": floor.num_values,
         "freedom": floor.freedom,
@@ -102,9 +116,9 @@ def _verdict(
     return Card(ID, _QUESTION, "warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
 
 
-def _floor(floor: SeedNoise) -> str:
+def _floor(floor: NoiseFloor) -> str:
     return (
         f"the standard deviation over seeds of one configuration is "
-        f"{format_number(floor.deviation)} (from {floor.num_values} values of "
+        f"{format_number(floor.sd)} (from {floor.num_values} values of "
         f"{floor.num_configurations} configurations)"
     )
