@@ -63,7 +63,8 @@ def _by_seeds(
     """Compare the means over seeds of the two best trials that have several."""
     from sweeps.statistics.common_seeds import paired_difference, table_of
 
-    found = paired_difference(*table_of({first: mine, second: other}), level=_LEVEL)
+    values, others = table_of({first: mine, second: other})
+    found = paired_difference(values, others, _LEVEL)
     if found is not None:
         num_shared = len(mine.keys() & other.keys())
         gap, half, from_seeds = abs(found.mean), found.half_width, f"{num_shared} common seeds"
