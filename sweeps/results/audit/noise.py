@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,7 @@ from sweeps.results.audit.data import AuditData
 if TYPE_CHECKING:
     from sweeps.statistics.common_seeds import NoiseFloor
 
-ID = "noise"
-_QUESTION = "Is the best trial better than the second, or lucky?"
+_card = partial(Card, "noise", "Is the best trial better than the second, or lucky?")
 _LEVEL = 0.05
 """The probability that an interval misses."""
 
@@ -28,7 +28,7 @@ def noise(data: AuditData) -> Card:
     ranked = data.ranked
     if len(ranked) < 2:
         text = f"{len(ranked)} trials have a result; the gap needs two."
-        return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
+        return _card("not enough data", text, remedy="run more trials")
     repeats = {
         number: {seed: value for seed, value in one.items() if math.isfinite(value)}
         for number, one in data.repeats.items()
@@ -42,7 +42,7 @@ def noise(data: AuditData) -> Card:
             "noise is unknown."
         )
         remedy = "train the best trials again under other seeds"
-        return Card(ID, _QUESTION, "not enough data", text, {"gap": gap}, remedy, ("confirm",))
+        return _card("not enough data", text, {"gap": gap}, remedy, ("confirm",))
     confirmed = sorted(
         (data.loss(fmean(one.values())), number) for number, one in repeats.items() if len(one) > 1
     )
@@ -112,9 +112,9 @@ def _verdict(
         "freedom": floor.freedom,
     }
     if gap > half:
-        return Card(ID, _QUESTION, "pass", evidence, figure)
+        return _card("pass", evidence, figure)
     remedy = f"train trials {trials[0]} and {trials[1]} under more seeds, or take the cheaper one"
-    return Card(ID, _QUESTION, "warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
+    return _card("warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
 
 
 def _floor(floor: NoiseFloor) -> str:
