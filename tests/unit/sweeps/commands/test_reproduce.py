@@ -22,7 +22,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.results.sweep_status import SweepStatus
 from tests.message_parts import assert_parts
-from tests.unit.sweeps.trained_sweep import KEY, MODULE, train_sweep
+from tests.unit.sweeps.trained_sweep import KEY, MODULE, copy_of, trained
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.earlier_configs import add_earlier, read_earlier
@@ -34,23 +34,16 @@ COMPLETE, PRUNED, RESUMED = 0, 1, 2
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished sweep; its second trial was pruned, its third one interrupted and resumed."""
-    here = tmp_path_factory.mktemp("template")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.path", [*sys.path, str(here)])
-        train_sweep(here, [1e-3, 3e-3, 3e-2], pruned=[PRUNED], interrupted=[RESUMED])
-    yield here
-    sys.modules.pop(MODULE, None)
+    here, rates = tmp_path_factory.mktemp("template"), [1e-3, 3e-3, 3e-2]
+    with trained(here, rates, pruned=[PRUNED], interrupted=[RESUMED]):
+        yield here
 
 
 @pytest.fixture
 def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPaths:
     """A copy of it, in the working directory."""
-    here = tmp_path / "here"
-    shutil.copytree(template, here)
-    monkeypatch.chdir(here)
-    monkeypatch.setattr("sys.path", sys.path.copy())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return SweepPaths(here / "runs", "made")
+    return copy_of(template, tmp_path / "here", monkeypatch)
 
 
 def _reproduce(*words: str) -> Result:
