@@ -102,7 +102,13 @@ def test_wilson_interval_holds_the_share(count: int, data: st.DataObject) -> Non
 def test_tails_agree_with_scipy() -> None:
     scipy = pytest.importorskip("scipy.stats")
     assert binomial_tail(4, 10, 0.2) == pytest.approx(scipy.binom.sf(3, 10, 0.2))
+    assert binomial_tail(450, 2000, 0.2) == pytest.approx(scipy.binom.sf(449, 2000, 0.2))
+    assert [binomial_tail(n, 5, p) for n, p in ((0, 0.0), (1, 0.0), (5, 1.0))] == [1, 0, 1]
     assert hypergeometric_tail(3, 6, 9, 30) == pytest.approx(scipy.hypergeom.sf(2, 30, 9, 6))
+    many = 10_000, 2_000, 1_000
+    assert hypergeometric_tail(220, *many[1:], many[0]) == pytest.approx(
+        scipy.hypergeom.sf(219, *many)
+    )
     assert chi_squared_tail(7.3, 3) == pytest.approx(scipy.chi2.sf(7.3, 3))
 
 
