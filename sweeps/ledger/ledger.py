@@ -31,6 +31,7 @@ from sweeps.ledger.reader import (
     REPORT,
     SELECT,
     SIGNALS,
+    WOULD_STOP,
     Ending,
     PbtPerturbation,
     Role,
@@ -483,12 +484,16 @@ class Ledger(StudyRecord):
             return self._record(trial)
         later = [f"{REPORT}{epoch}" for epoch in reports_in(trial.user_attrs) if epoch > last]
         drop = ["reason", "traceback", ENDED, *later, *([ACCUMULATION] if reopened.fresh else [])]
+        if trial.user_attrs.get(WOULD_STOP, (0,))[0] > last:
+            drop.append(WOULD_STOP)
         self._storage.reopen_trial(self._id(number), last_report=last, drop=drop)
         before = trial.user_attrs.get("progress", {})
         history = [*trial.user_attrs.get(FAILED_ATTEMPTS, ()), attempt]
         attributes = {
             "progress": {
-                **{key: before[key] for key in ("started_ms", "seconds") if key in before},
+                **{
+                    key: before[key] for key in ("started_ms", "seconds", DEVICES) if key in before
+                },
                 **self._progress_at(number, steps),
             },
             FAILED_ATTEMPTS: history,
