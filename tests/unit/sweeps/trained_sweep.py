@@ -46,6 +46,8 @@ resources: {{gpu: 0}}
 train: {{batch_size: 20, layer_norms_every: 2}}
 """
 KEY = "train.optimizer.lr"
+COMPLETE, PRUNED, RESUMED = 0, 1, 2
+"""The trials of the sweep that `template` and `paths` of the commands' tests have."""
 
 
 def train_sweep(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,25 +17,8 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.results.same_curve import Difference, first_difference
 from sweeps.results.sweep_status import SweepStatus
 from tests.message_parts import assert_parts
-from tests.unit.sweeps.trained_sweep import KEY, copy_of, trained
+from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, PRUNED, RESUMED
 from trainable.metrics_file import FILE_NAME, Row, read_rows
-
-COMPLETE, PRUNED, RESUMED = 0, 1, 2
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished sweep; its second trial was pruned, its third one interrupted and resumed."""
-    here, rates = tmp_path_factory.mktemp("template"), [1e-3, 3e-3, 3e-2]
-    with trained(here, rates, pruned=[PRUNED], interrupted=[RESUMED]):
-        yield here
-
-
-@pytest.fixture
-def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPaths:
-    """A copy of it, in the working directory."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return copy_of(template, tmp_path / "here", monkeypatch)
 
 
 def _train(number: int, *words: str) -> Result:
