@@ -38,7 +38,7 @@ def confirm(
     accept_changes: bool = False,
     offline: bool = False,
 ) -> SweepOutcome | None:
-    """Confirm the leaders of a sweep; an interrupted confirmation goes on where it was.
+    """Confirm the leaders of a sweep; an interrupted confirmation resumes.
 
     Args:
         view: The sweep.

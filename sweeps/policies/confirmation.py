@@ -3,8 +3,8 @@
 `sweep confirm` trains the leaders of a sweep again under common seeds: all of them under the first
 seed, then those who can still win under the next one. The request and the trials in the ledger
 alone decide, so that a resumed confirmation ends as an uninterrupted one. What must not live here:
-the statistics (`statistics.race`), adding trials (`driver.confirming`), and what is told of the
-result (`results.confirmation`).
+the statistics (`statistics.race`), adding trials (`driver.confirming`), and what users read of
+the result (`results.confirmation`).
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def follow(
         )
         dropped |= {leader: seed + 1 for leader in alive if found[leader].dropped}
         alive = [leader for leader in alive if leader not in dropped]
-        # One value has no spread: who is left alone by failures has a second one, too.
+        # One value has no spread: a leader that failures left as the only one trains twice, too.
         if seed > 0 and (found.decided or len(alive) < 2):
             break
     return Confirmation(request, values, numbers, compared, dropped, failed, needed, found)
@@ -167,7 +167,7 @@ def num_unstarted(
 def most_runs(
     request: ConfirmRequest | None, trials: Sequence[TrialSummary], *, minimize: bool
 ) -> int:
-    """Return how many trials a confirmation adds at most, if it drops nobody any more."""
+    """Return how many trials a confirmation adds at most, if no further leader is dropped."""
     if request is None:
         return 0
     found = follow(request, trials, minimize=minimize)
@@ -277,7 +277,7 @@ def make_request(
         failures_from=len(trials),
     )
     if before is not None and open_before:
-        # What was interrupted goes on as it was, with the failures that it has seen.
+        # An interrupted confirmation resumes unchanged, with the failures that it has seen.
         same = replace(wanted, failures_from=before.failures_from)
         return before if same == before else wanted
     return wanted
