@@ -264,7 +264,7 @@ class Sweep:
             trials: Their numbers; empty: all that failed.
             fresh: Start at step 0, not at their newest checkpoints.
             overrides: Changed values by dotted key.
-            accept_changes: Go on although other trials were trained with other code or data.
+            accept_changes: Continue although other trials were trained with other code or data.
             offline: Contact no tracking server; everything stays in the outbox.
 
         Raises:

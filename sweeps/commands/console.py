@@ -92,6 +92,20 @@ Name = Annotated[
         autocompletion=sweep_names,
     ),
 ]
+
+
+def trial_option(help_text: str) -> Any:
+    """Return the option `--trial` of a command that takes at most one trial."""
+    return typer.Option(
+        "--trial",
+        parser=read_whole(0),
+        metavar="K",
+        help=help_text,
+        show_default=False,
+        autocompletion=trial_numbers,
+    )
+
+
 TrialNumber = Annotated[
     int,
     typer.Argument(

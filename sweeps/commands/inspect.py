@@ -25,6 +25,7 @@ from sweeps.commands.console import (
     read_path,
     read_whole,
     show_found,
+    trial_option,
     view_of,
 )
 from sweeps.exit_codes import LATE, NO_SUCCESS, WRONG_INPUT
@@ -145,14 +146,7 @@ def show(
 def best(
     name: Name,
     trial: Annotated[
-        int | None,
-        typer.Option(
-            parser=read_whole(0),
-            metavar="K",
-            help="Choose this trial, also a pruned one, instead of the best.",
-            show_default=False,
-            autocompletion=trial_numbers,
-        ),
+        int | None, trial_option("Choose this trial, also a pruned one, instead of the best.")
     ] = None,
     confirmed: Annotated[
         bool,

@@ -13,7 +13,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sweeps.commands.completion import trial_numbers
 from sweeps.commands.console import (
     AsJson,
     Name,
@@ -22,8 +21,8 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     read_path,
-    read_whole,
     show_found,
+    trial_option,
     view_of,
 )
 from sweeps.commands.plain_console import line
@@ -35,16 +34,7 @@ if TYPE_CHECKING:
 
 def reproduce(
     name: Name,
-    trial: Annotated[
-        int | None,
-        typer.Option(
-            parser=read_whole(0),
-            metavar="K",
-            help="Reproduce this trial instead of the best.",
-            show_default=False,
-            autocompletion=trial_numbers,
-        ),
-    ] = None,
+    trial: Annotated[int | None, trial_option("Reproduce this trial instead of the best.")] = None,
     start: Annotated[
         str | None,
         typer.Option(

@@ -54,7 +54,7 @@ def retry(
         bool,
         typer.Option(
             "--accept-changes",
-            help="Go on although other trials were trained with other code or data.",
+            help="Continue although other trials were trained with other code or data.",
         ),
     ] = False,
     offline: Offline = False,

@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
-from sweeps.commands.completion import trial_numbers
 from sweeps.commands.console import (
     AsJson,
     Name,
     Root,
     err,
     input_errors,
-    read_whole,
     show_found,
+    trial_option,
     view_of,
 )
 from sweeps.exit_codes import LATE
@@ -27,13 +26,7 @@ def stop(
     name: Name,
     trial: Annotated[
         int | None,
-        typer.Option(
-            parser=read_whole(0),
-            metavar="K",
-            help="End only this trial, which never resumes; the sweep need not run.",
-            show_default=False,
-            autocompletion=trial_numbers,
-        ),
+        trial_option("End only this trial, which never resumes; the sweep need not run."),
     ] = None,
     now: Annotated[
         bool, typer.Option("--now", help="Exit immediately, as a second Ctrl-C does.")

@@ -13,7 +13,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sweeps.commands import messages
-from sweeps.commands.completion import trial_numbers
 from sweeps.commands.console import (
     AsJson,
     Name,
@@ -22,8 +21,8 @@ from sweeps.commands.console import (
     err,
     fail,
     input_errors,
-    read_whole,
     show_found,
+    trial_option,
     view_of,
 )
 from sweeps.commands.plain_console import line
@@ -37,16 +36,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     name: Name,
-    trial: Annotated[
-        int | None,
-        typer.Option(
-            parser=read_whole(0),
-            metavar="K",
-            help="Test this trial instead of the best.",
-            show_default=False,
-            autocompletion=trial_numbers,
-        ),
-    ] = None,
+    trial: Annotated[int | None, trial_option("Test this trial instead of the best.")] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Evaluate also if the trial was tested before.")
     ] = False,

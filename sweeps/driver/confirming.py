@@ -11,9 +11,7 @@ from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import TrialRecord
 from sweeps.policies.confirmation import follow, superseded, without_open
-
-SUPERSEDED = "ended by another request to confirm"
-"""The reason of a run that a later request does not need."""
+from sweeps.policies.stop_criteria import BY_ANOTHER_REQUEST
 
 
 class ConfirmingTrials:
@@ -46,12 +44,15 @@ class ConfirmingTrials:
         self._flush()
         self._num_ends = ends
         trials = self._ledger.trials()
-        needed = follow(self._request, trials, minimize=self._ledger.minimize).needed
-        missing = without_open(needed, self._request, trials)
+        request = self._request
+        needed = follow(request, trials, minimize=self._ledger.minimize).needed
+        if not needed:  # for good: the runs that decided it have ended
+            self._request = None
+        missing = without_open(needed, request, trials)
         if not missing:
             return []
         self._fence()
-        return add_runs(self._ledger, missing, self._request)
+        return add_runs(self._ledger, missing, request)
 
 
 def add_runs(
@@ -70,7 +71,7 @@ def start_confirmation(ledger: Ledger, request: ConfirmRequest) -> None:
 
     def store() -> None:
         for number in superseded(request, ledger.trials(), minimize=ledger.minimize):
-            ledger.finish(number, "pruned", reason=SUPERSEDED)
+            ledger.finish(number, "pruned", reason=BY_ANOTHER_REQUEST)
         if request != ledger.confirm_request:
             ledger.store_confirm_request(request)
 

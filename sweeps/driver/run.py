@@ -30,9 +30,8 @@ from sweeps.errors import LedgerError, SweepExists
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.ledger.reader import TrialRecord
 from sweeps.paths import SweepPaths
-from sweeps.policies.confirmation import ConfirmOptions
 from sweeps.policies.failure_policy import RepeatedFailure
-from sweeps.reconciliation.retrying import RetryRequest
+from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
 from sweeps.store_access import withheld_variables
@@ -60,9 +59,7 @@ def run_sweep(
     new: bool,
     origin: Origin | None = None,
     accept_changes: bool = False,
-    finish: Sequence[int] = (),
-    confirm: ConfirmOptions | None = None,
-    retry: RetryRequest | None = None,
+    extra: ExtraTraining = NO_EXTRA,
     grace: float = 30.0,
     offline: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -82,9 +79,7 @@ def run_sweep(
         new: Whether the sweep must not exist yet; otherwise it must exist.
         origin: The code and data of its trials; None: unknown.
         accept_changes: Resume although code, data or the meaning of values has changed.
-        finish: Numbers of pruned trials to train to their end.
-        confirm: Confirm the leaders, and run nothing else.
-        retry: Which failed trials run again; None: none.
+        extra: What to train besides the search.
         grace: Seconds from the first signal until this process has ended. Trials have most of
             this time to save their state.
         offline: Contact no tracking server; all records stay in the outbox.
@@ -118,9 +113,7 @@ def run_sweep(
             origin or Origin(),
             new=new,
             accept_changes=accept_changes,
-            finish=finish,
-            confirm=confirm,
-            retry=retry,
+            extra=extra,
             offline=offline,
             place=location,
             fence=lock.check,

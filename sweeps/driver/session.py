@@ -35,7 +35,6 @@ from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, program_name
 from sweeps.policies.confirmation import (
     Confirmation,
-    ConfirmOptions,
     check_unchanged,
     follow,
     make_request,
@@ -48,6 +47,7 @@ from sweeps.policies.stop_criteria import (
     active_stop_criterion,
 )
 from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconciliation.finishing import (
     check_free,
     check_unfinished,
@@ -58,7 +58,6 @@ from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.retrying import (
     Retry,
-    RetryRequest,
     complete_retries,
     describe_retries,
     plan_retry,
@@ -261,9 +260,7 @@ def open_sweep(
     *,
     new: bool,
     accept_changes: bool = False,
-    finish: Sequence[int] = (),
-    confirm: ConfirmOptions | None = None,
-    retry: RetryRequest | None = None,
+    extra: ExtraTraining = NO_EXTRA,
     offline: bool = False,
     place: LedgerLocation | None = None,
     fence: Callable[[], None],
@@ -277,9 +274,7 @@ def open_sweep(
         origin: The code and data of its trials.
         new: Whether to create the sweep.
         accept_changes: Resume although code, data or the meaning of values has changed.
-        finish: Numbers of pruned trials to train to their end.
-        confirm: Confirm the leaders, and run nothing else.
-        retry: Which failed trials run again; None: none.
+        extra: What to train besides the search.
         offline: Contact no tracking server; all records stay in the outbox.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
@@ -296,9 +291,7 @@ def open_sweep(
         origin,
         new=new,
         accepted=accept_changes,
-        finish=finish,
-        confirm=confirm,
-        retry=retry,
+        extra=extra,
         place=place,
         warn=warn,
     )
@@ -336,7 +329,7 @@ def open_sweep(
         delivery,
         lost,
         notifications,
-        only_confirms=confirm is not None,
+        only_confirms=extra.confirm is not None,
     )
 
 
@@ -382,9 +375,7 @@ def open_ledger(
     *,
     new: bool,
     accepted: bool,
-    finish: Sequence[int] = (),
-    confirm: ConfirmOptions | None = None,
-    retry: RetryRequest | None = None,
+    extra: ExtraTraining = NO_EXTRA,
     place: LedgerLocation | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Ledger:
@@ -399,22 +390,17 @@ def open_ledger(
         origin: The code and data of its trials.
         new: Whether to create the sweep.
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
-        finish: Numbers of pruned trials to train to their end; each gets a new trial.
-        confirm: Confirm the leaders; the driver adds the trials.
-        retry: Which failed trials become unfinished again; None: none.
+        extra: What to train besides the search; the trials of a confirmation are added later.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         warn: Receives which trials run again, and why one may fail again.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after the change would not be comparable.
-        UserError: A trial of `finish` cannot be trained to its end, one of `retry` not again, or
-            the leaders cannot be confirmed.
+        UserError: What is asked for besides the search cannot be trained.
     """
     place = place or ledger_location(paths, spec)
-    to_finish: list[int] = []
-    retries: list[Retry] = []
-    request: ConfirmRequest | None = None
+    planned = _PlannedExtra()
     if new:
         place.remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
@@ -431,70 +417,84 @@ def open_ledger(
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
         ledger = Ledger.open(place)
-        trials, again = ledger.trials(), set[int]()
-        if retry is not None:
-            again = set(trials_to_retry(paths, spec, trials, retry, ledger.seconds))
-        fresh = retry is not None and retry.fresh
-        # Without a trained trial there is nothing to compare with.
-        others = [one for one in trials if not (fresh and one.number in again)]
-        accepted = accepted or not _has_trained(paths, before, others)
-        check_origin(ledger.origin, origin, before, spec, accepted=accepted)
-        if not accepted:
-            _check_reported_trials(paths, before, spec, ledger.trials())
-            check_unfinished(paths, spec, ledger.trials())
-            check_unchanged(paths, spec, ledger.confirm_request, ledger.trials())
-        check_search_changes(before, spec, len(of_search(ledger.trials())))
-        to_finish = trials_to_finish(paths, spec, ledger.trials(), finish)
-        for index in range(len(to_finish)):
-            check_free(paths, len(ledger.trials()) + index)
-        if confirm is not None:
-            trials = ledger.trials()
-            request = make_request(paths, spec, trials, ledger.confirm_request, confirm)
-            for index in range(len(request.leaders) * request.seeds):
-                check_free(paths, len(trials) + index)
-        retries = _plan_retries(
-            paths, spec, origin, ledger, sorted(again), fresh=fresh, accepted=accepted
-        )
-        if accepted:  # trials then resume with the task as it is built now
-            for trial in ledger.trials():
-                (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
-    if not retries:  # else with the trials, whose attempts note how the code has changed
+        planned = _check_resume(paths, before, spec, origin, ledger, extra, accepted=accepted)
+    if not planned.retries:  # else with the trials, whose attempts note how the code has changed
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
     # which would train the new trials with other seeds, refuse it.
-    notes = [describe_retries(retries, spec)]
-    if to_finish:
-        notes.append(f"finish {', '.join(f'trial {number}' for number in to_finish)}")
-    if request is not None:
-        notes.append(f"confirm {', '.join(f'trial {number}' for number in request.leaders)}")
-    write_spec(paths.spec, spec, "; ".join(filter(None, notes)))
-    reopen(paths, spec, ledger, retries, origin, warn)
-    for number in to_finish:
+    write_spec(paths.spec, spec, planned.describe(spec))
+    reopen(paths, spec, ledger, planned.retries, origin, warn)
+    for number in planned.finish:
         ledger.add_extra("finish", number)
-    if request is not None:
-        start_confirmation(ledger, request)
+    if planned.confirm is not None:
+        start_confirmation(ledger, planned.confirm)
     return ledger
 
 
-def _plan_retries(
+@dataclass(frozen=True)
+class _PlannedExtra:
+    """What is trained besides the search, after the checks."""
+
+    retries: Sequence[Retry] = ()
+    finish: Sequence[int] = ()
+    confirm: ConfirmRequest | None = None
+
+    def describe(self, spec: SweepSpec) -> str:
+        """Return what was asked for, in one line; empty for nothing."""
+        leaders = () if self.confirm is None else self.confirm.leaders
+        notes = [describe_retries(self.retries, spec)]
+        for verb, numbers in (("finish", self.finish), ("confirm", leaders)):
+            if numbers:
+                notes.append(f"{verb} {', '.join(f'trial {number}' for number in numbers)}")
+        return "; ".join(filter(None, notes))
+
+
+def _check_resume(
     paths: SweepPaths,
+    before: SweepSpec,
     spec: SweepSpec,
     origin: Origin,
     ledger: Ledger,
-    numbers: Sequence[int],
+    extra: ExtraTraining,
     *,
-    fresh: bool,
     accepted: bool,
-) -> list[Retry]:
-    """Return how failed trials run again; nothing is changed here."""
+) -> _PlannedExtra:
+    """Check that a sweep can resume with a spec, and return what it trains besides the search.
+
+    Neither the ledger nor the spec file is changed here. Arguments and errors are those of
+    `open_ledger`.
+    """
     trials = ledger.trials()
-    if not accepted:  # one that finishes a pruned trial must continue it exactly
-        again = [replace(t, state="running") if t.number in numbers else t for t in trials]
-        check_unfinished(paths, spec, again)
+    retry, again = extra.retry, list[int]()
+    if retry is not None:
+        again = trials_to_retry(paths, spec, trials, retry, ledger.seconds)
+    fresh = retry is not None and retry.fresh
+    # Without a trained trial there is nothing to compare with.
+    others = [one for one in trials if not (fresh and one.number in again)]
+    accepted = accepted or not _has_trained(paths, before, others)
+    check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+    if not accepted:
+        _check_reported_trials(paths, before, spec, trials)
+        # A retried trial that finishes a pruned one must continue it exactly, too.
+        running = [replace(t, state="running") if t.number in again else t for t in trials]
+        check_unfinished(paths, spec, running)
+        check_unchanged(paths, spec, ledger.confirm_request, trials)
+    check_search_changes(before, spec, len(of_search(trials)))
+    finish = trials_to_finish(paths, spec, trials, extra.finish)
+    num_new, request = len(finish), None
+    if extra.confirm is not None:
+        request = make_request(paths, spec, trials, ledger.confirm_request, extra.confirm)
+        num_new += len(request.leaders) * request.seeds
+    for index in range(num_new):
+        check_free(paths, len(trials) + index)
     origins = (ledger.origin, origin)
-    return [
-        plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in numbers
+    retries = [
+        plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in again
     ]
+    if accepted:  # trials then resume with the task as it is built now
+        for trial in trials:
+            (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
+    return _PlannedExtra(retries, finish, request)
 
 
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:

@@ -509,7 +509,9 @@ class Ledger(StudyRecord):
         history = [*trial.user_attrs.get(FAILED_ATTEMPTS, ()), attempt]
         attributes = {
             "progress": {
-                **{key: before[key] for key in ("started_ms", "seconds") if key in before},
+                **{
+                    key: before[key] for key in ("started_ms", "seconds", DEVICES) if key in before
+                },
                 **self._progress_at(number, steps),
             },
             FAILED_ATTEMPTS: history,

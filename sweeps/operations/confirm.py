@@ -18,6 +18,7 @@ from sweeps.policies.confirmation import (
     follow,
     make_request,
 )
+from sweeps.reconciliation.extra_training import ExtraTraining
 from sweeps.results.outcome import SweepOutcome
 from sweeps.results.sweep_status import SweepStatus
 
@@ -37,7 +38,7 @@ def confirm(
     accept_changes: bool = False,
     offline: bool = False,
 ) -> SweepOutcome | None:
-    """Confirm the leaders of a sweep; an interrupted confirmation goes on where it was.
+    """Confirm the leaders of a sweep; an interrupted confirmation resumes.
 
     Args:
         view: The sweep.
@@ -79,7 +80,7 @@ def confirm(
             grace=grace,
             address=find_address(address),
             accept_changes=accept_changes,
-            confirm=options,
+            extra=ExtraTraining(confirm=options),
             offline=offline,
         )
 

@@ -97,7 +97,7 @@ def reproduce(
     if not record.finished and view.running:
         raise UserError(
             f"trial {record.number} is being trained, and its files change; a trial is compared "
-            "when it stands still; wait until it has ended"
+            "once it has ended; wait until then"
         )
     check_single(view, record)
     check_names(view.spec)
@@ -158,8 +158,8 @@ def _start(kept: _Kept, start: str, record: TrialSummary, view: SweepStatus) -> 
         found = next((one for one in reversed(saved) if one.epoch == int(start)), None)
     else:
         raise UserError(
-            f"--from {start}: it must be {FIRST}, {LATEST}, {BEST} or the number of an {word} "
-            "after which a checkpoint was saved"
+            f"--from {start}: it must be {FIRST}, {LATEST}, {BEST} or the {word} after which a "
+            "checkpoint was saved, such as 3"
         )
     if found is None:
         there = ", ".join(str(one.epoch) for one in saved)

@@ -35,7 +35,7 @@ from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.operations.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
-from sweeps.policies.confirmation import ConfirmOptions
+from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconciliation.finishing import trials_to_finish
 from sweeps.reconciliation.retrying import RetryRequest as RetryRequest
 from sweeps.reconciliation.retrying import trials_to_retry
@@ -193,8 +193,7 @@ def resume(
             grace=grace,
             address=find_address(address),
             accept_changes=accept_changes,
-            finish=to_finish,
-            retry=retry,
+            extra=ExtraTraining(finish=to_finish, retry=retry),
             offline=offline,
         )
 
@@ -227,9 +226,7 @@ def attempt(
     grace: float,
     address: str | None = None,
     accept_changes: bool = False,
-    finish: Sequence[int] = (),
-    confirm: ConfirmOptions | None = None,
-    retry: RetryRequest | None = None,
+    extra: ExtraTraining = NO_EXTRA,
     offline: bool = False,
 ) -> SweepOutcome:
     """Check the stores, the machine and the task, and run the trials.
@@ -242,9 +239,7 @@ def attempt(
         grace: Seconds from the first signal until the process has ended.
         address: The Ray cluster to run on; None: start a local Ray.
         accept_changes: Resume although code, data or the meaning of values has changed.
-        finish: Numbers of pruned trials to train to their end.
-        confirm: Confirm the leaders, and run nothing else.
-        retry: Which failed trials run again; None: none.
+        extra: What is trained besides the search.
         offline: Contact no tracking server; everything stays in the outbox.
 
     Raises:
@@ -328,9 +323,7 @@ def attempt(
                 new=new,
                 origin=Origin(facts.code, facts.data, facts.samples),
                 accept_changes=accept_changes,
-                finish=finish,
-                confirm=confirm and replace(confirm, split=_takes_split(spec, facts)),
-                retry=retry,
+                extra=_with_split(extra, spec, facts),
                 grace=grace,
                 offline=offline,
                 say=display.doing,
@@ -350,9 +343,12 @@ def attempt(
     return outcome
 
 
-def _takes_split(spec: SweepSpec, facts: TaskFacts) -> bool:
-    """Return whether the task splits its samples by a seed of its own."""
-    return SPLIT_SEED in facts.default_arguments or SPLIT_SEED in spec.task.arguments
+def _with_split(extra: ExtraTraining, spec: SweepSpec, facts: TaskFacts) -> ExtraTraining:
+    """Let a confirmation vary the split if the task splits its samples by a seed of its own."""
+    if extra.confirm is None:
+        return extra
+    split = SPLIT_SEED in facts.default_arguments or SPLIT_SEED in spec.task.arguments
+    return replace(extra, confirm=replace(extra.confirm, split=split))
 
 
 def findings_of(paths: SweepPaths, outcome: SweepOutcome) -> Findings | None:

@@ -93,8 +93,8 @@ def verify(paths: SweepPaths, doing: Callable[[str], object] = lambda _: None) -
         return found
     if view.running:
         raise UserError(
-            f"a driver runs sweep '{paths.name}', and its files change; they are compared when it "
-            f"stands still; wait until it has ended, or stop it with: {paths.command('stop')}"
+            f"a driver runs sweep '{paths.name}', and its files change; they are compared once "
+            f"it has stopped; wait until then, or stop it with: {paths.command('stop')}"
         )
     _check(view, records, found, doing)
     return found

@@ -3,8 +3,8 @@
 `sweep confirm` trains the leaders of a sweep again under common seeds: all of them under the first
 seed, then those who can still win under the next one. The request and the trials in the ledger
 alone decide, so that a resumed confirmation ends as an uninterrupted one. What must not live here:
-the statistics (`statistics.race`), adding trials (`driver.confirming`), and what is told of the
-result (`results.confirmation`).
+the statistics (`statistics.race`), adding trials (`driver.confirming`), and what users read of
+the result (`results.confirmation`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Confirmation:
     """The values of each leader that has any, in the order of the seeds."""
     trials: Mapping[int, Sequence[int]]
     """The numbers of the trials that have these values."""
+    compared: Mapping[int, Sequence[float]]
+    """The values that `race` compares: those of complete seeds, without failed leaders."""
     dropped: Mapping[int, int]
     """The leaders that could not win any more, and after how many seeds."""
     failed: Mapping[int, str]
@@ -116,6 +118,7 @@ def follow(
     original = {one.number: one.value for one in trials if one.number in request.leaders}
     values: dict[int, list[float]] = {}
     numbers: dict[int, list[int]] = {}
+    compared: dict[int, list[float]] = {}
     dropped: dict[int, int] = {}
     failed: dict[int, str] = {}
     needed: list[tuple[int, int]] = []
@@ -134,18 +137,21 @@ def follow(
         alive = [leader for leader in alive if leader not in failed]
         if needed or not alive:
             break
+        compared = {
+            leader: list(known) for leader, known in values.items() if leader not in failed
+        }
         found = race(
-            {leader: known for leader, known in values.items() if leader not in failed},
+            compared,
             minimize=minimize,
             until=request.until,
             original={number: value for number, value in original.items() if value is not None},
         )
         dropped |= {leader: seed + 1 for leader in alive if found[leader].dropped}
         alive = [leader for leader in alive if leader not in dropped]
-        # One value has no spread: who is left alone by failures has a second one, too.
+        # One value has no spread: a leader that failures left as the only one trains twice, too.
         if seed > 0 and (found.decided or len(alive) < 2):
             break
-    return Confirmation(request, values, numbers, dropped, failed, needed, found)
+    return Confirmation(request, values, numbers, compared, dropped, failed, needed, found)
 
 
 def num_unstarted(
@@ -161,7 +167,7 @@ def num_unstarted(
 def most_runs(
     request: ConfirmRequest | None, trials: Sequence[TrialSummary], *, minimize: bool
 ) -> int:
-    """Return how many trials a confirmation adds at most, if it drops nobody any more."""
+    """Return how many trials a confirmation adds at most, if no further leader is dropped."""
     if request is None:
         return 0
     found = follow(request, trials, minimize=minimize)
@@ -271,7 +277,7 @@ def make_request(
         failures_from=len(trials),
     )
     if before is not None and open_before:
-        # What was interrupted goes on as it was, with the failures that it has seen.
+        # An interrupted confirmation resumes unchanged, with the failures that it has seen.
         same = replace(wanted, failures_from=before.failures_from)
         return before if same == before else wanted
     return wanted

@@ -66,8 +66,8 @@ def write_report(paths: SweepPaths, target: Path) -> None:
     sweep = read_sweep(paths)
     drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
     target.parent.mkdir(parents=True, exist_ok=True)
-    told = [*confirmed(sweep.view), *_tested(sweep)]
-    words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *told]
+    measured = [*confirmed(sweep.view), *_tested(sweep)]
+    words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *measured]
     sections = [*words, *drawn, _failures(sweep)]
     text = page(sweep.spec.name, _summary(sweep), sections)
     try:

@@ -157,10 +157,11 @@ class TrialChecks:
         saved = dict(self._reports(rows))
         both = sorted(record.reports.keys() & saved.keys())
         for number in both:
-            told, kept = record.reports[number], saved[number].metrics[metric]
-            if not _is_same(told, kept):
+            reported, kept = record.reports[number], saved[number].metrics[metric]
+            if not _is_same(reported, kept):
                 what = (
-                    f"{metric} of {word} {number} is {told!r} in the ledger, {kept!r} in the curve"
+                    f"{metric} of {word} {number} is {reported!r} in the ledger, {kept!r} in the "
+                    "curve"
                 )
                 yield self._wrong(what, self._remedy(saved[number].step), FILE_NAME)
         if record.state == "complete":

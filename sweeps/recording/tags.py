@@ -13,7 +13,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.ledger.reader import ACCUMULATION, Role, TrialRecord, TrialSummary
 from sweeps.policies.failure_policy import kind_of
-from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
+from sweeps.policies.stop_criteria import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
@@ -108,7 +108,7 @@ def _stopped_by(record: TrialRecord, spec: SweepSpec) -> str:
         return BY_PATIENCE
     if record.state != "pruned":
         return ""
-    if reason == BY_THE_USER:
+    if reason in (BY_THE_USER, BY_ANOTHER_REQUEST):
         return "user"
     return "sweep" if reason.startswith(BY_THE_SWEEP) else spec.early_stopping.scheduler
 

@@ -1,12 +1,14 @@
-"""How far the value of one configuration spreads over seeds, and what that says about its mean.
+"""How far the value of one configuration spreads over seeds, and what that says about means.
 
-What must not live here: comparisons of configurations (`race.py`).
+What must not live here: which of several configurations is the best (`race.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,20 @@ class NoiseFloor:
     freedom: float
     num_values: int
     num_configurations: int
+
+
+class Difference(NamedTuple):
+    """The mean of differences under common seeds, with half the width of its interval."""
+
+    mean: float
+    half_width: float
+
+
+def table_of(values: Mapping[int, Mapping[int, float]]) -> Array:
+    """Return values by configuration and seed as a row for each configuration, NaN for none."""
+    seeds = sorted({seed for one in values.values() for seed in one})
+    rows = [[one.get(seed, math.nan) for seed in seeds] for one in values.values()]
+    return np.array(rows, dtype=float).reshape(len(rows), len(seeds))
 
 
 def noise_floor(values: Array) -> NoiseFloor | None:
@@ -85,6 +101,27 @@ def mean_error(values: Array, noise: NoiseFloor) -> tuple[float, float]:
     squares = float(squares_within(found[None, :])[0]) + weight * noise.sd**2
     error = math.sqrt(squares / (weight + freedom) / len(found))
     return error, min(weight + freedom, max(noise.freedom, freedom))
+
+
+def paired_difference(first: Array, second: Array, level: float) -> Difference | None:
+    """Return the mean difference of two configurations under common seeds; None without two.
+
+    Common seeds cancel what the seeds add to both ("Student", "The probable error of a mean",
+    Biometrika 6, 1908, on paired differences; for seeds: Bouthillier et al., "Accounting for
+    variance in machine learning benchmarks", MLSys 2021).
+
+    Args:
+        first: The values of one; NaN where there is none.
+        second: Those of the other, in the same order of seeds.
+        level: The probability that the interval misses.
+    """
+    differences = first - second
+    differences = differences[np.isfinite(differences)]
+    count = len(differences)
+    if count < 2:
+        return None
+    error = float(differences.std(ddof=1)) / math.sqrt(count)
+    return Difference(float(differences.mean()), half_width(error, count - 1, level))
 
 
 def half_width(error: float, freedom: float, level: float) -> float:

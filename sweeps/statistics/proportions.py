@@ -31,10 +31,13 @@ def wilson_interval(hits: float, count: float, level: float = 0.95) -> tuple[flo
 
 def binomial_tail(hits: int, count: int, probability: float) -> float:
     """Return the probability of at least `hits` of `count` independent events."""
-    return sum(
-        math.comb(count, k) * probability**k * (1 - probability) ** (count - k)
-        for k in range(max(0, hits), count + 1)
-    )
+    if hits <= 0:
+        return 1.0
+    if not 0 < probability < 1:
+        return float(probability == 1 and hits <= count)
+    yes, no = math.log(probability), math.log1p(-probability)
+    logs = (_log_comb(count, k) + k * yes + (count - k) * no for k in range(hits, count + 1))
+    return min(1.0, sum(map(math.exp, logs)))
 
 
 def hypergeometric_tail(hits: int, drawn: int, marked: int, count: int) -> float:
@@ -49,8 +52,12 @@ def hypergeometric_tail(hits: int, drawn: int, marked: int, count: int) -> float
         marked: How many are marked.
         count: How many there are.
     """
-    ways = math.comb(count, drawn)
+    ways = _log_comb(count, drawn)
     possible = range(max(hits, drawn + marked - count, 0), min(drawn, marked) + 1)
-    return (
-        sum(math.comb(marked, k) * math.comb(count - marked, drawn - k) for k in possible) / ways
-    )
+    logs = (_log_comb(marked, k) + _log_comb(count - marked, drawn - k) - ways for k in possible)
+    return min(1.0, sum(map(math.exp, logs)))
+
+
+def _log_comb(count: int, chosen: int) -> float:
+    """Return the logarithm of a binomial coefficient; of thousands, no float holds the number."""
+    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)

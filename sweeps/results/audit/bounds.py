@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from sweeps.config.space import Distribution
@@ -19,8 +20,7 @@ from sweeps.results.audit.effects import shares_of
 from sweeps.results.space_regions import NearBound, Side, ends, near_bounds, place
 from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail
 
-ID = "bounds"
-_QUESTION = "Do the best trials lie at a bound of the space?"
+_card = partial(Card, "bounds", "Do the best trials lie at a bound of the space?")
 _FEWEST = 20
 """With fewer trials, the best fifth has fewer than four."""
 _OUTER = 0.2
@@ -45,10 +45,10 @@ def bounds(data: AuditData) -> Card:
     keys = [key for key, one in data.space.items() if _outer_share(one) is not None]
     if data.population or not keys:
         why = "Trials changed their parameters." if data.population else "No range is searched."
-        return Card(ID, _QUESTION, "not enough data", why)
+        return _card("not enough data", why)
     if len(ranked) < _FEWEST:
         text = f"{len(ranked)} trials have a result; the card needs {_FEWEST}."
-        return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
+        return _card("not enough data", text, remedy="run more trials")
     acts = _acting(data, ranked, leaders)
     found = [one for one in _at_ends(data, ranked, leaders, keys) if acts(one)]
     known = {one.bound.key for one in found}
@@ -81,14 +81,12 @@ def bounds(data: AuditData) -> Card:
                 f" The {one.bound.num_leaders} best have {data.name(one.bound.key)} there, but it "
                 "has no clear effect."
             )
-        return Card(ID, _QUESTION, "pass", text, figure)
+        return _card("pass", text, figure)
     evidence = " ".join(_sentence(data, one, len(leaders), len(ranked)) for one in found)
     changes = data.overrides((), [one.bound for one in found])
     widened = [word for change in changes for word in ("-s", change)]
     can = any(change.startswith("space.") for change in changes)
-    return Card(
-        ID,
-        _QUESTION,
+    return _card(
         "warn",
         evidence,
         figure,

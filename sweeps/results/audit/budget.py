@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -14,8 +15,7 @@ from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, top_fifth
 from sweeps.statistics.proportions import binomial_tail
 
-ID = "budget"
-_QUESTION = "Is the budget of a trial too small or too large?"
+_card = partial(Card, "budget", "Is the budget of a trial too small or too large?")
 _FEWEST = 3
 """Leaders that ran to the end."""
 _FEWEST_REPORTS = 5
@@ -34,7 +34,7 @@ def budget(data: AuditData) -> Card:
             f"{len(whole)} trials ran all of {reports} {word}s; the card needs {_FEWEST} with "
             f"{_FEWEST_REPORTS} {word}s."
         )
-        return Card(ID, _QUESTION, "not enough data", text)
+        return _card("not enough data", text)
     bests = {t.number: _best_report(data, t) for t in leaders}
     last = sum(best == reports for best in bests.values())
     early = sum(best <= reports // 2 for best in bests.values())
@@ -57,18 +57,18 @@ def budget(data: AuditData) -> Card:
             f"brought {gain:.0%} of what the whole training gained."
         )
         remedy = f"start a sweep with {2 * reports} {word}s"
-        return Card(ID, _QUESTION, "warn", text, figure, remedy, _command(data, 2 * reports))
+        return _card("warn", text, figure, remedy, _command(data, 2 * reports))
     if 2 * early > count and binomial_tail(early, count, 0.25) < _CHANCE:
         enough = min(reports - 1, math.ceil(1.2 * max(bests.values())))
         text = f"The best {word} is in the first half for {early} {said}."
         remedy = f"start a sweep with {enough} {word}s, or set early_stopping.patience"
-        return Card(ID, _QUESTION, "warn", text, figure, remedy, _command(data, enough))
+        return _card("warn", text, figure, remedy, _command(data, enough))
     middle = median(bests.values())
     text = (
         f"The best {word} is the last one for {last}, and in the first half for {early}, {said}; "
         f"the median is {word} {middle:g}."
     )
-    return Card(ID, _QUESTION, "pass", text, figure)
+    return _card("pass", text, figure)
 
 
 def _is_whole(data: AuditData, trial: AuditTrial) -> bool:

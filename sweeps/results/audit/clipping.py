@@ -5,14 +5,14 @@ What must not live here: reading the trials' metrics (`read`).
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import median
 from typing import Any
 
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, Clipping
 
-ID = "clipping"
-_QUESTION = "Is the clipping norm in the range of the gradient norms?"
+_card = partial(Card, "clipping", "Is the clipping norm in the range of the gradient norms?")
 _TOO_MANY = 0.5
 """If more than this part of all steps is clipped, most steps have the length of the bound."""
 _FEWEST_STEPS = 100
@@ -24,11 +24,11 @@ def clipping(data: AuditData) -> Card:
     found = [t.clipping for t in data.ranked if t.clipping is not None]
     if not found:
         text = "No trial recorded how many of its steps were clipped."
-        return Card(ID, _QUESTION, "not enough data", text)
+        return _card("not enough data", text)
     clipped = [one for one in found if one.max_norm is not None]
     if not clipped:
         text = f"Gradients are not clipped by their norm ({len(found)} trials)."
-        return Card(ID, _QUESTION, "pass", text, {"num_trials": len(found)})
+        return _card("pass", text, {"num_trials": len(found)})
     steps = sum(one.steps for one in clipped)
     share = sum(one.share * one.steps for one in clipped) / steps if steps else 0.0
     figure: dict[str, Any] = {
@@ -42,14 +42,14 @@ def clipping(data: AuditData) -> Card:
     evidence = f"{share:.1%} of {steps:,} steps of the best {what} were clipped{_norms(clipped)}."
     if steps < _FEWEST_STEPS:
         text = f"{evidence} The card needs {_FEWEST_STEPS} steps."
-        return Card(ID, _QUESTION, "not enough data", text, figure)
+        return _card("not enough data", text, figure)
     if share > _TOO_MANY:
         remedy = "raise the clipping norm: such a bound sets the length of most steps"
     elif share == 0:
         remedy = "lower the clipping norm, or switch it off: such a bound does nothing"
     else:
-        return Card(ID, _QUESTION, "pass", evidence, figure)
-    return Card(ID, _QUESTION, "warn", evidence, figure, remedy, _command(data, clipped))
+        return _card("pass", evidence, figure)
+    return _card("warn", evidence, figure, remedy, _command(data, clipped))
 
 
 def _usual(clipped: list[Clipping]) -> float | None:

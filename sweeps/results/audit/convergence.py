@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -14,10 +15,8 @@ from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData
 from sweeps.statistics.best_of_many import doubling, tuning_curve
-from sweeps.statistics.seed_noise import seed_noise
 
-ID = "convergence"
-_QUESTION = "Has the search converged?"
+_card = partial(Card, "convergence", "Has the search converged?")
 _FEWEST = 24
 _LARGE = 0.05
 """A gain is worth twice the trials if it is at least this part of what the search gained."""
@@ -31,14 +30,14 @@ def convergence(data: AuditData) -> Card:
     values, count = sorted(compared.losses), len(compared.losses)
     if count < _FEWEST:
         text = f"{count} trials have a result; the card needs {_FEWEST}."
-        return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
+        return _card("not enough data", text, remedy="run more trials")
     gained = median(values) - values[0]
     if gained <= 0:
         text = f"The better half of {count} trials have the same value."
-        return Card(ID, _QUESTION, "pass", text, {"num_trials": count})
+        return _card("pass", text, {"num_trials": count})
     more = doubling(values)
     late = 0.0 if data.random_search else _late_gain(compared.losses)
-    floor = seed_noise([list(one.values()) for one in data.repeats.values()])
+    floor = data.noise_floor
     figure: dict[str, Any] = {
         "num_trials": count,
         "report": compared.report,
@@ -47,7 +46,7 @@ def convergence(data: AuditData) -> Card:
         "low": more.low,
         "high": more.high,
         "gain_of_second_half": None if data.random_search else late,
-        "noise_floor": None if floor is None else floor.deviation,
+        "noise_floor": None if floor is None else floor.sd,
         "curve": [_point(data, one._asdict()) for one in tuning_curve(values)],
     }
     evidence = (
@@ -61,19 +60,19 @@ def convergence(data: AuditData) -> Card:
             f"{format_number(late)} ({late / gained:.1%})"
         )
     evidence += "."
-    if floor is not None and max(more.gain, late) < floor.deviation:
-        noise = format_number(floor.deviation)
+    if floor is not None and max(more.gain, late) < floor.sd:
+        noise = format_number(floor.sd)
         text = f"{evidence} That is less than the standard deviation over seeds, {noise}."
-        return Card(ID, _QUESTION, "pass", text, figure)
+        return _card("pass", text, figure)
     if (more.share > _LARGE and more.low > _SURELY) or late > _LARGE * gained:
         changes = data.overrides((), ())
         words = [word for change in changes for word in ("-s", change)]
         command = ("resume", *words) if words else None
-        return Card(ID, _QUESTION, "warn", evidence, figure, "run more trials", command)
+        return _card("warn", evidence, figure, "run more trials", command)
     if more.share <= _LARGE:
-        return Card(ID, _QUESTION, "pass", evidence, figure)
+        return _card("pass", evidence, figure)
     text = f"{evidence} The interval is too wide to tell."
-    return Card(ID, _QUESTION, "not enough data", text, figure, "run more trials")
+    return _card("not enough data", text, figure, "run more trials")
 
 
 class _Compared(NamedTuple):

@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from sweeps.config.space import Distribution
 from sweeps.results.space_regions import BadRegion, NearBound
+
+if TYPE_CHECKING:
+    from sweeps.statistics.common_seeds import NoiseFloor
 
 Continue = Callable[[Sequence[BadRegion], Sequence[NearBound]], Sequence[str]]
 
@@ -104,6 +108,13 @@ class AuditData:
     overrides: Continue = lambda _regions, _bounds: ()
     """Returns overrides of a resume that narrow bad regions and widen bounds; none if the sweep
     cannot be resumed so."""
+
+    @cached_property
+    def noise_floor(self) -> NoiseFloor | None:
+        """The standard deviation over seeds of one configuration; None without two seeds."""
+        from sweeps.statistics.common_seeds import noise_floor, table_of  # slow to import
+
+        return noise_floor(table_of(self.repeats)) if self.repeats else None
 
     def name(self, key: str) -> str:
         """Return how sentences call a parameter."""

@@ -6,6 +6,7 @@ What must not live here: the estimate (`sweeps.statistics.variance_shares`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sweeps.config.space import Choice, Distribution, is_number
@@ -16,8 +17,7 @@ from sweeps.results.rank_effects import rank_effects
 from sweeps.results.space_regions import place
 from sweeps.statistics.variance_shares import Share, VarianceShares, variance_shares
 
-ID = "effects"
-_QUESTION = "Does each searched parameter have an effect?"
+_card = partial(Card, "effects", "Does each searched parameter have an effect?")
 _NOTHING = 0.05
 """A parameter has practically no effect if its share is surely below this."""
 _CHANCE = 0.02
@@ -30,7 +30,7 @@ _MOST_PAIRS = 2
 def effects(data: AuditData) -> Card:
     """Warn of parameters that explain less than a twentieth, alone and with others."""
     if data.population:
-        return Card(ID, _QUESTION, "not enough data", "Trials changed their parameters.")
+        return _card("not enough data", "Trials changed their parameters.")
     at, losses = data.comparable()
     shares = shares_of(data)
     where = f"{data.metric} at {data.word} {at}" if at else data.metric
@@ -39,7 +39,7 @@ def effects(data: AuditData) -> Card:
             f"{len(losses)} trials have a comparable result: too few for the effects of "
             f"{len(data.space)} parameters."
         )
-        return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
+        return _card("not enough data", text, remedy="run more trials")
     known = rank_effects(losses, data.params, list(data.space))
     clear = {key for key, one in known.items() if one.chance * len(known) < 0.05}
     idle = [key for key in shares.total if key not in clear and _is_idle(shares.total[key])]
@@ -60,15 +60,13 @@ def effects(data: AuditData) -> Card:
     evidence = _sentence(data, shares, where, together)
     if shares.explained < _LEAST_EXPLAINED:
         text = f"{evidence} That is too little to call a parameter idle."
-        return Card(ID, _QUESTION, "not enough data", text, figure, "run more trials")
+        return _card("not enough data", text, figure, "run more trials")
     if not idle:
-        return Card(ID, _QUESTION, "pass", evidence, figure)
+        return _card("pass", evidence, figure)
     names = _listed([data.name(key) for key in idle])
     most = max(shares.total[key].high for key in idle)
     evidence += f" {names}: at most {most:.0%}, alone and with others."
-    return Card(
-        ID,
-        _QUESTION,
+    return _card(
         "warn",
         evidence,
         figure,

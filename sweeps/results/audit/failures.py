@@ -10,6 +10,7 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sweeps.config.space import Choice, is_number
@@ -19,8 +20,7 @@ from sweeps.results.audit.data import AuditData
 from sweeps.results.space_regions import BadRegion, Side, ends
 from sweeps.statistics.proportions import hypergeometric_tail, wilson_interval
 
-ID = "failures"
-_QUESTION = "Where do trials diverge or fail?"
+_card = partial(Card, "failures", "Where do trials diverge or fail?")
 _FEWEST_FAILED = 4
 _FEWEST = 10
 _CHANCE = 0.05
@@ -60,7 +60,7 @@ def failures(data: AuditData) -> Card:
     figure: dict[str, Any] = {"num_failed": len(bad), "num_trials": count, "region": None}
     if count < _FEWEST:
         text = f"{len(bad)} of {count} trials failed; the card needs {_FEWEST} trials."
-        return Card(ID, _QUESTION, "not enough data", text, figure)
+        return _card("not enough data", text, figure)
     said = f"{len(bad)} of {count} trials diverged or failed"
     region = None
     if len(bad) >= _FEWEST_FAILED and not data.population:
@@ -70,11 +70,9 @@ def failures(data: AuditData) -> Card:
         if low > _MOST_FAILED:
             text = f"{said} ({low:.0%} to {high:.0%}), in no particular part of the space."
             remedy = "read why they failed"
-            return Card(
-                ID, _QUESTION, "warn", text, figure, remedy, ("trials", "--state", "failed")
-            )
+            return _card("warn", text, figure, remedy, ("trials", "--state", "failed"))
         where = ", in no particular part of the space" if len(bad) >= _FEWEST_FAILED else ""
-        return Card(ID, _QUESTION, "pass", f"{said}{where}.", figure)
+        return _card("pass", f"{said}{where}.", figure)
     words = " with ".join(_words(data, side) for side in region.sides)
     figure["region"] = {
         "sides": [[side.key, side.side, side.value] for side in region.sides],
@@ -88,7 +86,7 @@ def failures(data: AuditData) -> Card:
         f"the {count - region.num_trials} elsewhere."
     )
     remedy = f"leave out {words}"
-    return Card(ID, _QUESTION, "warn", evidence, figure, remedy, _command(data, region))
+    return _card("warn", evidence, figure, remedy, _command(data, region))
 
 
 def worst_region(data: AuditData, bad: set[int]) -> FailingRegion | None:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData
-from sweeps.statistics.seed_noise import SeedNoise, paired_difference, seed_noise
 
-ID = "noise"
-_QUESTION = "Is the best trial better than the second, or lucky?"
+if TYPE_CHECKING:
+    from sweeps.statistics.common_seeds import NoiseFloor
+
+_card = partial(Card, "noise", "Is the best trial better than the second, or lucky?")
+_LEVEL = 0.05
+"""The probability that an interval misses."""
 
 
 def noise(data: AuditData) -> Card:
@@ -23,12 +28,12 @@ def noise(data: AuditData) -> Card:
     ranked = data.ranked
     if len(ranked) < 2:
         text = f"{len(ranked)} trials have a result; the gap needs two."
-        return Card(ID, _QUESTION, "not enough data", text, remedy="run more trials")
+        return _card("not enough data", text, remedy="run more trials")
     repeats = {
         number: {seed: value for seed, value in one.items() if math.isfinite(value)}
         for number, one in data.repeats.items()
     }
-    floor = seed_noise([list(one.values()) for one in repeats.values()])
+    floor = data.noise_floor
     if floor is None:
         gap = abs((ranked[0].value or 0.0) - (ranked[1].value or 0.0))
         text = (
@@ -37,7 +42,7 @@ def noise(data: AuditData) -> Card:
             "noise is unknown."
         )
         remedy = "train the best trials again under other seeds"
-        return Card(ID, _QUESTION, "not enough data", text, {"gap": gap}, remedy, ("confirm",))
+        return _card("not enough data", text, {"gap": gap}, remedy, ("confirm",))
     confirmed = sorted(
         (data.loss(fmean(one.values())), number) for number, one in repeats.items() if len(one) > 1
     )
@@ -49,20 +54,23 @@ def noise(data: AuditData) -> Card:
 
 def _by_seeds(
     data: AuditData,
-    floor: SeedNoise,
+    floor: NoiseFloor,
     first: int,
     second: int,
     mine: dict[int, float],
     other: dict[int, float],
 ) -> Card:
     """Compare the means over seeds of the two best trials that have several."""
-    shared = sorted(mine.keys() & other.keys())
-    if len(shared) > 1:
-        found = paired_difference([mine[s] for s in shared], [other[s] for s in shared])
-        gap, half, from_seeds = abs(found.mean), found.half_width, f"{len(shared)} common seeds"
+    from sweeps.statistics.common_seeds import paired_difference, table_of
+
+    values, others = table_of({first: mine, second: other})
+    found = paired_difference(values, others, _LEVEL)
+    if found is not None:
+        num_shared = len(mine.keys() & other.keys())
+        gap, half, from_seeds = abs(found.mean), found.half_width, f"{num_shared} common seeds"
     else:
         gap = abs(fmean(mine.values()) - fmean(other.values()))
-        half = floor.quantile * floor.deviation * math.sqrt(1 / len(mine) + 1 / len(other))
+        half = _half_width(floor, 1 / len(mine) + 1 / len(other))
         from_seeds = f"{len(mine)} and {len(other)} seeds"
     evidence = (
         f"The means of trials {first} and {second} over {from_seeds} are {format_number(gap)} "
@@ -71,11 +79,11 @@ def _by_seeds(
     return _verdict(floor, gap, half, (first, second), evidence)
 
 
-def _by_floor(data: AuditData, floor: SeedNoise, numbers: Sequence[int]) -> Card:
+def _by_floor(data: AuditData, floor: NoiseFloor, numbers: Sequence[int]) -> Card:
     """Compare the values of the two best trials, each from one seed."""
     first, second = (t for t in data.ranked if t.number in numbers)
     gap = abs((first.value or 0.0) - (second.value or 0.0))
-    half = floor.quantile * floor.deviation * math.sqrt(2)
+    half = _half_width(floor, 2)
     evidence = (
         f"Trials {first.number} and {second.number} are {format_number(gap)} apart in "
         f"{data.metric}, each from one seed, where seeds alone make differences up to "
@@ -84,27 +92,34 @@ def _by_floor(data: AuditData, floor: SeedNoise, numbers: Sequence[int]) -> Card
     return _verdict(floor, gap, half, (first.number, second.number), evidence)
 
 
+def _half_width(floor: NoiseFloor, variances: float) -> float:
+    """Return half the interval of a gap whose variance is so many times that of one value."""
+    from sweeps.statistics.common_seeds import half_width
+
+    return half_width(floor.sd * math.sqrt(variances), floor.freedom, _LEVEL)
+
+
 def _verdict(
-    floor: SeedNoise, gap: float, half: float, trials: tuple[int, int], evidence: str
+    floor: NoiseFloor, gap: float, half: float, trials: tuple[int, int], evidence: str
 ) -> Card:
     figure = {
         "trials": list(trials),
         "gap": gap,
         "least_visible_gap": half,
-        "noise_floor": floor.deviation,
+        "noise_floor": floor.sd,
         "num_configurations": floor.num_configurations,
         "num_values": floor.num_values,
         "freedom": floor.freedom,
     }
     if gap > half:
-        return Card(ID, _QUESTION, "pass", evidence, figure)
+        return _card("pass", evidence, figure)
     remedy = f"train trials {trials[0]} and {trials[1]} under more seeds, or take the cheaper one"
-    return Card(ID, _QUESTION, "warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
+    return _card("warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))
 
 
-def _floor(floor: SeedNoise) -> str:
+def _floor(floor: NoiseFloor) -> str:
     return (
         f"the standard deviation over seeds of one configuration is "
-        f"{format_number(floor.deviation)} (from {floor.num_values} values of "
+        f"{format_number(floor.sd)} (from {floor.num_values} values of "
         f"{floor.num_configurations} configurations)"
     )

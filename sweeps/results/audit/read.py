@@ -14,6 +14,7 @@ from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import is_number
 from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.reader import TrialSummary, of_search
+from sweeps.policies.confirmation import follow
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, Continue
@@ -168,15 +169,23 @@ def _continue(view: SweepStatus) -> Continue:
 
 
 def _repeats(view: SweepStatus) -> Mapping[int, Mapping[int, float]]:
-    """Return the values under several seeds, by the search's trial and the common seed."""
+    """Return the values under several seeds, by the search's trial and the common seed.
+
+    Of confirming trials they are those that the last confirmation compares.
+    """
     found: dict[int, dict[int, float]] = {}
+    # Confirming trials and repeats have common seeds of their own: never the same.
     for record in view.records:
         value = record.own_value
-        if record.seed_index is None or record.state != "complete" or value is None:
+        if record.role == "confirm" or record.seed_index is None or value is None:
             continue
-        # Confirming trials and repeats have common seeds of their own: never the same.
-        seed = 2 * record.seed_index + (record.role == "confirm")
-        found.setdefault(record.search_number, {})[seed] = value
+        if record.state == "complete":
+            found.setdefault(record.search_number, {})[2 * record.seed_index] = value
+    if (request := view.ledger.confirm_request) is not None:
+        confirmation = follow(request, view.records, minimize=view.ledger.minimize)
+        for number, values in confirmation.compared.items():
+            confirmed = {2 * index + 1: value for index, value in enumerate(values)}
+            found.setdefault(number, {}).update(confirmed)
     return found
 
 

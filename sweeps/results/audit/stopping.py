@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sweeps.results.audit.card import Card
@@ -17,8 +18,7 @@ from sweeps.results.audit.data import AuditData, AuditTrial
 from sweeps.statistics.proportions import wilson_interval
 from sweeps.statistics.rank_correlation import FEWEST, RankCorrelation, kendall
 
-ID = "stopping"
-_QUESTION = "Does early stopping stop the right trials?"
+_card = partial(Card, "stopping", "Does early stopping stop the right trials?")
 _SOUND = 0.6
 """A rung agrees with the end if tau may be so large: four of five pairs in the right order."""
 _LEAST = 0.2
@@ -34,7 +34,7 @@ def stopping(data: AuditData) -> Card:
             if stopped
             else f"No rule stops trials: {len(data.trials)} trials."
         )
-        return Card(ID, _QUESTION, "not enough data" if stopped else "pass", text)
+        return _card("not enough data" if stopped else "pass", text)
     ends = {t.number: value for t in data.trials if (value := _end(data, t)) is not None}
     exempt = [t for t in data.trials if t.exempt and t.number in ends]
     unbiased = len(exempt) >= FEWEST
@@ -63,9 +63,7 @@ def stopping(data: AuditData) -> Card:
     bad = [rung for rung, one in rungs.items() if one.high < _SOUND]
     if bad:
         later = _later(data, rungs)
-        return Card(
-            ID,
-            _QUESTION,
+        return _card(
             "warn",
             evidence,
             figure,
@@ -73,9 +71,9 @@ def stopping(data: AuditData) -> Card:
             ("clone", "NEW", "-s", f"early_stopping.grace_epochs={later}"),
         )
     if rungs and all(one.low > _LEAST for one in rungs.values()):
-        return Card(ID, _QUESTION, "pass", evidence, figure)
+        return _card("pass", evidence, figure)
     text = f"{evidence} The intervals are too wide to tell."
-    return Card(ID, _QUESTION, "not enough data", text, figure, "let more trials be exempt")
+    return _card("not enough data", text, figure, "let more trials be exempt")
 
 
 def _end(data: AuditData, trial: AuditTrial) -> float | None:
@@ -153,9 +151,7 @@ def _biased(
         if compared
         else f"No trial ran to the end of {data.reports} {data.word}s."
     )
-    return Card(
-        ID,
-        _QUESTION,
+    return _card(
         "not enough data",
         text,
         figure,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,8 +16,7 @@ from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, top_fifth
 from sweeps.statistics.proportions import wilson_interval
 
-ID = "validation"
-_QUESTION = "Is the validation set large enough?"
+_card = partial(Card, "validation", "Is the validation set large enough?")
 _FEWEST = 10
 _SHARES = re.compile("accuracy|acc|top1|top5|error|err")
 """Words in the names of metrics that count samples."""
@@ -28,17 +28,17 @@ def validation(data: AuditData) -> Card:
     ranked = data.ranked
     if not is_share(data.metric):
         text = f"{data.metric} is no share of right answers, so its chance is not that of a count."
-        return Card(ID, _QUESTION, "not enough data", text)
+        return _card("not enough data", text)
     count = data.num_validation
     if not count:
         text = "The number of validation samples is not known."
-        return Card(ID, _QUESTION, "not enough data", text)
+        return _card("not enough data", text)
     values = [t.value or 0.0 for t in ranked]
     unit = 100.0 if any(value > 1 for value in values) else 1.0
     values = [value / unit for value in values]
     if len(values) < _FEWEST or not all(0 <= value <= 1 for value in values):
         text = f"{len(values)} trials have a share from 0 to 1; the card needs {_FEWEST}."
-        return Card(ID, _QUESTION, "not enough data", text)
+        return _card("not enough data", text)
     best, leaders = values[0], values[: len(top_fifth(ranked))]
     low, high = wilson_interval(best * count, count)
     middle = median(leaders[1:] or values[1:2])
@@ -65,11 +65,11 @@ def validation(data: AuditData) -> Card:
         f"show differences from {format_number(visible)}."
     )
     if gap >= visible:
-        return Card(ID, _QUESTION, "pass", evidence, figure)
+        return _card("pass", evidence, figure)
     enough = _enough(best, middle, gap)
     samples = f"about {enough:,} validation samples" if enough else "more validation samples"
     remedy = f"take {samples}, or a metric that does not count, such as val/loss"
-    return Card(ID, _QUESTION, "warn", evidence, figure, remedy)
+    return _card("warn", evidence, figure, remedy)
 
 
 def is_share(metric: str) -> bool:

@@ -11,6 +11,7 @@ from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ending, Ledger
 from sweeps.ledger.reader import TrialRecord
 from sweeps.policies.confirmation import Confirmation, ConfirmOptions, follow
+from sweeps.reconciliation.extra_training import ExtraTraining
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 Value = Callable[[int, int], float | None]
@@ -21,13 +22,14 @@ SECONDS = {0: 60.0, 1: 30.0}
 
 def request(made: MadeSweep, **options: float | bool) -> ConfirmRequest:
     """Open the sweep as `sweep confirm` does, and return what the ledger stores."""
+    asked = ConfirmOptions(**options)  # type: ignore[arg-type]  # the caller knows the types
     made.ledger = open_ledger(
         made.paths,
         made.spec,
         Origin(),
         new=False,
         accepted=False,
-        confirm=ConfirmOptions(**options),  # type: ignore[arg-type]  # the caller knows the types
+        extra=ExtraTraining(confirm=asked),
     )
     found = made.ledger.confirm_request
     assert found is not None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import write_spec
@@ -40,6 +46,8 @@ resources: {{gpu: 0}}
 train: {{batch_size: 20, layer_norms_every: 2}}
 """
 KEY = "train.optimizer.lr"
+COMPLETE, PRUNED, RESUMED = 0, 1, 2
+"""The trials of the sweep that `template` and `paths` of the commands' tests have."""
 
 
 def train_sweep(
@@ -91,6 +99,24 @@ def train_sweep(
         ledger.finish(number, "pruned" if number in pruned else "complete")
     ledger.store_origin(Origin(code=code_digests(spec.task.name)))
     return paths
+
+
+@contextmanager
+def trained(here: Path, rates: Sequence[float], **options: Any) -> Iterator[Path]:
+    """Train a sweep as `train_sweep` does; its task is forgotten at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", [*sys.path, str(here)])
+        train_sweep(here, rates, **options)
+    yield here
+    sys.modules.pop(MODULE, None)
+
+
+def copy_of(template: Path, here: Path, patch: pytest.MonkeyPatch) -> SweepPaths:
+    """Copy a trained sweep into a new directory, which becomes the working directory."""
+    shutil.copytree(template, here)
+    patch.chdir(here)
+    patch.setattr("sys.path", sys.path.copy())
+    return SweepPaths(here / "runs", "made")
 
 
 def _next(answers: list[bool]) -> bool:

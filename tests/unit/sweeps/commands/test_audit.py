@@ -18,6 +18,8 @@ from sweeps.publishing.report_audit import audit_section
 from sweeps.results.audit.read import audit_data
 from sweeps.results.audit.recorded import read_clipping, read_num_validation
 from sweeps.results.audit.registry import CARDS
+from sweeps.results.confirmation import find_confirmation
+from tests.unit.sweeps.confirming_sweep import request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.metrics_file import Row
 from trainable.rules import BUILT
@@ -107,18 +109,18 @@ def test_running_sweep_has_an_audit_but_no_resume(tmp_path: Path) -> None:
     assert (card["verdict"], card["command"]) == ("warn", None)
 
 
-def test_seeds_of_confirming_trials_make_the_noise_floor(tmp_path: Path) -> None:
+def test_audit_and_confirm_say_the_same_noise_floor(tmp_path: Path) -> None:
+    """Also while the seed after those that are compared is not complete."""
     sweep = _sweep(tmp_path)
-    best = sweep.view.ledger.best()
-    assert best is not None
-    for index, value in enumerate((0.30, 0.34, 0.32)):
-        record = sweep.ledger.add_extra("confirm", best.number, seed_index=index)
-        for epoch in range(1, 11):
-            sweep.ledger.report(record.number, epoch=epoch, step=epoch, value=value)
-        sweep.ledger.finish(record.number, "complete")
-    found = _cards(sweep)["noise"]["figure"]
-    assert found["noise_floor"] == pytest.approx(0.02)
-    assert (found["num_configurations"], found["num_values"]) == (1, 3)
+    leaders = request(sweep, top=3, until=0.99).leaders
+    run(sweep, lambda n, seed: 0.3 + 0.01 * ((leaders.index(n) * 7 + seed * 3) % 5), most=7)
+    confirmation = find_confirmation(sweep.view)
+    assert confirmation is not None
+    card = _cards(sweep)["noise"]["figure"]
+    assert card["noise_floor"] == pytest.approx(confirmation.noise)
+    assert (card["num_values"], card["num_configurations"]) == (confirmation.noise_runs, 3)
+    assert card["num_values"] == 6
+    assert 1 <= card["freedom"] <= 3  # common seeds are less evidence than own ones
     assert json.loads(_audit(sweep, "--json"))["num_trials"] == 30
 
 

@@ -25,7 +25,7 @@ from sweeps.reconciliation.repairs import apply
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.sweep_lock import SweepLock
 from tests.message_parts import assert_parts
-from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, train_sweep
+from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox
 from tracking.recorder import MemoryRecorder
 from trainable.storage.generations import STATE
@@ -37,23 +37,15 @@ BEST, OTHER = 1, 0
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished sweep with two trials; the second is the best."""
-    here = tmp_path_factory.mktemp("template")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.path", [*sys.path, str(here)])
-        train_sweep(here, [1e-3, 3e-2])
-    yield here
-    sys.modules.pop(MODULE, None)
+    with trained(tmp_path_factory.mktemp("template"), [1e-3, 3e-2]) as here:
+        yield here
 
 
 @pytest.fixture
 def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPaths:
     """A copy of it, in the working directory, whose task is not imported yet."""
-    here = tmp_path / "here"
-    shutil.copytree(template, here)
-    monkeypatch.chdir(here)
-    monkeypatch.setattr("sys.path", sys.path.copy())
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    return SweepPaths(here / "runs", "made")
+    return copy_of(template, tmp_path / "here", monkeypatch)
 
 
 def _run(*words: str, offline: bool = True) -> Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,11 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from sweeps.results.sweep_status import SweepStatus
 from tests.message_parts import assert_parts
-from tests.unit.sweeps.trained_sweep import KEY, MODULE, train_sweep
+from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, MODULE, PRUNED, RESUMED
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.earlier_configs import add_earlier, read_earlier
 from trainable.metrics_file import FILE_NAME
-
-COMPLETE, PRUNED, RESUMED = 0, 1, 2
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished sweep; its second trial was pruned, its third one interrupted and resumed."""
-    here = tmp_path_factory.mktemp("template")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.path", [*sys.path, str(here)])
-        train_sweep(here, [1e-3, 3e-3, 3e-2], pruned=[PRUNED], interrupted=[RESUMED])
-    yield here
-    sys.modules.pop(MODULE, None)
-
-
-@pytest.fixture
-def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPaths:
-    """A copy of it, in the working directory."""
-    here = tmp_path / "here"
-    shutil.copytree(template, here)
-    monkeypatch.chdir(here)
-    monkeypatch.setattr("sys.path", sys.path.copy())
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return SweepPaths(here / "runs", "made")
 
 
 def _reproduce(*words: str) -> Result:
@@ -273,7 +248,7 @@ def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
     [
         (["--trial", "9"], "has no trial 9"),
         (["--from", "7"], "has no such checkpoint"),
-        (["--from", "newest"], "must be first, latest, best or the number"),
+        (["--from", "newest"], "must be first, latest, best or the epoch"),
         (["--from", "latest"], "nothing is left to train"),
         (["--from", "best"], "nothing is left to train"),
         (["--dir", "runs/made/again"], "lies in the directory of the sweep"),

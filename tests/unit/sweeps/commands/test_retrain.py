@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,32 +17,8 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.results.same_curve import Difference, first_difference
 from sweeps.results.sweep_status import SweepStatus
 from tests.message_parts import assert_parts
-from tests.unit.sweeps.trained_sweep import KEY, MODULE, train_sweep
+from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, PRUNED, RESUMED
 from trainable.metrics_file import FILE_NAME, Row, read_rows
-
-COMPLETE, PRUNED, RESUMED = 0, 1, 2
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished sweep; its second trial was pruned, its third one interrupted and resumed."""
-    here = tmp_path_factory.mktemp("template")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.path", [*sys.path, str(here)])
-        train_sweep(here, [1e-3, 3e-3, 3e-2], pruned=[PRUNED], interrupted=[RESUMED])
-    yield here
-    sys.modules.pop(MODULE, None)
-
-
-@pytest.fixture
-def paths(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPaths:
-    """A copy of it, in the working directory."""
-    here = tmp_path / "here"
-    shutil.copytree(template, here)
-    monkeypatch.chdir(here)
-    monkeypatch.setattr("sys.path", sys.path.copy())
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return SweepPaths(here / "runs", "made")
 
 
 def _train(number: int, *words: str) -> Result:

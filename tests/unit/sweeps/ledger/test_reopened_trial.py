@@ -14,7 +14,7 @@ from optuna.samplers import RandomSampler
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.ledger.location import LedgerLocation
-from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.reader import WOULD_STOP, LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from tests.make_trials import ask
 from tests.postgres_ledger import held_place
@@ -92,6 +92,29 @@ def test_fresh_trial_keeps_no_report(place: LedgerLocation) -> None:
     one = LedgerReader(place).records()[1]
     assert (one.reports, one.value, one.epoch, one.best_epoch) == ({}, None, 0, None)
     assert (one.accumulation, one.attempts, one.seconds) == (None, 1, 7.5)
+
+
+def test_reopened_trial_keeps_its_device_seconds(place: LedgerLocation) -> None:
+    ledger = _ledger(place)
+    ledger.trial_resources = (2, 0.5)
+    _fail(ledger, 1, 0.5, 0.4)
+    _reopen(ledger, 1, 1)
+    ledger = Ledger.open(place)
+    ledger.trial_resources = (4, 1)
+    ledger.store_trial_seconds(1, 10.0)
+    one = LedgerReader(place).trials[1]
+    assert (one.cpu_seconds, one.gpu_seconds) == (7.5 * 2 + 2.5 * 4, 7.5 * 0.5 + 2.5)
+
+
+@pytest.mark.parametrize(("at", "kept"), [(1, None), (2, 2)])
+def test_where_an_exempt_trial_would_stop_is_found_again(
+    place: LedgerLocation, at: int, kept: int | None
+) -> None:
+    ledger = _ledger(place)
+    ledger.set_attr(1, WOULD_STOP, [2, "asha"])
+    _fail(ledger, 1, 0.5, 0.4)
+    _reopen(ledger, 1, at)
+    assert ledger.trial(1).would_stop_at == kept
 
 
 def test_reopened_trial_ends_once_more(place: LedgerLocation) -> None:

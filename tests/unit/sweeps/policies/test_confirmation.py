@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sweeps.driver.confirming import ConfirmingTrials
 from sweeps.errors import OriginChanged, UserError
 from sweeps.operations.confirm import check_numbers
 from sweeps.policies.confirmation import find_leaders
@@ -133,6 +134,21 @@ def test_new_request_ends_runs_that_it_does_not_need(made: MadeSweep) -> None:
     assert states == ["running", "running", "pruned"]
     assert len(run(made, _value)) >= 2
     assert not found(made).failed
+
+
+def test_decided_confirmation_is_not_followed_any_more(made: MadeSweep) -> None:
+    """A resumed search with thousands of trials would read them all after each end."""
+    request(made, top=2, seeds=2, until=0.99)
+    run(made, _tied)
+    reads: list[None] = []
+    adding = ConfirmingTrials(
+        made.ledger,
+        ends=itertools.count().__next__,
+        flush=lambda: reads.append(None),
+        fence=lambda: None,
+    )
+    assert [adding() for _ in range(3)] == [[], [], []]
+    assert len(reads) == 1
 
 
 def test_changed_training_is_refused_in_the_middle_and_counts_anew_after(made: MadeSweep) -> None:

@@ -14,6 +14,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader, TrialRecord, TrialSummary
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.policies.stop_criteria import (
+    BY_ANOTHER_REQUEST,
     BY_THE_SWEEP,
     BY_THE_USER,
     StopCriterionMet,
@@ -316,7 +317,12 @@ def test_unfinished_trials_end_with_the_sweep(trial: TrialState, expected: list[
 
 @pytest.mark.parametrize(
     ("reason", "stopped_by"),
-    [(None, "asha_promote"), (BY_THE_USER, "user"), (BY_THE_SWEEP + "time", "sweep")],
+    [
+        (None, "asha_promote"),
+        (BY_THE_USER, "user"),
+        (BY_ANOTHER_REQUEST, "user"),
+        (BY_THE_SWEEP + "time", "sweep"),
+    ],
 )
 def test_pruned_run_names_what_pruned_it(reason: str | None, stopped_by: str) -> None:
     early = "{}\nearly_stopping: {scheduler: asha_promote}"

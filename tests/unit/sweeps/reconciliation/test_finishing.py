@@ -20,6 +20,7 @@ from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.policies.stop_criteria import active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.extra_training import ExtraTraining
 from sweeps.reconciliation.finishing import (
     can_offer_finish,
     check_free,
@@ -73,7 +74,7 @@ def _open(sweep: MadeSweep, *numbers: int) -> Any:
         Origin(),
         new=False,
         accepted=True,
-        finish=numbers,
+        extra=ExtraTraining(finish=numbers),
     )
 
 

@@ -23,6 +23,7 @@ from sweeps.paths import TRIAL_CONFIG
 from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.reconciliation import retrying
 from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.extra_training import ExtraTraining
 from sweeps.reconciliation.reconcile import MissingReport, OrphanedRun, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.reconciliation.retrying import RetryRequest, complete_retries, trials_to_retry
@@ -96,7 +97,7 @@ def _open(
         more.pop("origin", Origin()),
         new=False,
         accepted=more.pop("accepted", True),
-        retry=retry,
+        extra=ExtraTraining(retry=retry),
         warn=warn,
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.policies.stop_criteria import BY_ANOTHER_REQUEST
 from sweeps.results.usage import usage
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -70,6 +71,19 @@ def test_trial_that_was_finished_later_saved_nothing(sweep: MadeSweep) -> None:
     found = usage(sweep.view)
     assert found.epochs == 18 + 8
     assert (found.stopped, found.saved_epochs) == (1, 5)
+
+
+def test_run_of_a_confirmation_that_another_request_ended_saved_nothing(
+    sweep: MadeSweep,
+) -> None:
+    before = usage(sweep.view)
+    run = sweep.ledger.add_extra("confirm", 0, 0).number
+    sweep.ledger.start(run)
+    sweep.ledger.report(run, epoch=1, step=10, value=1.0)
+    sweep.ledger.finish(run, "pruned", reason=BY_ANOTHER_REQUEST)
+    found = usage(sweep.view)
+    assert (found.trials, found.epochs) == (before.trials + 1, before.epochs + 1)
+    assert (found.stopped, found.saved_epochs) == (before.stopped, before.saved_epochs)
 
 
 def test_unknown_times_are_said(sweep: MadeSweep) -> None:

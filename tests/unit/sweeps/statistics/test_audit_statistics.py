@@ -15,7 +15,6 @@ from sweeps.statistics.best_of_many import doubling, expected_best, tuning_curve
 from sweeps.statistics.chi_squared import chi_squared_tail
 from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail, wilson_interval
 from sweeps.statistics.rank_correlation import kendall
-from sweeps.statistics.seed_noise import paired_difference, seed_noise
 from sweeps.statistics.variance_shares import variance_shares
 
 LOSSES = st.lists(st.floats(-5, 5, allow_nan=False), min_size=1, max_size=8)
@@ -103,23 +102,14 @@ def test_wilson_interval_holds_the_share(count: int, data: st.DataObject) -> Non
 def test_tails_agree_with_scipy() -> None:
     scipy = pytest.importorskip("scipy.stats")
     assert binomial_tail(4, 10, 0.2) == pytest.approx(scipy.binom.sf(3, 10, 0.2))
+    assert binomial_tail(450, 2000, 0.2) == pytest.approx(scipy.binom.sf(449, 2000, 0.2))
+    assert [binomial_tail(n, 5, p) for n, p in ((0, 0.0), (1, 0.0), (5, 1.0))] == [1, 0, 1]
     assert hypergeometric_tail(3, 6, 9, 30) == pytest.approx(scipy.hypergeom.sf(2, 30, 9, 6))
+    many = 10_000, 2_000, 1_000
+    assert hypergeometric_tail(220, *many[1:], many[0]) == pytest.approx(
+        scipy.hypergeom.sf(219, *many)
+    )
     assert chi_squared_tail(7.3, 3) == pytest.approx(scipy.chi2.sf(7.3, 3))
-
-
-def test_seed_noise_is_pooled_over_configurations() -> None:
-    found = seed_noise([[1.0, 3.0], [10.0, 10.0, 13.0], [7.0]])
-    assert found is not None
-    assert found.deviation == pytest.approx(math.sqrt((2.0 + 6.0) / 3))
-    assert (found.freedom, found.num_values, found.num_configurations) == (3, 5, 2)
-    assert found.quantile == pytest.approx(3.1824, abs=1e-3)
-    assert seed_noise([[1.0], [2.0]]) is None
-
-
-def test_common_seeds_cancel_in_pairs() -> None:
-    found = paired_difference([1.0, 5.0, 9.0], [2.0, 6.1, 9.9])
-    assert found.mean == pytest.approx(-1.0)
-    assert found.half_width < 0.3
 
 
 def _function(draw: random.Random, count: int) -> tuple[dict[str, list[float]], list[float]]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sweeps.statistics.common_seeds import TwoWayLayout, mean_error, noise_floor
+from sweeps.statistics.common_seeds import (
+    TwoWayLayout,
+    half_width,
+    mean_error,
+    noise_floor,
+    paired_difference,
+    table_of,
+)
 
 NAN = float("nan")
 
@@ -35,6 +42,24 @@ def test_common_seeds_are_less_evidence_than_own_ones():
     assert noise_floor(own).freedom == pytest.approx(20, abs=2)
     assert noise_floor(common).freedom == pytest.approx(4, abs=0.1)
     assert noise_floor(np.array([[1.0, NAN]])) is None
+
+
+def test_noise_is_pooled_over_configurations():
+    several = {0: {0: 1.0, 1: 3.0}, 1: {0: 10.0, 1: 10.0, 2: 13.0}, 2: {2: 7.0}}
+    found = noise_floor(table_of(several))
+    assert found.sd == pytest.approx(((2.0 + 6.0) / 3) ** 0.5)
+    assert (found.num_values, found.num_configurations) == (5, 2)
+    assert 1 <= found.freedom <= 3
+    assert noise_floor(table_of({0: {0: 1.0}, 1: {1: 2.0}})) is None
+    assert half_width(1.0, 3, 0.05) == pytest.approx(3.1824, abs=1e-3)
+
+
+def test_common_seeds_cancel_in_pairs():
+    values = table_of({0: {0: 1.0, 1: 5.0, 2: 9.0, 3: 4.0}, 1: {0: 2.0, 1: 6.1, 2: 9.9}})
+    found = paired_difference(*values, level=0.05)
+    assert found.mean == pytest.approx(-1.0)
+    assert found.half_width < 0.3
+    assert paired_difference(*values[:, 2:], level=0.05) is None
 
 
 def test_a_noisier_configuration_has_a_larger_error():
