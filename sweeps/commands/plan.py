@@ -142,7 +142,7 @@ def _text(found: PlanResult) -> RenderableType:
 
 def _title(found: PlanResult) -> str:
     if found.hours is not None:
-        return f"what {found.hours:g} h buy"
+        return "what 1 hour buys" if found.hours == 1 else f"what {found.hours:g} hours buy"
     return f"what {found.plan.trials:,} trials take"
 
 

@@ -117,7 +117,7 @@ def _lines(found: Reproduction, word: str) -> Iterator[RenderableType]:
         yield line(f"code: changed since the sweep ran: {', '.join(found.code)}")
     if found.built:
         yield line(f"task: builds something else: {', '.join(found.built)}")
-    if not found.is_equal and not (found.machine or found.code or found.built):
+    if found.first_step is not None and not (found.machine or found.code or found.built):
         yield line(
             "no difference of versions, machine, code or data was found; an operation that is not "
             "deterministic, or a state that the task keeps elsewhere, may be the reason"

@@ -28,6 +28,7 @@ from sweeps.errors import UserError
 from sweeps.ledger.reader import TrialSummary
 from sweeps.operations.retraining import Stage, check_single, lost_stage, stages
 from sweeps.operations.trial_process import as_a_trial
+from sweeps.quoting import quoted
 from sweeps.results.machine_differences import MachineDifference, machine_differences
 from sweeps.results.reproduced import Reproduction, StateCheck
 from sweeps.results.same_curve import first_difference, first_logged_difference
@@ -104,6 +105,7 @@ def reproduce(
     kept, parts = _kept(view, record), stages(view, record)
     begin = None if start is None else _start(kept, start, record, view)
     begun = 0 if begin is None else begin.step
+    _check_ignored(kept, record, ignored)
     _check_something_left(kept, record, begun, view)
     with ExitStack() as stack:
         if directory is None:
@@ -122,6 +124,16 @@ def reproduce(
         lost = lost_stage(record, parts)
         notes = [*found.notes, *([lost] if lost else [])]
         return replace(found, notes=notes, machine=machine)
+
+
+def _check_ignored(kept: _Kept, record: TrialSummary, ignored: Collection[str]) -> None:
+    known = {key for row in kept.rows for key in row.metrics}
+    for metric in ignored:
+        if known and metric not in known:
+            raise UserError(
+                f"--ignore {quoted(metric)}: trial {record.number} has no such metric; they "
+                f"are {', '.join(sorted(known))}; name one of these, or leave it out"
+            )
 
 
 def _measured() -> Collection[str]:

@@ -51,6 +51,7 @@ class Usage:
         saved_seconds: The time of these reports at the speed of each trial itself.
         saved_device_seconds: The same in seconds of `device`.
         planned: What was planned before the first trial; None by an earlier release.
+        confirming: How many of the trials that started confirm another one.
     """
 
     report_word: str
@@ -65,6 +66,7 @@ class Usage:
     saved_seconds: Total
     saved_device_seconds: Total
     planned: dict[str, Any] | None
+    confirming: int = 0
 
     @property
     def device(self) -> str:
@@ -99,7 +101,10 @@ class Usage:
             return f"{sentence}; {self.trials:,} trial{'s' * (self.trials != 1)}"
         plan, count = self.planned, ""
         if plan["trials"] != self.trials:
-            count = f" for {plan['trials']:,} trials, of which {self.trials:,} started"
+            planned = plan["trials"]
+            count = f" for {planned:,} trial{'s' * (planned != 1)}; {self.trials:,} started"
+            if self.confirming:
+                count += f", {self.confirming:,} of them to confirm"
         sentence += f"; planned: about {plan['expected_epochs']:,.0f} {self.report_word}s"
         if plan["seconds"] is not None:
             hours = format_device_hours(plan["device_seconds"], plan["device"])
@@ -156,6 +161,7 @@ def usage(view: SweepStatus) -> Usage:
         saved_seconds=_total(stopped, rate(lambda one: one.seconds)),
         saved_device_seconds=_total(stopped, on_device),
         planned=view.ledger.plan,
+        confirming=sum(one.role == "confirm" for one in started),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -76,7 +77,17 @@ def _by_seeds(
         f"The means of trials {first} and {second} over {from_seeds} are {format_number(gap)} "
         f"apart in {data.metric}, with an interval of ±{format_number(half)}; {_floor(floor)}."
     )
-    return _verdict(floor, gap, half, (first, second), evidence)
+    card = _verdict(floor, gap, half, (first, second), evidence, data.tied)
+    if data.tied is None:
+        return card
+    *others, last = map(str, data.tied)
+    apart = f"trials {', '.join(others)} and {last} cannot be told apart"
+    said = apart if others else f"trial {last} is better than the other leaders"
+    return replace(
+        card,
+        evidence=f"{evidence} By the confirmation, which compares all leaders at once, {said}.",
+        figure={**card.figure, "tied": list(data.tied)},
+    )
 
 
 def _by_floor(data: AuditData, floor: NoiseFloor, numbers: Sequence[int]) -> Card:
@@ -100,7 +111,12 @@ def _half_width(floor: NoiseFloor, variances: float) -> float:
 
 
 def _verdict(
-    floor: NoiseFloor, gap: float, half: float, trials: tuple[int, int], evidence: str
+    floor: NoiseFloor,
+    gap: float,
+    half: float,
+    trials: tuple[int, int],
+    evidence: str,
+    tied: Sequence[int] | None = None,
 ) -> Card:
     figure = {
         "trials": list(trials),
@@ -111,7 +127,8 @@ def _verdict(
         "num_values": floor.num_values,
         "freedom": floor.freedom,
     }
-    if gap > half:
+    # Two tests of the same seeds may differ; a confirmation has the last word.
+    if gap > half if tied is None else len(tied) == 1:
         return _card("pass", evidence, figure)
     remedy = f"train trials {trials[0]} and {trials[1]} under more seeds, or take the cheaper one"
     return _card("warn", evidence, figure, remedy, ("confirm", "--seeds", "10"))

@@ -20,6 +20,7 @@ from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, Continue
 from sweeps.results.audit.recorded import read_clipping, read_num_validation
 from sweeps.results.audit.registry import audit
+from sweeps.results.confirmation import find_confirmation
 from sweeps.results.findings import short_names, status_with_findings
 from sweeps.results.next_search import next_overrides
 from sweeps.results.sweep_status import SweepStatus
@@ -151,6 +152,7 @@ def audit_data(view: SweepStatus) -> AuditData:
         rungs=rungs,
         reduction=getattr(rule, "reduction", 3),
         repeats=_repeats(view),
+        tied=_tied(view),
         num_validation=_num_validation(view, ended),
         random_search=spec.search.sampler in LEARN_NOTHING,
         population=rule.is_population,
@@ -166,6 +168,13 @@ def _continue(view: SweepStatus) -> Continue:
     if view.state != "finished":
         return lambda _regions, _bounds: ()
     return lambda regions, bounds: next_overrides(view, regions, bounds)
+
+
+def _tied(view: SweepStatus) -> list[int] | None:
+    found = find_confirmation(view)
+    if found is None or found.first is None:
+        return None
+    return [one.number for one in found.tied] or [found.first.number]
 
 
 def _repeats(view: SweepStatus) -> Mapping[int, Mapping[int, float]]:

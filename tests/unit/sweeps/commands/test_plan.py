@@ -177,6 +177,6 @@ def test_wrong_options_are_refused(plan: Plan, options: tuple[str, ...]) -> None
 def test_text_says_what_is_simulated(plan: Plan) -> None:
     shown = plan("--hours", "1").stdout
     assert "invented curves" in shown
-    assert "what 1 h buy" in shown
+    assert "what 1 hour buys" in shown
     assert "reduction 4" in shown
     assert "nothing is stopped" in shown

@@ -193,6 +193,7 @@ def test_damaged_checkpoint_is_not_taken_for_equal(file: str, paths: SweepPaths)
     assert found["curve"] is None
     assert not found["is_equal"]
     assert_parts(found["not_compared"][0], newest.name)
+    assert "not deterministic" not in _reproduce("--trial", str(PRUNED)).stdout
 
 
 LOOP = """
@@ -253,6 +254,7 @@ def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
         (["--from", "best"], "nothing is left to train"),
         (["--dir", "runs/made/again"], "lies in the directory of the sweep"),
         (["--dir", "."], "is not empty"),
+        (["--ignore", "train/los"], "has no such metric"),
     ],
 )
 def test_wrong_words_are_refused(paths: SweepPaths, words: list[str], said: str) -> None:

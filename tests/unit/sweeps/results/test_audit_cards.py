@@ -314,6 +314,14 @@ def test_budget_that_is_too_large_is_shortened() -> None:
     assert card.command[-1] in ("budget.epochs=5", "budget.epochs=6", "budget.epochs=7")
 
 
+@pytest.mark.parametrize(("gap", "tied"), [(8.0, [0, 1]), (0.0, [0])])
+def test_noise_says_what_the_confirmation_said(gap: float, tied: list[int]) -> None:
+    seeds = replace(_repeated(random.Random(0), gap), tied=tied)
+    card = CARDS["noise"](seeds)
+    assert card.verdict == ("pass" if len(tied) == 1 else "warn")
+    assert card.figure["tied"] == tied
+
+
 def test_gain_below_the_noise_floor_is_no_gain() -> None:
     data = _power(random.Random(1), 16, 30)
     noisy = {0: {0: 0.0, 1: 2.0}, 1: {0: 1.0, 1: 3.0}}

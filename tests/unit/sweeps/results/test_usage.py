@@ -94,6 +94,15 @@ def test_unknown_times_are_said(sweep: MadeSweep) -> None:
     assert all("trials)" in sentence for sentence in found.sentences())
 
 
+def test_trials_that_confirm_are_not_of_the_plan(sweep: MadeSweep) -> None:
+    for seed in (0, 1):
+        new = sweep.ledger.add_extra("confirm", 0, seed).number
+        sweep.ledger.start(new)
+        sweep.ledger.report(new, epoch=1, step=10, value=1.0)
+    used, *_ = usage(sweep.view).sentences()
+    assert used.endswith("for 4 trials; 6 started, 2 of them to confirm")
+
+
 def test_nothing_is_said_before_the_first_epoch(tmp_path: Path) -> None:
     assert usage(MadeSweep(tmp_path).view).sentences() == []
 
