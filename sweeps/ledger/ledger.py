@@ -29,6 +29,7 @@ from sweeps.ledger.reader import (
     GENERATION,
     LINEAGE,
     REPORT,
+    SEED_NUMBER,
     SELECT,
     SIGNALS,
     Ending,
@@ -237,19 +238,23 @@ class Ledger(StudyRecord):
         return self._study.directions
 
     @in_transaction
-    def add(self, suggestion: Suggestion, *, exempt: bool = False) -> TrialRecord:
+    def add(
+        self, suggestion: Suggestion, *, exempt: bool = False, seed_number: int | None = None
+    ) -> TrialRecord:
         """Create the next trial, with its parameters, in one transaction.
 
         Args:
             suggestion: Its parameters.
             exempt: Whether it is exempt from early stopping.
+            seed_number: The number that decides its seed; None: its own.
         """
+        known = {EXEMPT: exempt or None, SEED_NUMBER: seed_number}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(suggestion.params),
             distributions=dict(suggestion.distributions),
             system_attrs=dict(suggestion.system_attrs),
-            user_attrs={EXEMPT: True} if exempt else {},
+            user_attrs={key: value for key, value in known.items() if value is not None},
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(trial_id))
@@ -271,7 +276,8 @@ class Ledger(StudyRecord):
         """
         known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.
-        kept = {key: known.user_attrs[key] for key in (ACCUMULATION,) if key in known.user_attrs}
+        keys = (ACCUMULATION, SEED_NUMBER)
+        kept = {key: known.user_attrs[key] for key in keys if key in known.user_attrs}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(known.params),
