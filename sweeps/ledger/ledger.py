@@ -31,6 +31,7 @@ from sweeps.ledger.reader import (
     LINEAGE,
     REPEATS,
     REPORT,
+    SEED_NUMBER,
     SELECT,
     SIGNALS,
     WOULD_STOP,
@@ -249,7 +250,9 @@ class Ledger(StudyRecord):
         return self._study.directions
 
     @in_transaction
-    def add(self, suggestion: Suggestion, *, exempt: bool = False) -> TrialRecord:
+    def add(
+        self, suggestion: Suggestion, *, exempt: bool = False, seed_number: int | None = None
+    ) -> TrialRecord:
         """Create the next trial of the search, with its parameters, in one transaction.
 
         With several seeds, it is the first seed of a configuration.
@@ -257,13 +260,15 @@ class Ledger(StudyRecord):
         Args:
             suggestion: Its parameters.
             exempt: Whether it is exempt from early stopping.
+            seed_number: The number that decides its seed; None: its own.
         """
         first = role_attributes("search", None, 0) if self.repeats is not None else {}
+        known = {EXEMPT: exempt or None, SEED_NUMBER: seed_number}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(suggestion.params),
             distributions=dict(suggestion.distributions),
-            user_attrs=first | ({EXEMPT: True} if exempt else {}),
+            user_attrs=first | {key: one for key, one in known.items() if one is not None},
             system_attrs=dict(suggestion.system_attrs),
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
@@ -286,7 +291,7 @@ class Ledger(StudyRecord):
         """
         known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.
-        keys = [ACCUMULATION]
+        keys = [ACCUMULATION, SEED_NUMBER]
         if role == "repeat":  # where it would have been stopped, its configuration counts as ended
             keys += [EXEMPT, WOULD_STOP]
         kept = {key: known.user_attrs[key] for key in keys if key in known.user_attrs}

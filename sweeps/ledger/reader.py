@@ -56,6 +56,8 @@ ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
 FINISHES = "finishes"
 """A trial attribute: the number of the pruned trial that this trial trains to its end."""
+SEED_NUMBER = "seed_number"
+"""A trial attribute: the number that decides its seed, if it is not the trial's own."""
 EXEMPT = "exempt"
 """A trial attribute: that the trial is exempt from early stopping."""
 WOULD_STOP = "would_stop"
@@ -162,6 +164,9 @@ class TrialSummary:
     """The position of its common seed, from 0; None: its seed is its own."""
     split: bool = False
     """Whether its common seed also decides how the task splits the data."""
+    seed_number: int | None = None
+    """The number that decides its seed: the one that it would have if no trial before it
+    confirmed another one. None: its own."""
     exempt: bool = False
     """Whether it is exempt from early stopping; see `early_stopping.exempt`."""
     would_stop_at: int | None = None
@@ -195,7 +200,8 @@ class TrialSummary:
     def seed(self) -> TrialSeed:
         """What its seed is derived from; a trial that finishes another one has that one's."""
         if self.seed_index is None:
-            return TrialSeed("trial", self.search_number)
+            number = self.search_number if self.seed_number is None else self.seed_number
+            return TrialSeed("trial", number)
         purpose: Literal["confirm", "repeat"] = "confirm" if self.role == "confirm" else "repeat"
         return TrialSeed(purpose, self.seed_index, self.split)
 
@@ -466,6 +472,7 @@ def trial_fields(
         "failed_attempts": failed_attempts_in(attributes),
         "reopened": reopened_in(attributes),
         **_role_in(attributes),
+        "seed_number": attributes.get(SEED_NUMBER),
         **_exemption_in(attributes),
     }
 

@@ -131,8 +131,8 @@ def _check_ignored(kept: _Kept, record: TrialSummary, ignored: Collection[str]) 
     for metric in ignored:
         if known and metric not in known:
             raise UserError(
-                f"--ignore {quoted(metric)}: trial {record.number} has no such metric; they "
-                f"are {', '.join(sorted(known))}; name one of these, or leave it out"
+                f"--ignore {quoted(metric)}: trial {record.number} has no such metric; its "
+                f"metrics are {', '.join(sorted(known))}; name one of these, or leave it out"
             )
 
 

@@ -111,7 +111,11 @@ def _check(
         what, _, remedy = view.damage.rpartition("; ")
         found.contradictions.append(Contradiction("sweep.yaml", what, remedy, str(paths.spec)))
     revisions = _revisions(paths)
-    found.checked.append(f"{len(revisions)} revisions of the spec" if revisions else "the spec")
+    found.checked.append(
+        f"{len(revisions)} revision{'s' * (len(revisions) != 1)} of the spec"
+        if revisions
+        else "the spec"
+    )
     for record in records:
         doing(f"comparing trial {record.number} of {len(records)}")
         found.contradictions.extend(TrialChecks(paths, view.spec, revisions, alone(record)).run())

@@ -256,6 +256,12 @@ def confirmed_trial(view: SweepStatus) -> TrialSummary:
         NoBest: There is none.
     """
     found, name = find_confirmation(view), view.paths.name
+    if len(view.spec.metrics) > 1:
+        raise NoBest(
+            f"no trial of sweep '{name}' is confirmed: it has {len(view.spec.metrics)} metrics, "
+            "and no trial of a Pareto front is the best; choose one with: "
+            f"{view.paths.command('best')}"
+        )
     command = view.paths.command("confirm")
     if found is None:
         raise NoBest(f"no trial of sweep '{name}' is confirmed; confirm its best with: {command}")

@@ -101,6 +101,7 @@ class LedgerSearcher(Searcher):
             if trial.role == "repeat" or (trial.role == "search" and not self._is_paused(trial))
         ]
         self._next_number, self._num_suggested = len(trials), len(of_search(trials))
+        self._num_confirming = sum(trial.role == "confirm" for trial in trials)
         self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
         self._may_promote = self._pauses is not None
@@ -199,6 +200,7 @@ class LedgerSearcher(Searcher):
         if not self._extra:
             self._extra = self._add_extra()
             self._next_number += len(self._extra)
+            self._num_confirming += sum(trial.role == "confirm" for trial in self._extra)
         if (extra := self._next_open(self._extra)) is not None:
             return extra  # the user asked for it, so that no stop criterion holds it back
         if self.paused:
@@ -218,7 +220,13 @@ class LedgerSearcher(Searcher):
         self._num_suggested += 1
         suggestion = self._suggester.propose(number)  # may take seconds
         self._fence()
-        return self._ledger.add(suggestion, exempt=self._is_exempt(number))
+        # The search goes on as if nothing had been confirmed.
+        place = number - self._num_confirming
+        return self._ledger.add(
+            suggestion,
+            exempt=self._is_exempt(place),
+            seed_number=place if self._num_confirming else None,
+        )
 
     def _is_exempt(self, number: int) -> bool:
         return is_exempt(self._spec.early_stopping.exempt, self._spec.seed, number)

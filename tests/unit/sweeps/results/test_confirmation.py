@@ -121,6 +121,12 @@ def test_confirm_shows_what_is_decided_without_a_run(tmp_path: Path) -> None:
     assert "_words" not in shown
 
 
+def test_front_has_no_confirmed_trial_and_no_command_for_one(tmp_path: Path) -> None:
+    made = MadeSweep(tmp_path, metric="[val/loss, val/accuracy]", mode="[min, max]")
+    with pytest.raises(NoBest, match=r"2 metrics.*sweep best"):
+        confirmed_trial(made.view)
+
+
 def test_unfinished_confirmation_has_no_winner_and_is_left_to_do(tmp_path: Path) -> None:
     made = MadeSweep(tmp_path)
     for seen in (0.3, 0.2, 0.4):

@@ -102,6 +102,28 @@ def test_suggestions_after_resume_equal_those_of_one_driver(
     assert killed == once
 
 
+def test_search_after_a_confirmation_goes_on_unchanged(tmp_path: Path, spec: SweepSpec) -> None:
+    early = EarlyStoppingConfig(scheduler="asha", exempt=0.5)
+    spec = spec.model_copy(update={"early_stopping": early})
+
+    def run(path: Path, confirmed_after: int) -> list[tuple[Any, Any]]:
+        driver, found = Driver(path, spec), []
+        while (config := driver.ask("t")) != Searcher.FINISHED:
+            found.append((config["config"], config["exempt"]))
+            driver.tell("t", config)
+            if len(found) == confirmed_after:
+                for seed in range(2):
+                    extra = driver.ledger.add_extra("confirm", 0, seed)
+                    driver.ledger.report(extra.number, epoch=1, step=1, value=0.0)
+                    driver.ledger.finish(extra.number, "complete")
+                driver = Driver(path, spec)
+        last = driver.ledger.trials()[-1]
+        assert driver.ledger.add_extra("finish", last.number).seed == last.seed
+        return found
+
+    assert run(tmp_path / "confirmed.db", 3) == run(tmp_path / "alone.db", 99)
+
+
 def test_unfinished_trial_is_resumed_first_unchanged(tmp_path: Path, spec: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", spec)
     first = driver.ask("a")
