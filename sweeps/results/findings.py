@@ -27,6 +27,7 @@ from sweeps.results.comparable_trials import ComparableTrials, compare_all
 from sweeps.results.confirmation import find_confirmation
 from sweeps.results.next_search import next_overrides
 from sweeps.results.rank_effects import RankEffect, rank_effects
+from sweeps.results.seed_values import chance_difference
 from sweeps.results.space_regions import (
     BadRegion,
     NearBound,
@@ -237,7 +238,7 @@ class _Evidence:
         if own:
             other, who = own[0], f"of trial {own[0].number}, which has the spec's own values"
             if other.state == "complete" and best.value is not None and other.value is not None:
-                return f": {_against(best.value, other.value)} {who}"
+                return f": {_against(best.value, other.value)} {who}{self._uncertainty()}"
             epoch = max(self.curves[other.number], default=0)
             mine, theirs = (self.curves[one.number].get(epoch) for one in (best, other))
             if mine is not None and theirs is not None:
@@ -252,6 +253,13 @@ class _Evidence:
         who = f"the median of {len(values)} trials (none has the spec's own values)"
         at = "" if mine == best.value else f" by {word} {epoch} it had {format_number(mine)}:"
         return f"{';' if at else ':'}{at} {against}, {who}"
+
+    def _uncertainty(self) -> str:
+        """Return how much seeds alone change the difference of two values."""
+        found = chance_difference(self.view)
+        if found is None:
+            return "; one training of each, so that seeds may have made a part of it"
+        return f"; seeds alone make differences up to {format_number(found)} in 95 of 100 pairs"
 
     def _has_own_values(self, record: TrialSummary) -> bool:
         own, params = self._own_values, record.best_params

@@ -6,7 +6,7 @@ What must not live here: what the cards look at, and printing.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import is_number
 from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.reader import TrialSummary, of_search
-from sweeps.policies.confirmation import follow
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, Continue
@@ -23,6 +22,7 @@ from sweeps.results.audit.registry import audit
 from sweeps.results.confirmation import find_confirmation
 from sweeps.results.findings import short_names, status_with_findings
 from sweeps.results.next_search import next_overrides
+from sweeps.results.seed_values import seed_values
 from sweeps.results.sweep_status import SweepStatus
 
 _CLIPPED = 5
@@ -151,7 +151,7 @@ def audit_data(view: SweepStatus) -> AuditData:
         word=spec.budget.report_word,
         rungs=rungs,
         reduction=getattr(rule, "reduction", 3),
-        repeats=_repeats(view),
+        repeats=seed_values(view),
         tied=_tied(view),
         num_validation=_num_validation(view, ended),
         random_search=spec.search.sampler in LEARN_NOTHING,
@@ -175,27 +175,6 @@ def _tied(view: SweepStatus) -> list[int] | None:
     if found is None or found.first is None:
         return None
     return [one.number for one in found.tied] or [found.first.number]
-
-
-def _repeats(view: SweepStatus) -> Mapping[int, Mapping[int, float]]:
-    """Return the values under several seeds, by the search's trial and the common seed.
-
-    Of confirming trials they are those that the last confirmation compares.
-    """
-    found: dict[int, dict[int, float]] = {}
-    # Confirming trials and repeats have common seeds of their own: never the same.
-    for record in view.records:
-        value = record.own_value
-        if record.role == "confirm" or record.seed_index is None or value is None:
-            continue
-        if record.state == "complete":
-            found.setdefault(record.search_number, {})[2 * record.seed_index] = value
-    if (request := view.ledger.confirm_request) is not None:
-        confirmation = follow(request, view.records, minimize=view.ledger.minimize)
-        for number, values in confirmation.compared.items():
-            confirmed = {2 * index + 1: value for index, value in enumerate(values)}
-            found.setdefault(number, {}).update(confirmed)
-    return found
 
 
 def _num_validation(view: SweepStatus, ended: Sequence[TrialSummary]) -> int | None:

@@ -17,6 +17,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.results.findings import Findings, find, short_names
 from sweeps.results.outcome import SweepOutcome
 from sweeps.results.rank_effects import rank_effects
+from sweeps.results.seed_values import chance_difference
 from sweeps.results.space_regions import bad_regions
 from tests.unit.sweeps.sweep_factory import RATE, MadeSweep
 
@@ -114,6 +115,23 @@ def test_best_is_compared_with_the_specs_own_values(tmp_path: Path, mode: str) -
     said = _said(find(sweep.view))["best"]
     word = "lower" if mode == "min" else "higher"
     assert f"20 % {word} than 0.5 of trial 0, which has the spec's own values" in said
+    assert "one training of each" in said
+
+
+def test_gain_is_told_with_what_seeds_alone_make(tmp_path: Path) -> None:
+    own = "train: {optimizer: {lr: 0.01}}\nrepeats: 2"
+    found: list[float] = []
+    for name, spread in (("calm", 0.01), ("noisy", 0.02)):
+        sweep = MadeSweep(tmp_path, name, more=own)
+        for lr, value in ((0.01, 0.5), (0.02, 0.4)):
+            first = sweep.add("complete", value, params={LR: lr})
+            sweep.repeat(first, "complete", value + lr / 0.01 * spread)
+        found.append(chance_difference(sweep.view) or 0.0)
+    # The pooled standard deviation over seeds is 0.0112 where the seeds differ by 0.01 and 0.02.
+    assert found[0] > 2 * 0.0112
+    assert found[1] == pytest.approx(2 * found[0])
+    said = _said(find(sweep.view))["best"]
+    assert "which has the spec's own values; seeds alone make differences up to" in said
 
 
 def test_stopped_trial_with_own_values_compares_at_its_end(tmp_path: Path) -> None:
