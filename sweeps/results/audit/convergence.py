@@ -18,9 +18,11 @@ from sweeps.statistics.best_of_many import doubling, tuning_curve
 
 _card = partial(Card, "convergence", "Has the search converged?")
 _FEWEST = 24
+_FEWEST_WITHOUT_SEEDS = 60
+"""Of trials whose noise is unknown: of fewer, chance alone makes gains that look large."""
 _LARGE = 0.05
 """A gain is worth twice the trials if it is at least this part of what the search gained."""
-_SURELY = 0.01
+_SURELY, _SURELY_WITHOUT_SEEDS = 0.01, 0.02
 """And if it is surely at least this part."""
 
 
@@ -28,16 +30,19 @@ def convergence(data: AuditData) -> Card:
     """Warn if twice as many trials are expected to improve the best value noticeably."""
     compared = _compared(data)
     values, count = sorted(compared.losses), len(compared.losses)
-    if count < _FEWEST:
-        text = f"{count} trials have a result; the card needs {_FEWEST}."
-        return _card("not enough data", text, remedy="run more trials")
+    floor = data.noise_floor
+    fewest = _FEWEST_WITHOUT_SEEDS if floor is None else _FEWEST
+    if count < fewest:
+        text = f"{count} trials have a result; the card needs {fewest}"
+        if floor is None:
+            text += f", or {_FEWEST} if the noise of seeds is known, as after sweep confirm"
+        return _card("not enough data", f"{text}.", remedy="run more trials")
     gained = median(values) - values[0]
     if gained <= 0:
         text = f"The better half of {count} trials have the same value."
         return _card("pass", text, {"num_trials": count})
     more = doubling(values)
     late = 0.0 if data.random_search else _late_gain(compared.losses)
-    floor = data.noise_floor
     figure: dict[str, Any] = {
         "num_trials": count,
         "report": compared.report,
@@ -64,7 +69,8 @@ def convergence(data: AuditData) -> Card:
         noise = format_number(floor.sd)
         text = f"{evidence} That is less than the standard deviation over seeds, {noise}."
         return _card("pass", text, figure)
-    if (more.share > _LARGE and more.low > _SURELY) or late > _LARGE * gained:
+    surely = _SURELY_WITHOUT_SEEDS if floor is None else _SURELY
+    if (more.share > _LARGE and more.low > surely) or late > _LARGE * gained:
         changes = data.overrides((), ())
         words = [word for change in changes for word in ("-s", change)]
         command = ("resume", *words) if words else None
