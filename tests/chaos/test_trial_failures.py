@@ -17,7 +17,6 @@ from tests.chaos.invariants import (
     assert_all,
     assert_ended,
     assert_no_residue,
-    assert_prints_resume_command,
 )
 from tests.chaos.outcome import read_outcome
 from tests.chaos.sandbox import INTERVAL, MICRO_BATCHES, SERIAL, STEPS
@@ -116,12 +115,13 @@ def _trouble(sandbox: Sandbox, name: str) -> Path:
 def test_row_31_code_that_raises(troubled: Sandbox) -> None:
     raises = _trouble(troubled, "raises")
     ended = troubled.run().wait()
-    assert_prints_resume_command(
+    assert_ended(
         ended,
         3,
         r"^stopped: trials 0, 1 and 2 failed in the same way: ValueError: out of cheese "
         r"\(.*troubled_task\.py:\d+\)$",
     )
+    assert ended.last_line == "sweep retry chaos --failed"  # which also continues the sweep
     assert "read more: sweep show chaos 2" in ended.text
     assert "raise ValueError" in troubled.cli.ok("show", "chaos", "2")
     assert troubled.cli("best", "chaos").returncode == 3
@@ -251,7 +251,7 @@ def test_row_31_lost_at_the_same_step(troubled: Sandbox) -> None:
         "status 9"
     )
     assert_ended(ended, 3, f"^stopped: the trial failed: {reason}")
-    assert ended.last_line == "sweep resume chaos -s trials=2"
+    assert ended.last_line == "sweep retry chaos --failed"
     (trial,) = troubled.cli.json("trials", "chaos")
     assert trial["state"] == "failed"
     assert trial["reason"] == reason
