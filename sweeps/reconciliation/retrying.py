@@ -245,6 +245,12 @@ def _fault(
                     f"it is a member of a population ({spec.early_stopping.scheduler}), whose "
                     "members train together; start a new sweep with: sweep run FILE --name NAME"
                 )
+            if fresh and trial.finishes is not None:
+                return (
+                    f"it continues trial {trial.finishes}, whose checkpoints it began with, and "
+                    "--fresh would begin at step 0; leave --fresh out, or train the configuration "
+                    f"anew, beside the sweep, with: {paths.command('train', *own)}"
+                )
             return None
     return f"it has not failed; it continues with: {paths.command('resume')}"
 

@@ -25,6 +25,8 @@ _LEVEL = 95
 """Percent: how sure the intervals are."""
 _CHEAPER = 0.9
 """A run that takes a larger share of another one's time is as dear."""
+_TIMING_NOISE = 1.0
+"""Seconds: runs that differ by less take as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +317,8 @@ def summarize(
     cheaper = None
     if found.is_decided and len(tied) == len(timed) > 1:
         least, *_, most = sorted(timed, key=lambda one: one.seconds or 0.0)
-        if (least.seconds or 0.0) < _CHEAPER * (most.seconds or 0.0):
+        short, long = least.seconds or 0.0, most.seconds or 0.0
+        if short < min(_CHEAPER * long, long - _TIMING_NOISE):
             cheaper = least.number
     return ConfirmationResult(
         metric=metric,

@@ -220,7 +220,7 @@ class LedgerSearcher(Searcher):
         self._num_suggested += 1
         suggestion = self._suggester.propose(number)  # may take seconds
         self._fence()
-        # The search goes on as if nothing had been confirmed.
+        # The search continues as if nothing had been confirmed.
         place = number - self._num_confirming
         return self._ledger.add(
             suggestion,

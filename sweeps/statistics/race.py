@@ -13,7 +13,7 @@ The paired t-test cannot use what the other pairs say about the noise; after two
 nobody.
 
 Sources:
-    Maron and Moore, "Hoeffding Races" (1994): drop who cannot win while the race goes on.
+    Maron and Moore, "Hoeffding Races" (1994): drop who cannot win during the race.
     Birattari et al., "A Racing Algorithm for Configuring Metaheuristics" (2002), F-Race: seeds or
         instances as blocks that all contenders share.
     Lindley and Smith, "Bayes Estimates for the Linear Model" (1972): the means as draws from one

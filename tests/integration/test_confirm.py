@@ -55,7 +55,7 @@ def test_killed_confirmation_ends_as_an_uninterrupted_one(cli: CommandLine) -> N
     assert leader.tags["confirm"].startswith("best with probability")
     confirming = client.get_run(after[-1]["mlflow_run_id"]).data.tags
     assert confirming["gradsweep.confirms"] == str(after[-1]["origin"])
-    # The search goes on as if nobody had asked.
+    # The search continues as if nobody had asked.
     cli.ok("resume", "small", "-s", "trials=5")
     cli.ok("resume", "whole", "-s", "trials=5")
     one, other = (cli.json("trials", name)[-1] for name in ("small", "whole"))

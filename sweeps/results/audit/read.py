@@ -136,7 +136,7 @@ def audit_data(view: SweepStatus) -> AuditData:
             counts=record.has_result,
             stopped_early=is_stopped_early(record),
             # The last bracket of HyperBand stops no trial, either.
-            exempt=bool(getattr(record, "exempt", False))
+            exempt=record.exempt
             or (bool(rungs) and rule.first_rung(position(record.number), reports) >= len(rungs)),
             finished_value=finished.get(record.number),
         )

@@ -401,3 +401,14 @@ def test_retries_of_a_sweep_are_offered_for_fixable_failures(sweep: MadeSweep) -
     assert num_retryable(sweep.spec, trials) == 1
     again = [replace(one, reason="oom: no memory") for one in trials]
     assert num_retryable(sweep.spec, again) == 0
+
+
+def test_trial_that_finishes_another_cannot_begin_anew(sweep: MadeSweep) -> None:
+    """Its first steps are those of the stopped trial, which it did not train."""
+    number = sweep.ledger.add_extra("finish", 2).number
+    sweep.ledger.report(number, epoch=1, step=10, value=1.0)
+    sweep.ledger.finish(number, "failed", reason="ValueError: the bug")
+    said = _refused(sweep, number, fresh=True)
+    assert "continues trial 2" in said
+    assert f"train small --trial {number}" in said
+    assert sweep.ledger.trial(number).state == "failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,16 @@ def test_cheaper_of_tied_leaders_is_recommended(tmp_path: Path) -> None:
     assert result is not None
     assert result.cheaper == 1
     assert_parts(result.sentences()[1], "take the cheapest: trial 1", "30s", "1m 00s")
+
+
+def test_short_runs_differ_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = _confirmed(tmp_path, _tied, top=2, seeds=2).view
+    short = [replace(one, seconds=one.seconds and one.seconds / 100) for one in view.records]
+    monkeypatch.setattr(view, "records", short)
+    result = find_confirmation(view)
+    assert result is not None
+    assert sorted(one.seconds or 0.0 for one in result.tied) == pytest.approx([0.3, 0.6])
+    assert result.cheaper is None
 
 
 def test_failed_leader_is_never_silent(tmp_path: Path) -> None:
