@@ -32,8 +32,13 @@ _STREAMS = (0, 1, 2)
 _LIBRARIES = {"torch", "tqdm", "ray"}
 """Libraries whose threads and signal handlers stay for the next trial."""
 _COMPILE_WORKER = "torch/_inductor/compile_worker"
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Parts of the command lines of helper processes that live as long as this process."""
+_HELPERS = {
+    "multiprocessing.resource_tracker": ("_resource_tracker", "_pid"),
+    "multiprocessing.forkserver": ("_forkserver", "_forkserver_pid"),
+}
+"""Where Python's own modules keep the ids of helpers that live as long as this process. A helper
+is known by its id: until it has started its program, it has the command line of its parent.
+"""
 
 
 class ProcessState:
@@ -111,23 +116,27 @@ def _package(made_in: Any) -> str:
 
 
 def _children() -> list[psutil.Process]:
-    """Return the live descendants of this process, without `_HELPERS`."""
+    """Return the live descendants of this process, without its `_HELPERS`."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # there are none; psutil would take milliseconds to find that out
         return []
-    found, compilers = [], set()
+    found, compilers, helpers = [], set(), set(_helpers())
     for child in psutil.Process().children(recursive=True):
+        if child.pid in helpers:
+            continue
         with contextlib.suppress(psutil.Error):
             parent, command = child.ppid(), " ".join(child.cmdline())
             if parent in compilers or _COMPILE_WORKER in command:
                 compilers.add(child.pid)
-            elif child.status() == psutil.STATUS_ZOMBIE:
-                continue
-            # A process that the fork server forked has the server's command line.
-            elif parent != os.getpid() or not any(one in command for one in _HELPERS):
+            elif child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
     return found
+
+
+def _helpers() -> Iterator[int | None]:
+    for name, (helper, number) in _HELPERS.items():
+        yield getattr(getattr(sys.modules.get(name), helper, None), number, None)
 
 
 def _name(process: psutil.Process) -> str:

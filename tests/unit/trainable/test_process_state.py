@@ -140,6 +140,21 @@ def test_helpers_of_the_process_stay() -> None:
     assert psutil.Process(tracker._resource_tracker._pid).status() != psutil.STATUS_ZOMBIE
 
 
+def test_a_helper_that_has_just_been_forked_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiprocessing import resource_tracker
+
+    tracker = resource_tracker._resource_tracker
+    monkeypatch.setattr(tracker, "_pid", None)
+    state = ProcessState()
+    helper = subprocess.Popen(["sleep", "600"])  # its program does not say what it is
+    monkeypatch.setattr(tracker, "_pid", helper.pid)
+    left, ended = state.restore(), helper.poll()
+    helper.kill()
+    helper.wait()
+    assert left == []
+    assert ended is None
+
+
 def test_running_threads_are_named() -> None:
     state, over = ProcessState(), threading.Event()
     soon = threading.Thread(target=time.sleep, args=(0.05,))
