@@ -22,7 +22,7 @@ from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_of
 
 if TYPE_CHECKING:
-    from sweeps.ledger.reader import TrialSummary
+    from sweeps.ledger.trials import TrialSummary
 
 KEY = ("storage", "checkpoints")
 """The key of a spec that names the storage of the checkpoints."""

@@ -9,8 +9,8 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import TrialRecord
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.trials import TrialRecord
 
 
 def ask(

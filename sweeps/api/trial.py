@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from sweeps.ledger.reader import TrialSummary
+    from sweeps.ledger.trials import TrialSummary
     from trainable.task import Task
 
 

@@ -1,6 +1,6 @@
 """Show the values of a sweep with several metrics, and the trials of its Pareto front.
 
-What must not live here: the computation of the front (`ledger.reader`), and output that does not
+What must not live here: the computation of the front (`ledger.ranking`), and output that does not
 depend on the number of metrics (`render`).
 """
 

@@ -23,7 +23,8 @@ from sweeps.results.remaining_time import DeliveryEstimate
 from sweeps.results.sweep_progress import SweepProgress, best_with_value
 
 if TYPE_CHECKING:
-    from sweeps.ledger.reader import Role, TrialSummary
+    from sweeps.ledger.attributes import Role
+    from sweeps.ledger.trials import TrialSummary
 
 
 def view_on(

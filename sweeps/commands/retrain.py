@@ -26,7 +26,7 @@ from tracking.provenance import provenance
 from trainable.metrics_file import read_rows
 
 if TYPE_CHECKING:
-    from sweeps.ledger.reader import TrialSummary
+    from sweeps.ledger.trials import TrialSummary
 
 
 def train_again(

@@ -28,7 +28,7 @@ from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.errors import LedgerError, SweepExists
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining

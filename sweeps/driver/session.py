@@ -30,7 +30,7 @@ from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.over_seeds import origins, repeats_of
-from sweeps.ledger.reader import TrialRecord, count_trials, of_search
+from sweeps.ledger.trials import TrialRecord, count_trials, of_search
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths, program_name
 from sweeps.policies.confirmation import (

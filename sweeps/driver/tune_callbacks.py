@@ -42,8 +42,8 @@ from sweeps.engine.ray_compat.tune_internals import (
 )
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker
 from sweeps.errors import SpecError
+from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
-from sweeps.ledger.reader import WOULD_STOP
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
     INFRASTRUCTURE_FAILURES,

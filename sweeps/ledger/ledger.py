@@ -19,10 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
-from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
-from sweeps.ledger.location import LedgerLocation, as_location
-from sweeps.ledger.over_seeds import Repeats, with_seeds
-from sweeps.ledger.reader import (
+from sweeps.ledger.attributes import (
     ACCUMULATION,
     DEVICES,
     ENDED,
@@ -35,23 +32,23 @@ from sweeps.ledger.reader import (
     SELECT,
     SIGNALS,
     WOULD_STOP,
-    Ending,
     PbtPerturbation,
     Role,
-    TrialRecord,
-    front,
-    is_finite,
     is_of_search,
     repeats_in,
     reports_in,
     role_attributes,
     trial_fields,
-    value_of,
 )
+from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
+from sweeps.ledger.location import LedgerLocation, as_location
+from sweeps.ledger.over_seeds import Repeats, with_seeds
+from sweeps.ledger.ranking import front, is_finite, value_of
 from sweeps.ledger.storage import EditableRDBStorage, open_storage
 from sweeps.ledger.study_record import StudyRecord, in_transaction, translate_errors, translated
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.texts import clipped_reason, clipped_traceback
+from sweeps.ledger.trials import Ending, TrialRecord
 from trainable.config import Mode
 
 __all__ = [

@@ -17,9 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.config.provenance_check import Origin
 from sweeps.errors import LedgerError
-from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
-from sweeps.ledger.location import LedgerLocation
-from sweeps.ledger.reader import (
+from sweeps.ledger.attributes import (
     ABORT,
     ATTEMPT,
     PLAN,
@@ -29,6 +27,8 @@ from sweeps.ledger.reader import (
     abort_in,
     attempts_in,
 )
+from sweeps.ledger.confirm_request import CONFIRM, ConfirmRequest
+from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.texts import clipped_reason
 from sweeps.ledger.warm_start import WarmStart

@@ -19,7 +19,8 @@ from sweeps.config.search_space import SearchSpace
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.ledger.location import ledger_location
-from sweeps.ledger.reader import LedgerReader, TrialSummary
+from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 
 

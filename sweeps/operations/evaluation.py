@@ -20,7 +20,7 @@ from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.operations.sync import queue_interruptions
 from sweeps.operations.trial_process import as_a_trial
 from sweeps.paths import SweepPaths

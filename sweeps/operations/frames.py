@@ -1,6 +1,6 @@
 """Trials and curves of a sweep as pandas DataFrames, read from its ledger and its trials' files.
 
-What must not live here: what a trial is (`ledger.reader`), and files (`tables`).
+What must not live here: what a trial is (`ledger.trials`), and files (`tables`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from sweeps.ledger.reader import TrialSummary
+    from sweeps.ledger.trials import TrialSummary
 
 
 def trials_frame(view: SweepStatus) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from sweeps.config.revisions import read_revisions
 from sweeps.config.trial_run import num_threads
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.operations.retraining import Stage, check_single, lost_stage, stages
 from sweeps.operations.trial_process import as_a_trial
 from sweeps.quoting import quoted

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sweeps.config.trial_run import with_accumulation
 from sweeps.errors import UserError
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
 from sweeps.results.sweep_status import SweepStatus

@@ -30,7 +30,7 @@ from sweeps.engine.task_check import TaskFacts, TaskInspector
 from sweeps.errors import ExitRequested, Issue, LedgerError, LockLost, SweepExists, UserError
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import check_kept, ledger_location
-from sweeps.ledger.reader import TrialRecord, of_search
+from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.operations.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.path_checks import check_writable

@@ -18,7 +18,7 @@ from typing import Any
 from sweeps.config.revisions import read_revisions, read_spec
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.over_seeds import alone
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 from sweeps.operations.store_comparison import StoreComparison
 from sweeps.paths import SweepPaths, tracking_uri
 from sweeps.reconciliation.contradiction import Contradiction

@@ -20,7 +20,8 @@ from sweeps.config.spec import SweepSpec
 from sweeps.errors import OriginChanged, UserError
 from sweeps.formatting import format_reason
 from sweeps.ledger.confirm_request import ConfirmRequest
-from sweeps.ledger.reader import TrialSummary, ranking
+from sweeps.ledger.ranking import ranking
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 
 if TYPE_CHECKING:

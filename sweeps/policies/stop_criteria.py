@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from sweeps.config.sections import StopConfig
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import TrialSummary, best_report, of_search
+from sweeps.ledger.ranking import best_report
+from sweeps.ledger.trials import TrialSummary, of_search
 
 if TYPE_CHECKING:  # commands that only read a sweep do not load Optuna
     from sweeps.ledger.ledger import Ledger

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Distribution, LogInt, LogUniform, is_number
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 
 Matrix = npt.NDArray[np.float64]
 

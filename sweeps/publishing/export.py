@@ -17,7 +17,8 @@ from redaction.secrets import redact
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.spec import SweepSpec, trial_yaml
 from sweeps.errors import NoReport, NoVersion
-from sweeps.ledger.reader import TrialSummary, ranking
+from sweeps.ledger.ranking import ranking
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.publishing.model_card import (
     FILE_NAME,

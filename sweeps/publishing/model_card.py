@@ -11,7 +11,7 @@ from typing import Any
 from sweeps.config.logged_params import flatten
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_value, joined
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
 from trainable.config import TaskConfig
 from trainable.export import Exported

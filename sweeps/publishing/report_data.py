@@ -22,7 +22,7 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import TrialSummary, of_search
+from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.paths import SweepPaths
 from sweeps.publishing.study_copy import make_study, stored_trials
 from sweeps.results.comparable_trials import ComparableTrials, compare_all, compare_survivors

@@ -19,7 +19,7 @@ from optuna import visualization
 
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_duration, format_number, format_reason
-from sweeps.ledger.reader import TrialSummary, of_search
+from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.publishing.report_data import (
     COLOURS,
     MAX_POINTS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 
 
 def rungs(spec: SweepSpec) -> list[int]:

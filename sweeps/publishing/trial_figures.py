@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from redaction.secrets import redact
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.resources import usable_cpus
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from tracking.recorder import Recorder

@@ -14,7 +14,7 @@ from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.metric_values import Value, as_value
 from sweeps.early_stopping.pausing_rules import StopDecider
-from sweeps.ledger.reader import TrialRecord, count_trials
+from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import SavedReport, SweepState, TrialState
 from sweeps.recording.downsampling import thin_rows

@@ -6,7 +6,7 @@ K's curve and checkpoints into the new trial's directory. From then on it is an 
 like any other, but exempt from early stopping. First the ledger stores the new trial, then its
 directory appears at once, by a rename. If the driver dies in between, the next driver makes the
 directory. What must not live here: training, and what such a trial means for the search
-(`ledger.reader.of_search`).
+(`ledger.trials.of_search`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sweeps.checkpoint_locations import address_of, trial_files, trial_store
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import OriginChanged, SpecError, UserError
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
 from trainable.config import TrialConfig

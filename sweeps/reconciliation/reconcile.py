@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sweeps.config.sections import Select
 from sweeps.early_stopping.patience import Patience
-from sweeps.ledger.reader import Ending, TrialRecord
+from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.recording.tags import run_status
 from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric

@@ -24,7 +24,7 @@ from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError, UserError
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
-from sweeps.ledger.reader import TrialRecord, TrialSummary
+from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import active_stop_criterion

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state

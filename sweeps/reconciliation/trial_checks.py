@@ -19,7 +19,8 @@ from sweeps.checkpoint_locations import best_generation, trial_files
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
-from sweeps.ledger.reader import TrialRecord, value_of
+from sweeps.ledger.ranking import value_of
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.contradiction import Contradiction
 from sweeps.recording.trial_config import read_config

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sweeps.formatting import format_number
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.policies.confirmation import Confirmation
 from trainable.metrics_file import Row
 

@@ -15,7 +15,7 @@ from redaction.escapes import printable
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_parameter, titles
 from sweeps.ledger.over_seeds import alone
-from sweeps.ledger.reader import ENDINGS, TrialSummary, count_trials
+from sweeps.ledger.trials import ENDINGS, TrialSummary, count_trials
 from tracking.limits import clip_text
 
 DESCRIPTION = "mlflow.note.content"

@@ -16,7 +16,8 @@ from typing import Any, Literal, Protocol
 from redaction.secrets import redact_clipped, redact_value
 from sweeps.config.spec import SweepSpec
 from sweeps.formatting import joined
-from sweeps.ledger.reader import TrialRecord, count_trials, front
+from sweeps.ledger.ranking import front
+from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import SweepPaths
 from sweeps.recording.locked_recorder import LockedRecorder
 from tracking.recorder import Recorder, Status

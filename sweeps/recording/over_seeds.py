@@ -6,7 +6,7 @@ trials (`tags`), and what the value is (`ledger.over_seeds`).
 
 from __future__ import annotations
 
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 from tracking.recorder import Recorder
 from trainable.metrics_file import Row
 

@@ -1,6 +1,6 @@
 """Read the configuration of a trial from its directory: the spec may have been edited since.
 
-What must not live here: writing that file (the driver), and sampled parameters (`ledger.reader`).
+What must not live here: writing that file (the driver), and sampled parameters (`ledger.trials`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sweeps.config.error_messages import key_path
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_reader import parse
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from trainable.config import TrialConfig
 from trainable.rules import EARLIEST

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import value_of
+from sweeps.ledger.ranking import value_of
 
 _ENOUGH = 10
 """A figure over two parameters needs about this many trials."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.logged_params import flatten
-from sweeps.ledger.reader import TrialSummary, front, ranking
+from sweeps.ledger.ranking import front, ranking
+from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config

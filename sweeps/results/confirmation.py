@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from sweeps.formatting import format_duration, format_number
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.policies.confirmation import Confirmation, follow
 from sweeps.results.sweep_status import NoBest, SweepStatus
 

@@ -21,7 +21,8 @@ from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.formatting import format_number, format_reason, format_value
 from sweeps.ledger.over_seeds import origins
-from sweeps.ledger.reader import TrialSummary, of_search, ranking
+from sweeps.ledger.ranking import ranking
+from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.comparable_trials import ComparableTrials, compare_all
 from sweeps.results.confirmation import find_confirmation

@@ -25,7 +25,7 @@ from sweeps.config.space import (
 )
 from sweeps.config.spec import parse_with_positions
 from sweeps.errors import SearchChanged, SpecError, UserError
-from sweeps.ledger.reader import of_search
+from sweeps.ledger.trials import of_search
 from sweeps.results.space_regions import BadRegion, NearBound, place, scale
 from sweeps.results.sweep_status import SweepStatus
 

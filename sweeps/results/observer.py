@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from sweeps.ledger.reader import Role
+from sweeps.ledger.attributes import Role
 from sweeps.paths import SweepPaths
 
 

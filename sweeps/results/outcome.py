@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sweeps.config.provenance_check import FIXED
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.policies.failure_policy import INFRASTRUCTURE_FAILURES, is_fixable, kind_of, remedy
 from sweeps.policies.stop_criteria import StopCriterionMet
 from tracking.notification_queue import Undelivered

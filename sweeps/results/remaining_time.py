@@ -13,7 +13,7 @@ from itertools import pairwise
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.halving import SuccessiveHalving
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
-from sweeps.ledger.reader import of_search
+from sweeps.ledger.trials import of_search
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
 from tracking.outbox_status import backlog

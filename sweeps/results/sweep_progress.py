@@ -14,8 +14,9 @@ from typing import Any
 
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
+from sweeps.ledger.attributes import Role
 from sweeps.ledger.over_seeds import missing_seeds, state_of
-from sweeps.ledger.reader import ENDINGS, Role, TrialRecord, TrialSummary, has_result
+from sweeps.ledger.trials import ENDINGS, TrialRecord, TrialSummary, has_result
 from sweeps.results.observer import TrialProgress
 from sweeps.results.remaining_time import DeliveryEstimate, epochs_left
 
@@ -84,7 +85,7 @@ def best_name(spec: SweepSpec) -> str:
 
 
 def best_of(rows: Sequence[TrialRow], spec: SweepSpec) -> TrialRow | None:
-    """Return the trial with the best value of the first metric; see `ledger.reader.front`."""
+    """Return the trial with the best value of the first metric; see `ledger.ranking.front`."""
     found = best_with_value(rows, spec)
     return found and found[0]
 

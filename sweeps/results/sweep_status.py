@@ -25,9 +25,11 @@ from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
+from sweeps.ledger.attributes import Abort
 from sweeps.ledger.location import holder_of, ledger_location
 from sweeps.ledger.over_seeds import weights_of
-from sweeps.ledger.reader import Abort, LedgerReader, TrialSummary, count_trials, of_search
+from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.trials import TrialSummary, count_trials, of_search
 from sweeps.paths import SweepPaths, list_sweeps, resolve_root
 from sweeps.policies.confirmation import num_unstarted
 from sweeps.policies.stop_criteria import active_stop_criterion

@@ -13,7 +13,7 @@ from typing import Any
 
 from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.formatting import format_device_hours, format_duration
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.sweep_status import SweepStatus
 

@@ -21,7 +21,7 @@ from sweeps.config.search_validators import SAMPLERS
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
-from sweeps.ledger.reader import REPORT
+from sweeps.ledger.attributes import REPORT
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id

@@ -15,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.sections import Select
 from sweeps.early_stopping.metric_values import Value, all_values
-from sweeps.ledger.reader import compared_values, value_of
+from sweeps.ledger.attributes import compared_values
+from sweeps.ledger.ranking import value_of
 
 
 def enough_at_a_rung(parameters: int) -> int:

@@ -14,8 +14,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.early_stopping.metric_values import all_values, first_value
 from sweeps.early_stopping.seed_means import Combine, over_seeds
+from sweeps.ledger.attributes import REPORT, compared_values, is_of_search, repeated_by
 from sweeps.ledger.over_seeds import Repeats, state_of
-from sweeps.ledger.reader import REPORT, compared_values, is_of_search, repeated_by
 from sweeps.statistics.over_seeds import combine, standard_error
 
 STANDARD_ERROR = "standard_error"

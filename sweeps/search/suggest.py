@@ -27,8 +27,8 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
+from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
 from sweeps.ledger.over_seeds import repeats_of
-from sweeps.ledger.reader import EXEMPT, compared_values, is_of_search
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial
 
 from sweeps.config.search_space import PointKey, SearchSpace
 from sweeps.config.space import Choice, Distribution
-from sweeps.ledger.reader import is_of_search
+from sweeps.ledger.attributes import is_of_search
 
 _MOST_COMPARED = 20_000
 """Of a space with more points, some near the given one and random ones are compared."""

@@ -15,8 +15,8 @@ from ray.tune.search import Searcher
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
+from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import WOULD_STOP
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state

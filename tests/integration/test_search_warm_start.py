@@ -12,8 +12,9 @@ from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_ledger
 from sweeps.errors import SearchChanged
+from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import LedgerReader, PbtPerturbation
+from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths

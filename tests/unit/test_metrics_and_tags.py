@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from sweeps.config.spec import parse_spec
-from sweeps.ledger.reader import ACCUMULATION
+from sweeps.ledger.attributes import ACCUMULATION
 from tracking.provenance import provenance
 from trainable import open_trainer, read_rows
 

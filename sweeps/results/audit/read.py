@@ -13,7 +13,7 @@ from typing import Any
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import is_number
 from sweeps.ledger.over_seeds import origins
-from sweeps.ledger.reader import TrialSummary, of_search
+from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, Continue

@@ -9,7 +9,7 @@ from sweeps.driver.confirming import ConfirmingTrials
 from sweeps.driver.session import open_ledger
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ending, Ledger
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 from sweeps.policies.confirmation import Confirmation, ConfirmOptions, follow
 from sweeps.reconciliation.extra_training import ExtraTraining
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -11,9 +11,9 @@ from sweeps.config.spec import parse_spec
 from sweeps.early_stopping.asha import Asha
 from sweeps.early_stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn, replay
 from sweeps.early_stopping.simulation import SimulatedSweep, simulate
+from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import next_seed, origins
-from sweeps.ledger.reader import EXEMPT, WOULD_STOP
 from sweeps.operations.verification import verify
 from sweeps.reconciliation.retrying import RetryRequest, trials_to_retry
 from sweeps.results.audit.read import audit_data

@@ -15,7 +15,7 @@ from sweeps.commands.progress_display import PlainLines
 from sweeps.commands.tables import TextTable
 from sweeps.config.spec import parse_spec
 from sweeps.formatting import format_value, joined
-from sweeps.ledger.reader import trial_fields
+from sweeps.ledger.attributes import trial_fields
 from sweeps.publishing.report_page import table
 from sweeps.results.sweep_progress import SweepProgress
 from trainable.errors import TaskError

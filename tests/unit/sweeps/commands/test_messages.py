@@ -13,7 +13,7 @@ from rich.console import Console
 from sweeps.commands import messages
 from sweeps.config.spec import parse_spec
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.operations.check import not_checked
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import Failure, RepeatedFailure

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sweeps.commands.progress_display import PlainLines, ProgressTable, view_on
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 from sweeps.results.observer import TrialProgress
 from sweeps.results.sweep_progress import SweepProgress
 

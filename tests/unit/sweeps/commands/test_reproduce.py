@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from sweeps.cli import app
 from sweeps.config.spec import trial_yaml
+from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import PbtPerturbation
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sweeps.cli import app
+from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import PbtPerturbation
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.results.same_curve import Difference, first_difference

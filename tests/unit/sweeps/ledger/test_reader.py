@@ -25,7 +25,8 @@ from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation
-from sweeps.ledger.reader import LedgerReader, value_of
+from sweeps.ledger.ranking import value_of
+from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from tests.make_trials import proposal
 from tests.postgres_ledger import held_place

@@ -11,10 +11,11 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
+from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
 from sweeps.ledger.location import LedgerLocation
-from sweeps.ledger.reader import WOULD_STOP, LedgerReader
+from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from tests.make_trials import ask
 from tests.postgres_ledger import held_place

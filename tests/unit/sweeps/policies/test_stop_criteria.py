@@ -11,8 +11,9 @@ import pytest
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import LedgerReader, TrialRecord, TrialSummary
+from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.policies.stop_criteria import (
     BY_ANOTHER_REQUEST,
     BY_THE_SWEEP,

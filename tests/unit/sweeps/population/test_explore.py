@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sweeps.config.search_space import SearchSpace, mutable
 from sweeps.config.space import Choice, Int, LogUniform, QUniform, Uniform
 from sweeps.config.spec import parse_spec
-from sweeps.ledger.reader import TrialRecord
+from sweeps.ledger.trials import TrialRecord
 from sweeps.population.explore import explore, select_exploits
 from sweeps.population.gain_model import PopulationBasedBandits
 

@@ -11,7 +11,8 @@ from sweeps.config.search_space import SearchSpace
 from sweeps.config.space import LogUniform
 from sweeps.config.spec import parse_spec
 from sweeps.errors import UserError
-from sweeps.ledger.reader import PbtPerturbation, TrialRecord
+from sweeps.ledger.attributes import PbtPerturbation
+from sweeps.ledger.trials import TrialRecord
 from sweeps.population.gain_model import PopulationBasedBandits
 from sweeps.search.dry_run import dry_run
 

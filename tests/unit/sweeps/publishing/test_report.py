@@ -17,7 +17,7 @@ from optuna import Study, visualization
 from sweeps.config.revisions import write_spec
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.early_stopping.halving import bracket_of
-from sweeps.ledger.reader import TrialSummary
+from sweeps.ledger.trials import TrialSummary
 from sweeps.publishing import report_data
 from sweeps.publishing.report import write_report
 from sweeps.publishing.report_data import thinned

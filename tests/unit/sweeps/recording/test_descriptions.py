@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.ledger.reader import PbtPerturbation, TrialRecord
+from sweeps.ledger.attributes import PbtPerturbation
+from sweeps.ledger.trials import TrialRecord
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep, describe_trial
 from sweeps.recording.tags import BY_THE_USER, SWEEP_RESUMED, end_tags
 

@@ -18,7 +18,8 @@ from sweeps.commands import render
 from sweeps.config.spec import SearchConfig, parse_spec
 from sweeps.formatting import format_best
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.reader import LedgerReader, undominated
+from sweeps.ledger.ranking import undominated
+from sweeps.ledger.reader import LedgerReader
 from sweeps.publishing.export import export_best
 from sweeps.publishing.report_figures import figures
 from sweeps.reconciliation.collect_state import read_sweep_state

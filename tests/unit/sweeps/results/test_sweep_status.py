@@ -17,7 +17,7 @@ from sweeps.formatting import (
     format_parameter,
     joined,
 )
-from sweeps.ledger.reader import Abort
+from sweeps.ledger.attributes import Abort
 from sweeps.paths import SweepPaths, list_sweeps
 from sweeps.publishing.export import export_best
 from sweeps.results.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial

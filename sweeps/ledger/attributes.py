@@ -1,0 +1,217 @@
+"""The attributes in which a ledger keeps what Optuna has no field for, and how they are read.
+
+What must not live here: SQL (`reader`), and what a trial's fields mean (`trials`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from redaction.escapes import printable, visible
+from sweeps.early_stopping.metric_values import Value
+from sweeps.ledger.failed_attempts import failed_attempts_in, reopened_in
+from sweeps.ledger.over_seeds import Repeats
+from sweeps.ledger.texts import clipped
+
+ATTEMPT = "attempt "
+"""Study attributes, numbered from 1: the host, command and versions of each driver."""
+SECONDS = "seconds"
+"""A study attribute: for how many seconds the trials have run."""
+PLAN = "plan"
+"""A study attribute: what a driver expected the sweep to take, when it began to train."""
+ABORT = "stopped_itself"
+"""A study attribute: the failure for which the last driver stopped the sweep; null: for none."""
+SIGNALS = "signals"
+"""A trial attribute: the health signals of its last report."""
+GENERATION = "generation"
+"""A study attribute: the epoch of the last exploit decision of a population."""
+WARM_START = "gradsweep:warm_start"
+"""A study's system attribute: the trials of earlier sweeps. Read only on request."""
+DEVICES = "devices"
+"""An entry of a trial's progress: CPU-seconds, GPU-seconds, and its seconds that these count."""
+LINEAGE = "lineage"
+"""A trial attribute: each change of a population's trial, with donor, epoch and parameters."""
+ACCUMULATION = "accumulation"
+"""A trial attribute: micro-batches per step, if it differs from the configuration."""
+FINISHES = "finishes"
+"""A trial attribute: the number of the pruned trial that this trial trains to its end."""
+SEED_NUMBER = "seed_number"
+"""A trial attribute: the number that decides its seed, if it is not the trial's own."""
+EXEMPT = "exempt"
+"""A trial attribute: that the trial is exempt from early stopping."""
+WOULD_STOP = "would_stop"
+"""A trial attribute of an exempt trial: at which report it would have been stopped, and why."""
+ROLE = "role"
+"""A trial attribute: role, origin and common seed, where they are not those of `TrialSummary`."""
+REPEATS = "repeats"
+"""A study attribute: the spec's `repeats`, if each configuration trains with several seeds."""
+SELECT = "select"
+"""A study attribute: the spec's `select`, if it is not `checkpoint`."""
+ENDED = "ended"
+"""A trial attribute: how many of the sweep's trials had ended, this one included. Times do not
+order the ends reliably, because a clock may be set back."""
+REPORT = "report "
+"""Trial attributes of a sweep with several metrics, by epoch: all values. Optuna stores one value
+per report, and TPE fails on such a trial if it is pruned and the study has several directions."""
+
+Role = Literal["search", "finish", "confirm", "repeat"]
+"""Why a trial exists: the search suggested it, or it trains the point of another one, its origin:
+to the end that early stopping took from it, again to confirm its value, or with another seed."""
+
+
+class Abort(NamedTuple):
+    """The failure for which a driver stopped a sweep before all of its trials had ended."""
+
+    key: str
+    """The key of the spec that says so: `failures`, or a key below it."""
+    why: str
+    """Which trials failed and how, in one line."""
+    trial: int
+    """The number of the last of these trials."""
+    kind: str
+    """The kind of the failure."""
+
+
+class PbtPerturbation(NamedTuple):
+    """A change by PBT: a trial resumes from another trial's checkpoint with other parameters."""
+
+    epoch: int
+    """Epochs completed by then."""
+    donor: int
+    """The number of the other trial."""
+    params: dict[str, Any]
+    """The new parameters."""
+
+
+def is_of_search(attributes: Mapping[str, Any]) -> bool:
+    """Return whether the search suggested a trial, by the trial's user attributes."""
+    if FINISHES in attributes:
+        return False
+    return ROLE not in attributes or bool(attributes[ROLE]["role"] == "search")
+
+
+def repeated_by(attributes: Mapping[str, Any]) -> int | None:
+    """Return the configuration that a trial trains with a further seed, by its user attributes.
+
+    None for a trial with another role.
+    """
+    role = attributes.get(ROLE, {})
+    return int(role["origin"]) if role.get("role") == "repeat" else None
+
+
+def role_attributes(
+    role: Role, origin: int | None, seed_index: int | None, *, split: bool = False
+) -> dict[str, Any]:
+    """Return the user attributes by which `trial_fields` knows why a trial exists."""
+    if role == "finish" and seed_index is None:
+        return {FINISHES: origin}  # as earlier releases wrote and read it
+    splits = {"split": True} if split else {}
+    return {ROLE: {"role": role, "origin": origin, "seed_index": seed_index, **splits}}
+
+
+def _role_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    if FINISHES in attributes:
+        return {"role": "finish", "origin": int(attributes[FINISHES])}
+    return dict(attributes.get(ROLE, {"role": "search"}))
+
+
+def _exemption_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    epoch, reason = attributes.get(WOULD_STOP, (None, None))
+    return {
+        "exempt": bool(attributes.get(EXEMPT, False)),
+        "would_stop_at": None if epoch is None else int(epoch),
+        "would_stop_reason": None if reason is None else printable(str(reason)),
+    }
+
+
+def trial_fields(
+    suggested: dict[str, Any], attributes: Mapping[str, Any], completed: datetime | None = None
+) -> dict[str, Any]:
+    """Return a trial's fields from its stored parameters and user attributes.
+
+    Args:
+        completed: When Optuna recorded its end, in the local time of the driver's host.
+    """
+    attributes = clipped(attributes)
+    progress = attributes.get("progress", {})
+    lineage = tuple(PbtPerturbation(*one) for one in attributes.get(LINEAGE, ()))
+    return {
+        "suggested": suggested,
+        "lineage": lineage,
+        "params": lineage[-1].params if lineage else suggested,
+        "attempts": int(attributes.get("attempts", 0)),
+        # The user's code wrote these texts, and earlier releases stored them unchanged.
+        "reason": printable(reason) if (reason := attributes.get("reason")) else None,
+        "traceback": visible(text) if (text := attributes.get("traceback")) else None,
+        "step": int(progress.get("step", 0)),
+        "epoch": int(progress.get("epoch", 0)),
+        "started_at": _local(progress.get("started_ms")),
+        "ended_at": _local(progress.get("ended_ms")) or completed,
+        "seconds": None if (time := progress.get("seconds")) is None else float(time),
+        **_device_seconds(progress),
+        "best_step": progress.get("best_step"),
+        "best_epoch": progress.get("best_epoch"),
+        "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
+        "accumulation": attributes.get(ACCUMULATION),
+        "finish_order": attributes.get(ENDED, 0),
+        "failed_attempts": failed_attempts_in(attributes),
+        "reopened": reopened_in(attributes),
+        **_role_in(attributes),
+        "seed_number": attributes.get(SEED_NUMBER),
+        **_exemption_in(attributes),
+    }
+
+
+def _device_seconds(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the device-seconds of a trial, if they were counted for all of its seconds."""
+    cpu, gpu, counted = progress.get(DEVICES, (None, None, None))
+    if counted is None or counted != progress.get("seconds"):
+        return {}
+    return {"cpu_seconds": float(cpu), "gpu_seconds": float(gpu)}
+
+
+def _local(at_ms: int | None) -> datetime | None:
+    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000)
+
+
+def reports_in(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
+    """Return the values by epoch from the attributes of a trial with several metrics."""
+    found = {k.removeprefix(REPORT): v for k, v in attributes.items() if k.startswith(REPORT)}
+    return {epoch: found[str(epoch)] for epoch in sorted(map(int, found))}
+
+
+def compared_values(
+    attributes: Mapping[str, Any], intermediate: Mapping[int, float]
+) -> Mapping[int, Value]:
+    """Return what each report of a trial brought, as stopping rules receive it.
+
+    Args:
+        attributes: The trial's user attributes, which have the reports of several metrics.
+        intermediate: Optuna's values by epoch, which are the reports of a single metric.
+    """
+    if intermediate:
+        return intermediate
+    return {epoch: tuple(values) for epoch, values in reports_in(attributes).items()}
+
+
+def attempts_in(attributes: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the tags of each driver from a study's attributes, in order."""
+    names = (f"{ATTEMPT}{number}" for number in itertools.count(1))
+    return [attributes[name] for name in itertools.takewhile(attributes.__contains__, names)]
+
+
+def repeats_in(attributes: Mapping[str, Any]) -> Repeats | None:
+    """Return how many seeds each configuration gets, from a study's attributes; None: one."""
+    return Repeats(*attributes[REPEATS]) if REPEATS in attributes else None
+
+
+def abort_in(attributes: Mapping[str, Any]) -> Abort | None:
+    """Return the stored failure that stopped the sweep, from a study's attributes."""
+    found = attributes.get(ABORT)
+    if found is None:
+        return None
+    key, why, trial, kind = found
+    return Abort(str(key), printable(str(why)), int(trial), str(kind))
