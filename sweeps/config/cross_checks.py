@@ -313,14 +313,6 @@ def _share_faults(resources: object, show: Show) -> Iterator[Issue]:
                 f"{show(path, value)} is too small; Ray counts in ten-thousandths; write "
                 f"{_LEAST_SHARE:g} or more",
             )
-    if isinstance(resources, dict):
-        workers, gpu = resources.get("workers"), resources.get("gpu")
-        if is_number(workers) and workers > 1 and is_number(gpu) and 0 < gpu < 1:
-            yield Issue(
-                ("resources", "gpu"),
-                f"{show(('resources', 'gpu'), gpu)} is a share, and the {workers} workers of a "
-                "trial exchange gradients between whole GPUs; write 1, or 0 to train on CPUs",
-            )
 
 
 def _rate_faults(train: object, show: Show) -> Iterator[Issue]:

@@ -272,8 +272,8 @@ class ResourcesConfig(Section):
     counted."""
     gpu: Annotated[Literal["auto"] | Number, BeforeValidator(_check_gpu)] = "auto"
     """GPUs of each process of a trial: a share below 1, a whole number, or auto: equal shares,
-    with enough memory for the measured steps. 0 hides all GPUs from the trial. With several
-    workers: whole GPUs, and auto means 1."""
+    with enough memory for the measured steps; with several workers 1. 0 hides all GPUs from the
+    trial."""
     workers: int = Field(default=1, ge=1, examples=[2], exclude_if=_is_one)
     """The processes (ranks) of one trial, which share each batch; `cpu` and `gpu` are those of
     each process. A trial that has begun keeps its number, unless a resume accepts the change."""

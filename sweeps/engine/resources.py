@@ -191,7 +191,7 @@ def plan(
     by_cpu = sum(_fit(node, cpu, 0) for node in nodes)
     if resources.gpu != "auto":
         gpu = resources.gpu
-    elif resources.workers > 1:  # NCCL refuses two workers of a trial on one GPU
+    elif resources.workers > 1:  # workers of a trial that share a GPU exchange slowly
         gpu = 1 if any(node.gpus for node in nodes) else 0
     else:
         gpu = _equal_share(nodes, cpu, min(most, by_cpu), step)

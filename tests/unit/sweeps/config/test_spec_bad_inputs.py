@@ -106,10 +106,6 @@ CASES = [
         id="36 gpu by a word, no cpu",
     ),
     pytest.param(
-        HEAD + "resources: {workers: 2, gpu: 0.5}\n",
-        id="workers that share a GPU",
-    ),
-    pytest.param(
         HEAD + "resources: {workers: 0, placement: alone}\n",
         id="no workers, placed by another word",
     ),

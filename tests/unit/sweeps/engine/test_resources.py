@@ -130,6 +130,7 @@ def test_impossible_request(
         (_ask(workers=2), [_machine(1), _machine(1), _machine(2)], 0, 2),
         (_ask(workers=2), _machine(8, gpus=4), 1, 2),  # auto: a whole GPU for each worker
         (_ask(gpu=2, workers=2), _machine(8, gpus=4), 2, 1),
+        (_ask(gpu=0.5, workers=2), _machine(8, gpus=3), 0.5, 3),
         (_ask(gpu=0, workers=2), _machine(8, gpus=4), 0, 4),
     ],
 )
