@@ -27,6 +27,7 @@ from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import MicroBatches, end_loader_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_values import decode, encode
+from trainable.rank_data import WHOLE, RankShare, check_dealt
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -85,6 +86,7 @@ class StreamFormat:
         drop_last: Leave out a last window that is short.
         skips: Resume by reading again, even if the stream has a state.
         most: Read only so many windows; None: all.
+        share: The part of each window that this rank keeps; every rank reads all of it.
     """
 
     seed: int
@@ -96,6 +98,7 @@ class StreamFormat:
     drop_last: bool
     skips: bool
     most: int | None = None
+    share: RankShare = WHOLE
 
 
 class _Place(NamedTuple):
@@ -110,7 +113,7 @@ class _Place(NamedTuple):
 
 
 class _Window(MicroBatches):
-    """A window, and where the stream is after it. Without micro-batches it carries only that."""
+    """A window, and where the stream is after it; in this process, the place is read later."""
 
     def __init__(
         self, batches: Iterator[Batch] | list[Batch], size: int, reader: int, place: _Place | None
@@ -194,17 +197,19 @@ class StreamReader:
 
     def read(self) -> _Window | None:
         """Return the next window, without its place; None at the end."""
-        format = self._format
+        format, share = self._format, self._format.share
         with preserved_host_rng():
             items = self._take(format.items)
             if not items or (format.drop_last and len(items) < format.items):
                 return None
             if format.batched:
-                return _Window(items, sum(map(_batch_length, items)), self._number, None)
+                first = self._items - len(items)
+                own = [item for number, item in enumerate(items, first) if share.has(number)]
+                return _Window(own, sum(map(_batch_length, items)), self._number, None)
             with task_code(f"{format.split}: collate"):
-                self._seed("collate", self._windows - 1)
-                size = format.micro_items
-                parts = [items[first : first + size] for first in range(0, len(items), size)]
+                seed_host(share.seed(self._derived("collate", self._windows - 1)))
+                size, own = share.micro_size(format.micro_items), items[share.part(len(items))]
+                parts = [own[first : first + size] for first in range(0, len(own), size)]
                 return _Window(
                     [format.collate(part) for part in parts], len(items), self._number, None
                 )
@@ -234,8 +239,11 @@ class StreamReader:
             return list(islice(self._iterator, most))
 
     def _seed(self, *parts: int | str) -> None:
+        seed_host(self._derived(*parts))
+
+    def _derived(self, *parts: int | str) -> int:
         format = self._format
-        seed_host(derive_seed(format.seed, format.split, self._epoch, self._number, *parts))
+        return derive_seed(format.seed, format.split, self._epoch, self._number, *parts)
 
 
 class StreamSource:
@@ -381,11 +389,11 @@ class StreamSource:
         )
         self._loaded = iter(loader)
         for window in self._loaded:
-            if window.place is not None:
-                self._places[window.reader] = window.place
-            if window:
-                self._last_reader = window.reader
-                yield window
+            if window.place is None:  # it was not this process' turn
+                continue
+            self._places[window.reader] = window.place
+            self._last_reader = window.reader
+            yield window
 
     def _move(self, batch: Batch) -> Batch:
         return batch if self._device.type == "cpu" else move(batch, self._device)
@@ -432,6 +440,7 @@ def open_stream(
     seed: int,
     device: torch.device,
     batches: int | None = None,
+    share: RankShare = WHOLE,
 ) -> StreamSource:
     """Open a split that is a stream.
 
@@ -442,9 +451,11 @@ def open_stream(
         seed: The seed of this split.
         device: The device of the batches.
         batches: Read only so many batches, of `train.batch_size` samples; None: all.
+        share: The part of each window that this rank keeps.
 
     Raises:
-        ConfigError: It has no state and `train.loader.resume` is `exact`.
+        ConfigError: It has no state and `train.loader.resume` is `exact`, or it gives fewer
+            batches a step than there are ranks.
     """
     stream, loader = getattr(data, split), config.loader
     if split == "train" and loader.resume == "exact" and not has_state(stream):
@@ -459,6 +470,8 @@ def open_stream(
     # Evaluation uses micro-batches, which are known to fit into memory.
     items = config.batch_size if is_train else config.micro_batch_size
     micro_items = config.micro_batch_size
+    if batched and is_train:
+        check_dealt(share, config.accumulation)
     if batched:
         items, micro_items = (config.accumulation if is_train else 1), 1
     format = StreamFormat(
@@ -471,6 +484,7 @@ def open_stream(
         drop_last=is_train and loader.drop_last,
         skips=is_train and loader.resume == "skip",
         most=batches if batches is None or batched else batches * config.batch_size // items,
+        share=share,
     )
     length = length_of(stream) or 0
     if format.most is not None:
