@@ -55,6 +55,7 @@ def evaluation_sums(
     loss: Callable[[nn.Module, Any], tuple[Tensor, Weight]],
     model: nn.Module,
     batches: Iterable[Any],
+    sums: EvaluationSums | None = None,
 ) -> EvaluationSums:
     """Return the sums over all batches.
 
@@ -62,8 +63,9 @@ def evaluation_sums(
         loss: The task's loss of a batch, a sum, and its weight.
         model: The model, in evaluation mode.
         batches: The batches.
+        sums: Those of earlier batches, to which these are added.
     """
-    total, weight, correct, counted = EvaluationSums()
+    total, weight, correct, counted = sums or EvaluationSums()
     with _last_output(model) as output:
         for batch in batches:
             part, share = loss(model, batch)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainable.errors import ConfigError
+from trainable.ranks import Ranks
 from trainable.seeding import derive_seed
 
 
@@ -51,6 +52,11 @@ class RankShare:
 
 WHOLE = RankShare()
 """The share of a trial of one process: everything."""
+
+
+def share_of(ranks: Ranks) -> RankShare:
+    """Return a rank's share of the data."""
+    return RankShare(ranks.rank, ranks.size)
 
 
 def check_dealt(share: RankShare, accumulation: int) -> None:

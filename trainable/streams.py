@@ -23,11 +23,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from trainable.batches import move, pin
+from trainable.built import summary_of
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import MicroBatches, end_loader_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_values import decode, encode
-from trainable.rank_data import WHOLE, RankShare, check_dealt
+from trainable.rank_checks import alike_on_ranks
+from trainable.rank_data import WHOLE, RankShare, check_dealt, share_of
+from trainable.ranks import ALONE, Ranks
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -116,14 +119,20 @@ class _Window(MicroBatches):
     """A window, and where the stream is after it; in this process, the place is read later."""
 
     def __init__(
-        self, batches: Iterator[Batch] | list[Batch], size: int, reader: int, place: _Place | None
+        self,
+        batches: Iterator[Batch] | list[Batch],
+        size: int,
+        reader: int,
+        place: _Place | None = None,
+        summary: Any = None,
     ) -> None:
         super().__init__(batches)
         self.size, self.reader, self.place = size, reader, place
+        self.summary = summary  # of the items of all ranks; None unless they compare it
 
     def pin_memory(self) -> _Window:
         """Return the window with its tensors in pinned memory."""
-        return _Window(list(map(pin, self)), self.size, self.reader, self.place)
+        return _Window(list(map(pin, self)), self.size, self.reader, self.place, self.summary)
 
 
 class StreamReader:
@@ -144,7 +153,7 @@ class StreamReader:
         self._number, self._epoch = number, epoch
         self._has_state = has_state(stream) and not format.skips
         self._windows = self._items = 0
-        self._ended = False
+        self._ended, self._summarised = False, format.share.size == 1
         self._ahead: tuple[_Place, Any, HostRngState] | None = None
         place = place or _Place()
         with preserved_host_rng():
@@ -202,17 +211,19 @@ class StreamReader:
             items = self._take(format.items)
             if not items or (format.drop_last and len(items) < format.items):
                 return None
+            summary = None if self._summarised else summary_of(items)
+            self._summarised = True
             if format.batched:
                 first = self._items - len(items)
                 own = [item for number, item in enumerate(items, first) if share.has(number)]
-                return _Window(own, sum(map(_batch_length, items)), self._number, None)
+                size = sum(map(_batch_length, items))
+                return _Window(own, size, self._number, summary=summary)
             with task_code(f"{format.split}: collate"):
                 seed_host(share.seed(self._derived("collate", self._windows - 1)))
                 size, own = share.micro_size(format.micro_items), items[share.part(len(items))]
                 parts = [own[first : first + size] for first in range(0, len(own), size)]
-                return _Window(
-                    [format.collate(part) for part in parts], len(items), self._number, None
-                )
+                batches = [format.collate(part) for part in parts]
+                return _Window(batches, len(items), self._number, summary=summary)
 
     def _take(self, most: int) -> list[Any]:
         items: list[Any] = []
@@ -255,6 +266,7 @@ class StreamSource:
         format: How its items become windows.
         device: The device of the batches.
         loader: Options of the DataLoader, if there are loader processes.
+        ranks: The ranks of the trial, which must read alike.
     """
 
     def __init__(
@@ -265,10 +277,11 @@ class StreamSource:
         *,
         device: torch.device,
         loader: LoaderConfig,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.plan, self.position = plan, self
         self.stream, self.format = stream, format
-        self._device, self._options = device, loader
+        self._device, self._options, self._ranks = device, loader, ranks
         # A DataLoader has loader processes of its own, which a loader process could not start.
         self._workers = 0 if isinstance(stream, DataLoader) else loader.num_workers
         self._epoch, self._ended = -1, False
@@ -297,7 +310,8 @@ class StreamSource:
         self._places = places
         read = self._read_apart(places, first) if self._workers else self._read_here(places[0])
         came = False
-        for window in islice(read, self.format.most):
+        name = f"{self.format.split}: {stream_name(self.stream)}"
+        for window in alike_on_ranks(islice(read, self.format.most), name, self._ranks):
             came = True
             self.plan.last_size = window.size
             self.plan.num_read += window.size
@@ -422,7 +436,7 @@ class _Readers(IterableDataset[Any]):
         assert info is not None
         number = info.id
         if number < self._first:
-            yield _Window([], 0, number, None)
+            yield _Window([], 0, number)
         start = self._places[number]
         if start is not None and start.ended:
             return
@@ -440,7 +454,7 @@ def open_stream(
     seed: int,
     device: torch.device,
     batches: int | None = None,
-    share: RankShare = WHOLE,
+    ranks: Ranks = ALONE,
 ) -> StreamSource:
     """Open a split that is a stream.
 
@@ -451,7 +465,7 @@ def open_stream(
         seed: The seed of this split.
         device: The device of the batches.
         batches: Read only so many batches, of `train.batch_size` samples; None: all.
-        share: The part of each window that this rank keeps.
+        ranks: The ranks of the trial, of which each keeps a part of each window.
 
     Raises:
         ConfigError: It has no state and `train.loader.resume` is `exact`, or it gives fewer
@@ -471,7 +485,7 @@ def open_stream(
     items = config.batch_size if is_train else config.micro_batch_size
     micro_items = config.micro_batch_size
     if batched and is_train:
-        check_dealt(share, config.accumulation)
+        check_dealt(share_of(ranks), config.accumulation)
     if batched:
         items, micro_items = (config.accumulation if is_train else 1), 1
     format = StreamFormat(
@@ -484,7 +498,7 @@ def open_stream(
         drop_last=is_train and loader.drop_last,
         skips=is_train and loader.resume == "skip",
         most=batches if batches is None or batched else batches * config.batch_size // items,
-        share=share,
+        share=share_of(ranks),
     )
     length = length_of(stream) or 0
     if format.most is not None:
@@ -492,7 +506,7 @@ def open_stream(
     whole, rest = divmod(length, items)
     windows = whole + (rest > 0 and not format.drop_last)
     plan = StreamPlan(0 if batched else length, 1 if batched else items, batched, windows)
-    return StreamSource(stream, plan, format, device=device, loader=loader)
+    return StreamSource(stream, plan, format, device=device, loader=loader, ranks=ranks)
 
 
 def first_items(stream: Any, most: int) -> list[Any]:

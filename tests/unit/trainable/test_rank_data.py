@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import LoaderSource, TensorSource, WindowPlan
 from trainable.errors import ConfigError
 from trainable.rank_data import WHOLE, RankShare
+from trainable.ranks import Ranks
 from trainable.samplers import SampledPlan
 from trainable.streams import open_stream
 from trainable.task import Data
@@ -153,6 +155,20 @@ def test_collate_draws_other_numbers_on_each_rank():
     assert len(set(drawn)) == 3
 
 
+class Reading(Ranks):
+    """A rank whose others read as it does."""
+
+    def __init__(self, share):
+        self.rank, self.size = share.rank, share.size
+
+    def sum(self, values, error=None):
+        return [self.size * value for value in super().sum(values, error)]
+
+    def gather_plain(self, value):
+        assert value is not None
+        return [json.loads(json.dumps(value))] * self.size
+
+
 class Counted(IterableDataset):
     """Samples 0, 1, ... with a number drawn for each, or batches of two of them."""
 
@@ -182,7 +198,7 @@ def _stream(share, *, batched=False, split="train", workers=0, accumulation=2):
         TrainConfig(batch_size=4, accumulation=accumulation, loader={"num_workers": workers}),
         seed=5,
         device=CPU,
-        share=share,
+        ranks=Reading(share),
     )
 
 
