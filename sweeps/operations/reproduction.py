@@ -40,7 +40,6 @@ from trainable.local_ranks import local_ranks
 from trainable.manifest import best_first, read_manifest
 from trainable.metrics_file import Row, read_logged, read_rows
 from trainable.rules import BUILT
-from trainable.storage.generations import MANIFEST, STATE
 from trainable.storage.local import LocalFiles
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import TESTED
@@ -233,7 +232,7 @@ def _copy_start(
     files = trial_files(view.paths, view.spec, record.number)
     target = Path(LocalFiles.of(directory).address(generation.name))
     target.mkdir(parents=True)
-    for name in (STATE, MANIFEST):
+    for name in generation.files:
         (target / name).write_bytes(files.read(generation.name, name))
 
 
