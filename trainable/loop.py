@@ -39,7 +39,6 @@ from trainable.errors import (
     NonFiniteMetric,
     TaskError,
 )
-from trainable.evaluation import as_metrics, run_evaluation
 from trainable.held_out import HeldOut
 from trainable.hooks import Hooks
 from trainable.logged import close_log, close_run, merge_logged, open_log
@@ -48,9 +47,10 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
+from trainable.rank_values import evaluate, means_of_ranks
+from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
-from trainable.sums import means
 from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
@@ -97,6 +97,7 @@ class Trainer(BaseRun):
         should_stop: Called after every step; once it returns true, the run saves and ends.
         wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
         clock: Monotonic seconds, for throughput.
+        ranks: The ranks of the trial, of which this process is one.
     """
 
     def __init__(
@@ -123,12 +124,13 @@ class Trainer(BaseRun):
         should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
+        ranks: Ranks = ALONE,
     ) -> None:
         resumed_at = state.progress.step
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
         self.state = state
         self._remap_position(train.plan.batch_size)
-        self._step = step
+        self._step, self._ranks = step, ranks
         self._train, self._val, self._val_seed = train, val, val_seed
         self.held_out = held_out
         self._plan, self._last, self._patience = plan, last, patience
@@ -400,7 +402,7 @@ class Trainer(BaseRun):
         now = int(self._wall_clock() * 1000)
         self._pending.append(PendingStep(number, now, outcome, lr, layers, logged))
         if len(self._pending) >= _FETCH_EVERY:
-            self._fetch()
+            self._fetch(self._ranks)
 
     def _count_skipped(self, outcome: StepOutcome, number: int) -> None:
         progress = self.state.progress
@@ -409,15 +411,18 @@ class Trainer(BaseRun):
         if progress.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteGradient(number, float(outcome.grad_norm))
 
-    def _fetch(self) -> None:
+    def _fetch(self, ranks: Ranks | None) -> None:
         """Fetch the pending steps' values from the device and make rows of them.
+
+        Args:
+            ranks: All ranks call this; None after an error, where they no longer act in step.
 
         Raises:
             NonFiniteLoss: A step's loss is not finite; rows are made of the steps before it.
             NonFiniteGradient: The same for its gradient norm.
         """
         pending, self._pending = self._pending, []
-        all_logged = means(entry.logged for entry in pending)
+        all_logged = means_of_ranks([entry.logged for entry in pending], ranks)
         values = fetch_values(pending)
         for entry, (loss, norm, clipped, weight), logged in zip(
             pending, values, all_logged, strict=True
@@ -442,9 +447,9 @@ class Trainer(BaseRun):
         self._unreported += self._unwritten
         self._unwritten = []
 
-    def _write_fetched(self) -> None:
+    def _write_fetched(self, ranks: Ranks | None) -> None:
         try:
-            self._fetch()
+            self._fetch(ranks)
         finally:
             self._write()
 
@@ -455,21 +460,22 @@ class Trainer(BaseRun):
             yield
         except Exception:
             with contextlib.suppress(RuntimeError):  # the device may no longer respond
-                self._write_fetched()
+                self._write_fetched(self._ranks if self._ranks.size == 1 else None)
             raise
 
     def _snapshot(self) -> dict[str, Any]:
         """Write the rows of all steps, then return the state to be saved."""
-        self._write_fetched()
+        self._write_fetched(self._ranks)
         return self.state.state_dict()
 
     def _metrics_since_report(self) -> dict[str, float]:
         """Fetch the steps' values and return the metrics counted since the previous report."""
         # Device synchronisation: one transfer. No step is in flight when throughput is read.
-        self._fetch()
+        self._fetch(self._ranks)
         progress = self.state.progress
         taken = progress.step - progress.reported_step
-        (logged,) = means([self._log.take_epoch()])  # where it has tensors, one more transfer
+        # where it has tensors, one more transfer
+        (logged,) = means_of_ranks([self._log.take_epoch()], self._ranks)
         metrics = logged | {
             "train/clip_fraction": progress.clipped / taken if taken else 0.0,
             "train/samples_per_second": self._throughput.read(),
@@ -497,23 +503,24 @@ class Trainer(BaseRun):
             The metrics that `evaluate()` returned, and those that it logged.
         """
         heartbeat.beat("evaluation")
-        batches = _with_heartbeat(batch for window in source.windows(0) for batch in window)
-        task, precision = self._step.task, self._step.precision
+        step = self._step
         self._log.prefix = f"{split}/"
         try:
-            with evaluated_weights(self._step.optimizer):
-                found = run_evaluation(
-                    task,
-                    self._step.model,
-                    batches,
-                    precision=precision,
+            with evaluated_weights(step.optimizer):
+                metrics = evaluate(
+                    step.task,
+                    step.model,
+                    (_with_heartbeat(window) for window in source.windows(0)),
+                    split=split,
+                    precision=step.precision,
                     seed=seed,
-                    average=self._step.average,
+                    average=step.average,
+                    ranks=self._ranks,
                 )
         finally:
             self._log.prefix = ""
-        metrics = as_metrics(found, task, self._step.device, split)
-        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
+        # device synchronisation where it holds tensors
+        (logged,) = means_of_ranks([self._log.take()], self._ranks)
         return metrics, logged
 
     def _evaluate(self) -> dict[str, float]:
