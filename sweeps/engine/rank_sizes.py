@@ -6,7 +6,8 @@ parameters (`trainable`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sweeps.engine.task_check import TaskFacts
 from sweeps.formatting import format_bytes
@@ -44,7 +45,7 @@ class RankSizes:
             return None
         return cls(
             workers=config.workers,
-            sharded=config.train.sharding != "none",
+            sharded=getattr(config.train, "sharding", "none") != "none",
             batch_size=config.train.batch_size,
             micro_batch_size=-(-config.train.micro_batch_size // config.workers),
             weight_bytes=facts.weight_bytes,
@@ -71,13 +72,18 @@ class RankSizes:
         """What one rank holds besides activations."""
         return (self.part_bytes if self.sharded else self.whole_bytes) + self.exchange_bytes
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the sizes for JSON."""
+        return asdict(self) | {"rank_bytes": self.rank_bytes, "part_bytes": self.part_bytes}
+
     def sentences(self) -> list[str]:
         """Return the sizes in sentences."""
         least, rest = divmod(self.batch_size, self.workers)
         share = f"{least} or {least + 1}" if rest else f"{least}"
         found = [
-            f"{self.workers} ranks for each trial: of a step's {self.batch_size} samples each "
-            f"takes {share}, at most {self.micro_batch_size} at a time"
+            f"{self.workers} for each trial: of a step's {self.batch_size} samples each takes "
+            f"{share}, at most {self.micro_batch_size} at a time; a step is taken to last "
+            f"1/{self.workers} of one process's, without the exchange of gradients"
         ]
         known = "" if self.optimizer_bytes is not None else ", without the optimizer's state"
         if self.sharded:
