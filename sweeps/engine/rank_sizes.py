@@ -80,24 +80,18 @@ class RankSizes:
         """Return the sizes in sentences."""
         least, rest = divmod(self.batch_size, self.workers)
         share = f"{least} or {least + 1}" if rest else f"{least}"
-        found = [
-            f"{self.workers} for each trial: of a step's {self.batch_size} samples each takes "
-            f"{share}, at most {self.micro_batch_size} at a time; a step is taken to last "
-            f"1/{self.workers} of one process's, without the exchange of gradients"
-        ]
-        known = "" if self.optimizer_bytes is not None else ", without the optimizer's state"
+        known = "" if self.optimizer_bytes is not None else ", the optimizer's state left out"
+        each = f"{format_bytes(self.rank_bytes)} of weights, gradients and optimizer state each"
         if self.sharded:
-            saved = self.whole_bytes - self.part_bytes
-            return [
-                *found,
-                f"weights, gradients and optimizer state: {format_bytes(self.part_bytes)} for "
-                f"each rank{known}; sharding saves {format_bytes(saved)} of "
-                f"{format_bytes(self.whole_bytes)}",
-            ]
-        saved = self.rank_bytes - self.part_bytes
+            whole = f" of {format_bytes(self.whole_bytes)}: sharding saves "
+            each = f"{each},{whole}{format_bytes(self.whole_bytes - self.part_bytes)}{known}"
+        else:
+            saved = format_bytes(self.rank_bytes - self.part_bytes)
+            exchange = f"{format_bytes(self.exchange_bytes)} of it to exchange gradients"
+            each = f"{each}, {exchange}{known}; train.sharding: fsdp would save {saved}"
         return [
-            *found,
-            f"weights, gradients and optimizer state: {format_bytes(self.rank_bytes)} for each "
-            f"rank, with {format_bytes(self.exchange_bytes)} for the exchange of gradients"
-            f"{known}; train.sharding: fsdp would save {format_bytes(saved)}",
+            f"{self.workers} for each trial; each takes {share} of the {self.batch_size} samples "
+            f"of a step, at most {self.micro_batch_size} at a time",
+            each,
+            f"time: 1/{self.workers} of a step of one process, without the exchange of gradients",
         ]
