@@ -376,13 +376,20 @@ class _StateWatch:
         self._damaged = list(kept.damaged)
         self._has_states = False
 
+    def wants(self, step: int) -> bool:
+        """Whether a checkpoint of a step is still to be compared."""
+        self._has_states = True
+        return bool(self._of_step(step))
+
     def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         """Compare a state with the checkpoints of its step."""
-        self._has_states = True
-        for generation in self._expected:
-            before = self._checks.get(generation.name)
-            if generation.step == step and not (before and before.is_equal):
-                self._compare(generation, state())
+        now = state()
+        for generation in self._of_step(step):
+            self._compare(generation, now)
+
+    def _of_step(self, step: int) -> list[Generation]:
+        checks = {name for name, check in self._checks.items() if check.is_equal}
+        return [one for one in self._expected if one.step == step and one.name not in checks]
 
     def checks(self) -> list[StateCheck]:
         """Return the comparisons, in the order of steps."""
