@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
 
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import WindowPlan, open_source
@@ -90,6 +90,74 @@ class OwnFailing(Judged):
 
     def evaluate(self, model: nn.Module, batches: Any) -> Any:
         raise ValueError(f"no curve of {model} for {batches}")
+
+
+class Reading(Task):
+    """A float64 task whose samples come in one of several ways, and which logs.
+
+    Args:
+        kind: `loader`, `sampler`, `lists`, `stream`, `batches` or `own`: its own evaluation.
+    """
+
+    def __init__(self, kind: str = "loader") -> None:
+        self.kind = kind
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 3).double()
+
+    def build_data(self) -> Data:
+        inputs, targets = Judged().build_data().train  # type: ignore[misc]
+        samples = TensorDataset(inputs, targets)
+        options: dict[str, Any] = {}
+        if self.kind == "sampler":
+            options["sampler"] = WeightedRandomSampler([1.0, 2.0] * 10, 20)
+        if self.kind == "lists":
+            options["batch_sampler"] = [[0, 1], [2, 3, 4, 5, 6, 7, 8], [9]]
+        if self.kind in ("stream", "batches"):
+            stream = Rows(samples, 5 if self.kind == "batches" else 0)
+            return Data(stream, stream, batched=self.kind == "batches")
+        return Data(samples, samples, **options)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        total, weight = super().loss(model, batch)
+        self.log("mean", batch[0].mean(), weight=len(batch[0]))
+        self.log("seen", len(batch[0]), reduce="sum", over="step")
+        if model.training:
+            self.log("epoch/seen", len(batch[0]), reduce="sum", over="epoch")
+        return total, weight
+
+    def evaluate(self, model: nn.Module, batches: Any) -> Any:
+        assert self.kind == "own"
+        batches = list(batches)
+        return {**Task.evaluate(self, model, batches), "batches": len(batches)}
+
+
+class Parted(Reading):
+    """The same with the default evaluation."""
+
+    evaluate = Task.evaluate
+
+
+class Rows(IterableDataset[Any]):
+    """The samples of a data set, or batches of them, from a position that can be restored."""
+
+    def __init__(self, samples: Any, batch: int) -> None:
+        self.samples, self.batch, self.at = samples, batch, 0
+
+    def __len__(self) -> int:
+        return -(-len(self.samples) // (self.batch or 1))
+
+    def __iter__(self) -> Any:
+        while self.at < len(self.samples):
+            first, self.at = self.at, self.at + (self.batch or 1)
+            yield self.samples[first : self.at] if self.batch else self.samples[first]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
 class Items(IterableDataset[Any]):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from tests.rank_value_cases import run_all, run_rank
+from tests.rank_training import Groups, config, curve, to_end
+from tests.rank_value_cases import Parted, Reading, run_all, run_rank
+from trainable.build import open_trainer
 from trainable.local_ranks import LocalRanks
 from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
 
@@ -98,3 +101,61 @@ def test_data_that_differ_between_ranks_are_refused(case, kind, text, together):
         assert ranks[case][0] == kind
         assert text in ranks[case][1]
         assert ranks["at last"] == [3.0]
+
+
+KINDS = {
+    "loader": {},
+    "sampler": {},
+    "lists": {},
+    "stream": {},
+    "batches": {"accumulation": 3},
+    "own": {"loader": {"num_workers": 1}},
+}
+
+
+def _configured(kind, workers):
+    name = f"{Reading.__module__}:{(Reading if kind == 'own' else Parted).__name__}"
+    task = {"name": name, "kind": kind}
+    train = {"batch_size": 6, "accumulation": 1, "epochs": 2, "every": "2 steps", **KINDS[kind]}
+    return config(workers, task, **train)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The directories of runs on one rank and on three, of which one is stopped and resumed."""
+    found = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    runs = [(_configured(kind, 3), path / "three") for kind, path in found.items()]
+    stopped = found["stream"] / "stopped"
+    runs += [(_configured("stream", 3), stopped)] * 2
+    with LocalRanks(3) as children:
+        groups = Groups(children, runs)
+        groups.begin()
+        for number, kind in enumerate(KINDS):
+            with groups.first(number) as run:
+                to_end(run)
+            with closing(open_trainer(_configured(kind, 1), found[kind] / "one")) as run:
+                to_end(run)
+        stops = iter([False, False, True])
+        with groups.first(len(KINDS), should_stop=lambda: next(stops)) as run:
+            to_end(run)
+        with groups.first(len(KINDS) + 1) as run:
+            assert run.resumed_at == 3
+            to_end(run)
+        (first, second) = children.ends()
+    assert set(first.result + second.result) == {""}
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_ranks_train_as_one_process(kind, trained):
+    one, three = curve(trained[kind] / "one"), curve(trained[kind] / "three")
+    assert [row.step for row in one] == [row.step for row in three]
+    for expected, found in zip(one, three, strict=True):
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-12)
+    assert one[-1].metrics["epoch/seen"] == sum(
+        row.metrics["seen"] for row in one[len(one) // 2 :]
+    )
+
+
+def test_stream_on_three_ranks_resumes_to_the_same_bits(trained):
+    assert curve(trained["stream"] / "stopped") == curve(trained["stream"] / "three")
