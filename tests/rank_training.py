@@ -27,7 +27,7 @@ from trainable.ranks_follow import follow
 from trainable.task import Batch, Data, Task
 
 TIMEOUT = 60.0
-gradient_sums.BUCKET_BYTES = 150
+gradient_sums.BUCKET_BYTES = 60
 """So that the small models below have several buckets."""
 
 

@@ -66,15 +66,18 @@ class GradientSums:
         self._early = True
 
     def send_rest(self) -> None:
-        """Send the buckets that are not yet sent, and wait for all."""
+        """Send the buckets that are not yet sent."""
         self._early = False
         while self._num_sent < len(self._buckets):
             self._send_next()
+
+    def wait(self) -> None:
+        """Wait until all buckets are added up."""
         for wait in self._waits:
             wait()
 
     def send_again(self) -> None:
-        """Send all buckets once more, and wait for them."""
+        """Send all buckets once more."""
         self._num_sent, self._waits = 0, []
         self.send_rest()
 
@@ -122,12 +125,12 @@ class _Bucket:
     @torch.no_grad()
     def fill(self) -> None:
         """Copy the gradients into the tensor, 0 where there is none."""
-        pairs = list(zip(self.views, self.parameters, strict=True))
-        there = [(view, p.grad) for view, p in pairs if p.grad is not None]
+        pairs = list(zip(self.views, (_dense(p.grad) for p in self.parameters), strict=True))
+        there = [(view, gradient) for view, gradient in pairs if gradient is not None]
         if len(there) < len(pairs):
-            torch._foreach_zero_([view for view, p in pairs if p.grad is None])
+            torch._foreach_zero_([view for view, gradient in pairs if gradient is None])
         if there:
-            torch._foreach_copy_([view for view, _ in there], [grad for _, grad in there])
+            torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
 
 
 def by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -157,6 +160,11 @@ def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
     """Return a part of a flat tensor in the shape and the layout of a parameter."""
     strides = torch.empty_like(parameter, device="meta").stride()  # without gaps
     return part.as_strided(parameter.shape, strides, part.storage_offset())
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient; None for a sparse one, which the exchange refuses."""
+    return gradient if gradient is not None and gradient.layout is torch.strided else None
 
 
 def _is(one: Tensor, other: Tensor) -> bool:

@@ -276,8 +276,10 @@ class RankGroup(Ranks):
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
+        gradients.wait()
         if sums[1]:
             gradients.send_again()
+            gradients.wait()
         gradients.give_back(parameters, [count > 0 for count in sums[4:]])
         if device is None or not stays:
             return sums[2], sums[3], int(sums[0])
@@ -302,6 +304,7 @@ class RankGroup(Ranks):
         gradients = self._gradients_of(parameters)
         counts = self.sum([_has_gradient(parameter) for parameter in parameters])
         gradients.send_rest()
+        gradients.wait()
         gradients.give_back(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
