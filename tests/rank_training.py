@@ -113,6 +113,7 @@ def config(workers: int = 1, task: Mapping[str, Any] | None = None, **train: Any
 
 def train_as_rank(rank: int, place: Any, runs: Sequence[dict[str, Any]]) -> list[str]:
     """Follow one run after the other; return how each ended."""
+    del place  # each run has its own
     global rank_of_process
     rank_of_process = rank
     torch.set_num_threads(1)
