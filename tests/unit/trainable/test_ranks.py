@@ -16,7 +16,15 @@ from tests.rank_training import Groups, config, curve, parameters, to_end
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.errors import ConfigError, OutOfMemory, RankFailed, TrainingCaution, TrainingError
+from trainable.errors import (
+    ConfigError,
+    NonFiniteLoss,
+    OutOfMemory,
+    RankFailed,
+    RankLost,
+    TrainingCaution,
+    TrainingError,
+)
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
 from trainable.metrics_file import Row
@@ -67,9 +75,12 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "copied": (config(3, DRAWING, **DRAWN), "copy"),
         "raising": (config(3, {"fails": "1 value 9"}), "raising"),
         "oom": (config(3, {"fails": "2 oom 5"}), "oom"),
+        "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
+        "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
         "begun": (config(3), "begun"),
         "refused": (config(2), "begun"),
         "fewer": (config(2), "begun"),
+        "killed": (config(3, {"fails": "1 kill 5"}), "killed"),
     }
     done = Ends({}, {}, {})
     try:
@@ -83,7 +94,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
                     shutil.copytree(root / "cut", root / "copy")
             ended = children.ends()
         for number, name in enumerate(runs):
-            done.others[name] = [end.result[number] for end in ended]
+            done.others[name] = [end.result[number] for end in ended if end.result]
         _train_alone(root / "one", done)
         yield done
     finally:
@@ -153,9 +164,7 @@ def test_an_exception_of_one_rank_fails_all(ends: Ends) -> None:
     assert "rank 1" in str(error)
     assert "bad sample 17" in str(error)
     assert "in loss" in error.__notes__[0]
-    first, second = ends.others["raising"]
-    assert first.startswith("ValueError")
-    assert second == f"error: {error}"
+    assert ends.others["raising"] == [f"error: {error}"]
 
 
 def test_one_rank_out_of_memory_stops_all_alike(ends: Ends) -> None:
@@ -163,6 +172,26 @@ def test_one_rank_out_of_memory_stops_all_alike(ends: Ends) -> None:
     assert isinstance(error, OutOfMemory)
     assert "rank 2" in str(error)
     assert all(end.startswith("oom") for end in ends.others["oom"])
+
+
+def test_a_hook_that_fails_on_one_rank_fails_all(ends: Ends) -> None:
+    error = ends.errors["hook"]
+    assert isinstance(error, RankFailed)
+    assert "rank 2" in str(error)
+    assert "bad hook" in str(error)
+
+
+def test_a_loss_that_is_nan_on_one_rank_stops_all(ends: Ends) -> None:
+    error = ends.errors["nan"]
+    assert isinstance(error, NonFiniteLoss)
+    assert error.step == 3
+    assert ends.others["nan"] == [f"non_finite: {error}"]
+
+
+def test_a_killed_rank_is_lost_to_the_others(ends: Ends) -> None:
+    assert isinstance(ends.errors["killed"], RankLost)
+    (second,) = ends.others["killed"]
+    assert second.startswith("rank_lost")
 
 
 def test_another_number_of_ranks_must_be_accepted(ends: Ends) -> None:
