@@ -80,9 +80,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "oom": (config(3, {"fails": "2 oom 5"}), "oom"),
         "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
         "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
-        "begun": (config(3), "begun"),
-        "refused": (config(2), "begun"),
-        "fewer": (config(2), "begun"),
+        "begun": (config(2), "begun"),
+        "refused": (config(3), "begun"),
+        "more": (config(3), "begun"),
         "killed": (config(3, {"fails": "1 kill 5"}), "killed"),
     }
     done = Ends({}, {}, {}, {})
@@ -90,7 +90,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         with LocalRanks(3) as children, warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingCaution)  # BatchNorm
             groups = Groups(children, [(made, root / where) for made, where in runs.values()])
-            groups.begin(accept_workers=[list(runs).index("fewer")])
+            groups.begin(accept_workers=[list(runs).index("more")])
             for number, (name, (_, where)) in enumerate(runs.items()):
                 _train(groups, number, name, root / where, done)
                 if name == "cut":
@@ -210,9 +210,9 @@ def test_another_number_of_ranks_must_be_accepted(ends: Ends) -> None:
     error = ends.errors["refused"]
     assert isinstance(error, ConfigError)
     assert error.key == "resources.workers"
-    for mine, other in zip(ends.runs["fewer"].weights, ends.runs["one"].weights, strict=True):
+    for mine, other in zip(ends.runs["more"].weights, ends.runs["one"].weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
-    assert len(ends.runs["fewer"].rows) == 52
+    assert len(ends.runs["more"].rows) == 52
 
 
 def _differing(one: Any, other: Any, path: str = "") -> list[str]:
