@@ -59,6 +59,7 @@ def test_failed_rank_is_the_failure_of_the_trial(swept: CommandLine) -> None:
     assert "ZeroDivisionError: as the test asks for" in one["reason"]
     details = swept.json("show", "ranks", str(one["number"]))
     assert "ranks_task.py" in details["traceback"]
+    assert "rank 1" in details["traceback"]
 
 
 def test_ranks_end_with_the_sweep(swept: CommandLine) -> None:

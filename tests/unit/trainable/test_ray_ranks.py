@@ -12,8 +12,10 @@ from ray.tune import PlacementGroupFactory
 
 from trainable import ray_ranks
 from trainable.errors import RankLost
+from trainable.rank_errors import as_error, as_note
 from trainable.ray_adapter import TuneTrial
 from trainable.ray_ranks import OtherRanks, RankEnd
+from trainable.trial_failure import failure_of
 
 LOST = RankLost("one did not come")
 FAILURE = {"kind": "error", "reason": "ValueError: 3", "traceback": "...", "place": "a.py:3"}
@@ -88,3 +90,15 @@ def test_only_clean_processes_stay_for_the_next_trial(ranks: Any) -> None:
 def test_gpu_share_is_that_of_one_rank() -> None:
     halves = PlacementGroupFactory([{"CPU": 1, "GPU": 0.5}] * 2)
     assert TuneTrial._gpu_share(SimpleNamespace(trial_resources=halves)) == 0.5  # type: ignore[arg-type]
+
+
+def test_failure_of_another_rank_has_the_place_of_its_code() -> None:
+    def fail(error: Exception) -> Exception:
+        with pytest.raises(type(error)) as caught:
+            raise error
+        return caught.value
+
+    there = fail(ZeroDivisionError("3"))
+    found = failure_of(fail(as_error(as_note(there, rank=2))))
+    assert found["place"] == failure_of(there)["place"]
+    assert found["reason"] == "RankFailed: rank 2: ZeroDivisionError: 3"
