@@ -129,9 +129,9 @@ class Ranks:
         del without_end
         yield
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
-        return list(numbers)
+        return numbers
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -328,7 +328,7 @@ class RankGroup(Ranks):
         else:
             self.together(None, without_end=without_end)
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self._broadcast(told)
