@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average, AveragingPlan, averaging_plan
 from trainable.batch_norm import batch_norm_cautions, check_passes, synchronize_batch_norm
@@ -197,6 +198,12 @@ def start_together(step: Step, seed: int) -> None:
     ranks, model = step.ranks, step.model
     if ranks.size == 1:
         return
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise TaskError(
+            f"the model has parameters without a shape, of lazy modules, and {ranks.size} ranks "
+            "must start with the same weights; give each module its sizes in build_model(), or "
+            "train on one rank"
+        )
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     inside = {id(parameter) for parameter in model.parameters()}
     ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])

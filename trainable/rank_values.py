@@ -111,4 +111,5 @@ def _sums_of_ranks(
     loss, weight, correct, counted, predicted = ranks.sum([*own, has_accuracy])
     if not predicted:
         return EvaluationSums(loss, weight)
+    # whole numbers, which one process divides as such
     return EvaluationSums(loss, weight, torch.tensor(int(correct)), torch.tensor(int(counted)))
