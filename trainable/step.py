@@ -226,7 +226,7 @@ def translate_torch_errors(device: torch.device) -> Iterator[None]:
             raise ConfigError(
                 f"BatchNorm was given a single sample to train on ({problem}); if that is the "
                 "epoch's last batch, write train.loader.drop_last: true; otherwise raise the "
-                "micro-batch, which is batch_size / accumulation",
+                "micro-batch, which is batch_size / accumulation / resources.workers",
                 key="train.batch_size",
             ) from problem
         if "does not support sparse gradients" in str(problem):
