@@ -393,6 +393,10 @@ class TrainConfig(Section):
     """Lay out images as (N, H, W, C) in memory; convolutions on GPUs are often faster with it."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, more time."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """Where the model of a trial of several workers lies. `none`: each has a whole copy. `fsdp`:
+    each has a part of every parameter, gradient and moment (PyTorch's FSDP2), for models that are
+    too large for one device; every pass through the model then gathers its blocks one by one."""
 
     @model_validator(mode="after")
     def _micro_batches_are_whole(self) -> TrainConfig:

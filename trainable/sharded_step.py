@@ -1,0 +1,157 @@
+"""The step of a sharded model: passes in lock-step, and norms over the parts of all ranks.
+
+What must not live here: how a model is sharded (`sharding.py`), and the order of a step
+(`step.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainable.config import ClipConfig
+from trainable.errors import TaskError
+from trainable.evaluation import evaluation_mode
+from trainable.logged import muted
+from trainable.optim import Clipper
+from trainable.precision import Precision
+from trainable.ranks import Ranks
+from trainable.seeding import seeded
+from trainable.sharding import is_sharded, local_part
+from trainable.step import Step
+from trainable.task import Batch, Task
+
+_CONSTANT = (
+    "the loss of a micro-batch does not depend on the model, and under train.sharding: fsdp every "
+    "rank computes each backward pass; compute it from the model's output, such as "
+    "(output * 0).sum() where there are no targets"
+)
+_NO_BATCH = (
+    "this rank has had no sample yet, and the window has fewer samples than the trial has "
+    "workers; write train.loader.drop_last: true, or take fewer workers"
+)
+
+
+class LockStep:
+    """Let each rank compute as many passes as the rank with the most micro-batches.
+
+    A rank without a further one computes a pass on a batch that it has seen, in evaluation mode
+    and with the factor 0: no gradient, buffer, random generator or logged value changes.
+
+    Args:
+        task: The task.
+        model: Its sharded model.
+        precision: Autocast of the passes.
+        ranks: This rank of the trial.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, precision: Precision, ranks: Ranks) -> None:
+        self._task, self._model, self._precision = task, model, precision
+        self._ranks = ranks
+        self._seen: Any = None
+        self.spare: Callable[[], Any] = lambda: None
+        """Returns a batch where this rank has seen none."""
+
+    def __call__(self, batches: Iterable[Batch], *, backward: bool) -> Iterator[Batch]:
+        """Yield this rank's batches; compute further passes while other ranks have batches.
+
+        Args:
+            batches: This rank's micro-batches; there may be none.
+            backward: Each of them is followed by a backward pass.
+        """
+        remaining = iter(batches)
+        while True:
+            found, error = [], None
+            try:
+                found = [next(remaining)]
+            except StopIteration:
+                pass
+            except Exception as problem:  # of a data set
+                error = problem
+            (more,) = self._ranks.sum([len(found)], error)
+            if not more:
+                return
+            if not found:
+                self._pass(backward)
+                continue
+            if self._seen is None:
+                self._seen = found[0]
+            yield found[0]
+
+    def _pass(self, backward: bool) -> None:
+        if self._seen is None:
+            self._seen = self.spare()
+        if self._seen is None:
+            raise TaskError(_NO_BATCH)
+        with (
+            evaluation_mode(self._model),
+            seeded(0),  # restores the generators
+            muted(self._task),
+            torch.set_grad_enabled(backward),
+        ):
+            with self._precision.autocast():
+                loss, _ = self._task.loss(self._model, self._seen)
+            if backward:
+                (loss * 0).backward()  # type: ignore[no-untyped-call]
+
+
+class ShardedStep(Step):
+    """Take the optimizer steps of a sharded model; see `Step`.
+
+    The backward passes themselves add the gradients of sharded parameters, so the exchange adds
+    those of other parameters only: such as a loss's own.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.exchanged = [p for p in self.parameters if not is_sharded(p)]
+        self.lock_step = LockStep(self.task, self.model, self.precision, self.ranks)
+
+    def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
+        """Return the micro-batches of a window, with which every rank stays in step."""
+        return self.lock_step(window, backward=backward)
+
+    def _backward(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise TaskError(_CONSTANT)
+        super()._backward(loss)
+
+    def _gradients(self) -> list[Tensor]:
+        super()._gradients()
+        return [local_part(p.grad) for p in self.parameters if p.grad is not None]
+
+
+class ShardedClipper(Clipper):
+    """Divide and clip gradients of which this rank has parts; see `Clipper`.
+
+    The norms are those of the whole gradients, and the same numbers on every rank.
+
+    Args:
+        config: The limits.
+        parameters: All parameters that may have a gradient, in the order of the gradients.
+        ranks: This rank of the trial.
+    """
+
+    def __init__(self, config: ClipConfig, parameters: list[Tensor], ranks: Ranks) -> None:
+        super().__init__(config)
+        self._parameters, self._ranks = parameters, ranks
+
+    def _norms(self, gradients: list[Tensor]) -> Tensor:
+        norms = super()._norms(gradients)
+        squares = norms.double().square()
+        if not self._ranks.is_first:  # count once what every rank has whole
+            whole = [p for p in self._parameters if p.grad is not None]
+            squares *= torch.tensor([is_sharded(p) for p in whole], device=squares.device)
+        self._ranks.add_up(squares)
+        return squares.sqrt().to(norms.dtype)
+
+    def _largest(self, gradients: list[Tensor]) -> Tensor:
+        there = [gradient for gradient in gradients if gradient.numel()]
+        own = super()._largest(there) if there else gradients[0].new_zeros(())
+        of_ranks = own.new_zeros(self._ranks.size)
+        of_ranks[self._ranks.rank] = own
+        self._ranks.add_up(of_ranks)
+        return of_ranks.amax()
