@@ -27,6 +27,9 @@ from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
+from trainable.rank_checks import check_built_alike
+from trainable.rank_data import share_of
+from trainable.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
@@ -117,8 +120,9 @@ def open_trainer(
             should_stop=should_stop,
         )
     with translate_torch_errors(target):
-        compare = restore is None or (directory / BUILT).exists()
-        parts = build_parts(config, device=target, task=task, compare=compare)
+        compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
+        parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
+    check_built_alike(parts.summary, ranks)
     if "train.batch_size" in searched:
         check_batch_size_applies(parts.train.plan)
     for caution in parts.cautions:
@@ -178,6 +182,7 @@ def open_trainer(
         val_seed=val_seed(config),
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
+        ranks=ranks,
     )
 
 
@@ -224,6 +229,7 @@ def build_parts(
     device: torch.device,
     task: Task | None = None,
     compare: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Parts:
     """Build the parts of a run, without its optimizer, and seed every generator.
 
@@ -258,7 +264,7 @@ def build_parts(
     model = prepare_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
-        data, config, val_seed=val_seed(config) or config.seed, device=device
+        task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
     )
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
@@ -501,18 +507,27 @@ def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
 
 
 def _open_sources(
-    data: Data, trial: TrialConfig, *, val_seed: int, device: torch.device
+    task: Task,
+    data: Data,
+    trial: TrialConfig,
+    *,
+    val_seed: int,
+    device: torch.device,
+    ranks: Ranks,
 ) -> tuple[Source, Source]:
     config = trial.train
     micro = config.micro_batch_size
+    val_ranks = ranks if evaluates_in_parts(task) else ALONE
 
     def open_split(
         split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
     ) -> Source:
-        samples = data.train if split == "train" else data.val
+        samples, own = (data.train, ranks) if split == "train" else (data.val, val_ranks)
         if is_stream(samples):
             most = trial.budget.val_batches if split == "val" else None
-            return open_stream(data, split, config, seed=seed, device=device, batches=most)
+            return open_stream(
+                data, split, config, seed=seed, device=device, batches=most, ranks=own
+            )
         return open_source(
             samples,
             plan(),
@@ -520,6 +535,7 @@ def _open_sources(
             device=device,
             loader=config.loader,
             collate=data.collate_of(split),
+            share=share_of(own),
         )
 
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.

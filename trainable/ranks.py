@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainable.errors import RankLost
+from trainable.errors import RankLost, TaskError
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
 
@@ -75,6 +75,7 @@ class Ranks:
         self,
         compute: Callable[[], tuple[Scalar, Scalar, int]],
         parameters: Sequence[Tensor],
+        device: torch.device | None = None,
     ) -> tuple[Scalar, Scalar, int]:
         """Compute this rank's part of a step; return the sums, and leave the summed gradients.
 
@@ -82,8 +83,9 @@ class Ranks:
             compute: Runs the micro-batches; returns the loss, the weight and the number of
                 backward passes. What it raises on one rank is raised on all of them.
             parameters: Their gradients are summed, in this order.
+            device: Where loss and weight stay, without a synchronisation; None: they are floats.
         """
-        del parameters
+        del parameters, device
         return compute()
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -246,6 +248,7 @@ class RankGroup(Ranks):
         self,
         compute: Callable[[], tuple[Scalar, Scalar, int]],
         parameters: Sequence[Tensor],
+        device: torch.device | None = None,
     ) -> tuple[Scalar, Scalar, int]:
         """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
         error: Exception | None = None
@@ -254,25 +257,23 @@ class RankGroup(Ranks):
         passes = 0
         try:
             loss, weight, passes = compute()
+            present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
-            error = problem
-        device = parameters[0].device
-        on_host = device.type == "cpu" or not self._direct
-        values = [float(loss), float(weight)] if on_host else [0.0, 0.0]
-        present = [0 if p.grad is None else 1 for p in parameters]
-        sums = self._sum_flagged([passes, *values, *present], error)
-        if not on_host:
-            on_device = torch.stack([_on(device, loss), _on(device, weight)])
-            self._all_reduce(on_device)
-            loss, weight = on_device.unbind()
-        else:
-            loss, weight = sums[1], sums[2]
-        self._add_present(parameters, [count > 0 for count in sums[3:]])
-        return loss, weight, int(sums[0])
+            error, present = problem, [False] * len(parameters)
+        stays = device is not None and self._direct
+        values = [0.0, 0.0] if stays else [float(loss), float(weight)]
+        passes, *sums = self._sum_flagged([passes, *values, *present], error)
+        self._add_present(parameters, [count > 0 for count in sums[2:]])
+        if device is None or not stays:
+            return sums[0], sums[1], int(passes)
+        on_device = torch.stack([_on(device, loss), _on(device, weight)])
+        self._all_reduce(on_device)
+        wide = torch.promote_types(parameters[0].dtype, torch.float32)
+        return on_device[0].to(wide), on_device[1].to(wide), int(passes)
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks; None where no rank has one."""
-        counts = self.sum([0 if p.grad is None else 1 for p in parameters])
+        counts = self.sum([_has_gradient(parameter) for parameter in parameters])
         self._add_present(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
@@ -557,6 +558,22 @@ def _by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(groups.values())
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    """Return whether a parameter has a gradient.
+
+    Raises:
+        TaskError: It is a sparse one.
+    """
+    if parameter.grad is None:
+        return False
+    if parameter.grad.layout is not torch.strided:
+        raise TaskError(
+            "the model has sparse gradients, which ranks cannot sum; build its embeddings without "
+            "sparse=True, or train on one rank"
+        )
+    return True
 
 
 def _on(device: torch.device, value: Scalar) -> Tensor:

@@ -316,13 +316,13 @@ def make_plan(
         simulation=simulation,
         patience=spec.early_stopping.patience,
         trials_at_once=resources.concurrency,
-        cpu=resources.cpu,
-        gpu=resources.gpu,
+        cpu=resources.trial_cpus,
+        gpu=resources.trial_gpus,
         epoch_seconds=epoch_seconds,
         start_seconds=start_seconds,
         seconds=None if epoch_seconds is None else simulation.length * epoch_seconds,
         stop_hours=spec.stop.hours,
-        trial_memory_bytes=facts.process_bytes,
+        trial_memory_bytes=_times(facts.process_bytes, resources.workers),
         trial_gpu_bytes=facts.gpu_bytes,
         machine_memory_bytes=memory,
         checkpoint_bytes=size,
@@ -335,6 +335,10 @@ def make_plan(
             if key.startswith("task.") or key in _CHANGES_SIZE
         },
     )
+
+
+def _times(size: int | None, workers: int) -> int | None:
+    return None if size is None else size * workers
 
 
 def _counted(count: int, thing: str) -> str:
