@@ -249,7 +249,10 @@ class Trainer(BaseRun):
         return self._plan
 
     def _release(self) -> None:
-        self._ranks.close()
+        try:
+            self.store.wait()  # the ranks may be writing their shards together
+        finally:
+            self._ranks.close()
         close_log(self._step.task, self._log)
         close_run(self._history.directory)
         self._train.close()
@@ -293,6 +296,7 @@ class Trainer(BaseRun):
         )
         decided = self._ranks.decide([stopping, due, store.is_observed(progress.step)])
         stopping, due, observed = map(bool, decided)
+        final = stopping or (at_report and self._is_over())  # on each rank
         if observed:
             store.observe(progress.step, self._snapshot)
         if due:

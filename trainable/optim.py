@@ -318,7 +318,6 @@ class Clipper:
             torch._foreach_clamp_max_(gradients, self._value)
         return norm, clipped, norms
 
-
     def _norms(self, gradients: list[Tensor]) -> Tensor:
         """Return the L2 norm of each gradient."""
         return torch.stack(_each_norm(gradients))

@@ -11,9 +11,11 @@ processes start (`local_ranks.py`, `ray_ranks.py`).
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,13 +26,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainable.errors import RankLost, TaskError
+from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
 
 Scalar = float | Tensor
 
 _WITHOUT_END = timedelta(days=365)
+_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
+"""How torch words the errors of collective operations whose other ranks are gone."""
 _FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
@@ -140,6 +144,13 @@ class Ranks:
         """Return the states of all ranks on the first rank, and None on the others."""
         return [state]
 
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+
+    def beside(self) -> Ranks:
+        """Return the same ranks in a second group, for another thread of each."""
+        return self
+
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values into tensors that each rank has in the same order."""
 
@@ -187,6 +198,8 @@ class RankGroup(Ranks):
         self._store = store
         self._direct = direct
         self._group: Any = dist.group.WORLD
+        self._further: list[Any] = []
+        self._in_model = False
         self._group.set_timeout(self._timeout)
         self._flat: _FlatGradients | None = None
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
@@ -259,6 +272,8 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
+            if self._in_model:
+                raise self._left(problem) from problem
             error, present = problem, [False] * len(parameters)
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
@@ -268,7 +283,8 @@ class RankGroup(Ranks):
             return sums[0], sums[1], int(passes)
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
         self._all_reduce(on_device)
-        wide = torch.promote_types(parameters[0].dtype, torch.float32)
+        kind = next((p.dtype for p in parameters), torch.float32)
+        wide = torch.promote_types(kind, torch.float32)
         return on_device[0].to(wide), on_device[1].to(wide), int(passes)
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -292,6 +308,8 @@ class RankGroup(Ranks):
         except RankLost:
             raise  # there is no group any more
         except Exception as error:
+            if self._in_model:
+                raise self._left(error) from error
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
@@ -339,6 +357,29 @@ class RankGroup(Ranks):
             self._run(lambda into=received, rank=rank: self._group.recv([into], rank, 0))
             states.append(parse_state(received.numpy().tobytes()))
         return states
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+        self._all_reduce(tensor)
+
+    def beside(self) -> RankGroup:
+        """Return the same ranks in a second group, for another thread of each."""
+        other = copy.copy(self)
+        other._timeout = _WITHOUT_END
+        other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
+        self._further.append(other._group)
+        return other
+
+    def group_of_model(self) -> dist.ProcessGroup:
+        """Return a group for the collective operations inside a sharded model.
+
+        The others may be in one of them when this rank fails. So from now on a rank that fails
+        while it computes leaves at once, instead of telling the others at the next exchange.
+        """
+        self._in_model = True
+        group: dist.ProcessGroup = dist.new_group(timeout=self._timeout)
+        self._further.append(group)
+        return group
 
     @torch.no_grad()
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
@@ -389,8 +430,9 @@ class RankGroup(Ranks):
             with contextlib.suppress(RuntimeError):  # the first rank may have ended
                 self._store.set(_FAILED, json.dumps(as_note(error, self.rank)))
         if dist.group.WORLD is group:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+            for one in (*self._further, group):
+                with contextlib.suppress(RuntimeError):
+                    one.abort()
             dist.destroy_process_group()
 
     # The collective operations
@@ -481,15 +523,26 @@ class RankGroup(Ranks):
         try:
             start().wait()
         except RuntimeError as problem:
-            note = self._note_of_failure()
-            if note is not None:
-                raise as_error(note) from problem
-            raise RankLost(
-                f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and "
-                f"one was lost ({str(problem).splitlines()[0]}); its process has ended, its "
-                f"machine is gone, or it did not come within {self._timeout.total_seconds():g} s; "
-                "the trial is retried from its newest checkpoint"
-            ) from problem
+            raise self._cause_of(problem) from problem
+
+    def _cause_of(self, problem: RuntimeError) -> TrainingError:
+        """Return why a collective operation failed: another rank has failed, or is lost."""
+        note = self._note_of_failure()
+        if note is not None:
+            return as_error(note)
+        return RankLost(
+            f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
+            f"was lost ({str(problem).splitlines()[0]}); its process has ended, its machine is "
+            f"gone, or it did not come within {self._timeout.total_seconds():g} s; the trial is "
+            "retried from its newest checkpoint"
+        )
+
+    def _left(self, problem: Exception) -> Exception:
+        """Leave the group after an error inside a sharded model; return the error to raise."""
+        if isinstance(problem, RuntimeError) and _LOST.search(str(problem)):
+            problem = self._cause_of(problem)
+        self.close(problem)
+        return problem
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARDED = "gradsweep_sharded"
 """The key of a note: it has the entry's name, the number of the tensor, and its whole shape."""
 SHARDS = "shards"
 """The entry of a state with the length and the sha256 of each shard."""
 
-Parts = dict[str, list[Tensor]]
+Parts = dict[str, "list[Tensor]"]
 """A rank's parts of the sharded tensors, by the state's entry."""
 Replace = Callable[[object], object]
 
@@ -36,6 +36,8 @@ def split(
         state: Tensors, plain data, and dicts, lists and tuples of them.
         local: Returns this rank's part of a sharded tensor, and None for any other tensor.
     """
+    from torch import Tensor  # readers of manifests do not need it
+
     parts: Parts = {}
     known: dict[tuple[str, int], dict[str, Any]] = {}
 
@@ -83,6 +85,8 @@ def filled(
 def joined(state: dict[str, Any], shards: Sequence[Parts]) -> dict[str, Any]:
     """Return the whole state, of the parts of all ranks in their order."""
 
+    import torch  # readers of manifests do not need it
+
     def join(entry: str, number: int, shape: Sequence[int]) -> Tensor:
         parts = [shard[entry][number] for shard in shards]
         return torch.cat([part for part in parts if part.numel()] or parts[:1]).reshape(*shape)
@@ -96,9 +100,24 @@ def cut(whole: Tensor, rank: int, size: int) -> Tensor:
     return whole[rank * rows : (rank + 1) * rows]
 
 
-def is_sharded(state: dict[str, Any]) -> bool:
-    """Whether a state's tensors are in shards."""
-    return SHARDS in state
+def flat(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with this rank's parts as entries of their own, so that each is copied."""
+    parts: Parts = state.get(SHARDS, {})
+    rest = {entry: value for entry, value in state.items() if entry != SHARDS}
+    return {**rest, **{flat_key(entry): found for entry, found in parts.items()}}
+
+
+def flat_key(entry: str) -> str:
+    """Return the name under which `flat` has the parts of an entry."""
+    return f"{SHARDS}/{entry}"
+
+
+def unflat(state: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
+    """Return a state of `flat` without this rank's parts, and those."""
+    prefix = flat_key("")
+    rest = {entry: value for entry, value in state.items() if not entry.startswith(prefix)}
+    parts = {entry: value for entry, value in state.items() if entry.startswith(prefix)}
+    return rest, {entry.removeprefix(prefix): value for entry, value in parts.items()}
 
 
 def _mapped(value: Any, change: Replace) -> Any:

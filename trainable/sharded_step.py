@@ -105,6 +105,8 @@ class ShardedStep(Step):
     those of other parameters only: such as a loss's own.
     """
 
+    is_sharded = True
+
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self.exchanged = [p for p in self.parameters if not is_sharded(p)]

@@ -209,7 +209,7 @@ def local(tensor: Tensor) -> Tensor | None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, with the same memory; any other tensor as is."""
+    """Return this rank's part of a sharded tensor, in the same memory; else the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -79,6 +79,8 @@ class Step:
         ranks: This rank of the trial.
     """
 
+    is_sharded = False
+
     def __init__(
         self,
         *,
@@ -96,6 +98,8 @@ class Step:
         self.schedule, self.precision, self.clipper = schedule, precision, clipper
         self.average = average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.exchanged = self.parameters
+        """The parameters whose gradients the exchange adds up."""
         self.device = device = self.parameters[0].device
         # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
         # any case.
@@ -113,7 +117,7 @@ class Step:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss, weight, passes = self.ranks.exchange(
-            lambda: self._micro_batches(window), self.parameters, self._stays_on
+            lambda: self._micro_batches(window), self.exchanged, self._stays_on
         )
         if not passes:  # no micro-batch has targets: the gradients are 0
             self._backward(sum((p * 0).sum() for p in self.parameters if p.requires_grad))
@@ -128,15 +132,20 @@ class Step:
             self.schedule.set_lr(self.optimizer, step)
         return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
 
+    def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
+        """Return the micro-batches of a window; those of a sharded model keep ranks in step."""
+        del backward
+        return window
+
     def _micro_batches(self, window: Iterable[Batch]) -> tuple[Scalar, Scalar, int]:
         """Add up the gradients of micro-batches; return loss, weight and backward passes."""
         loss: Scalar = 0.0
         weight: Scalar = 0.0
         passes = 0
-        for batch in window:
+        for batch in self.passes(window, backward=True):
             with self.precision.autocast():
                 part, share = self.task.loss(self.model, batch)
-            if part.requires_grad:
+            if part.requires_grad or self.is_sharded:
                 self._backward(part)
                 passes += 1
             elif share:  # device synchronisation, where a constant loss has its weight on a device
