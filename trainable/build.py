@@ -18,6 +18,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError, TrainingCaution
+from trainable.follower_files import NoCheckpoints, NoHistory
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.memory import tensor_fraction
@@ -39,6 +40,7 @@ from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
+from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan, open_stream
 from trainable.task import Data, Task, check_data, load_loop, load_task
@@ -119,49 +121,50 @@ def open_trainer(
             until=until,
             should_stop=should_stop,
         )
-    with translate_torch_errors(target):
+    with ranks.failing_together(without_end=True), translate_torch_errors(target):
         compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
         parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
+        if "train.batch_size" in searched:
+            check_batch_size_applies(parts.train.plan)
+        step = build_step(parts, config.train, ranks)
     check_built_alike(parts.summary, ranks)
-    if "train.batch_size" in searched:
-        check_batch_size_applies(parts.train.plan)
-    for caution in parts.cautions:
-        warnings.warn(caution, TrainingCaution, stacklevel=2)
-    train, schedule = config.train, parts.schedule
-    step = build_step(parts, train)
+    if ranks.is_first:
+        for caution in parts.cautions:
+            warnings.warn(caution, TrainingCaution, stacklevel=2)
+    start_together(step, config.seed)
     state = TrainState(
         model=step.model,
         optimizer=step.optimizer,
-        schedule=schedule,
+        schedule=parts.schedule,
         precision=step.precision,
         task=parts.task,
         data=parts.data,
         average=step.average,
         trained_only=config.checkpoint.parameters == "trained",
         position=parts.train.position,
+        ranks=ranks,
+        accept_workers=accept_workers,
     )
-    files = files_of(directory, checkpoints)
-    store = CheckpointStore(
-        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
-    )
+    with ranks.failing_together(without_end=True):
+        files = files_of(directory, checkpoints) if ranks.is_first else None
+        store, saved = _open_store(config, directory, parts, files, restore)
     with store.closed_on_error():
-        if restore is None:
-            saved = with_inheritance(directory, store.resume(), store.set_aside)
-        else:
-            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
-        if parts.summary is not None:
-            resumed = restore is not None or bool(store.generations())
-            check_built(directory, parts.summary, resumed=resumed)
-        if saved is not None:
-            state.load_state_dict(saved)
-            schedule.set_lr(step.optimizer, state.progress.step)
+        saved = ranks.broadcast(saved)
+        with ranks.failing_together(without_end=True):
+            if saved is not None:
+                state.load_state_dict(saved)
+                parts.schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
         interrupted_before = (
             saved is not None and restore is None and progress.reports < config.budget.reports
         )
         saved_step = -1 if saved is None else progress.step
-        history = History(directory, files, step=saved_step, interrupted=interrupted_before)
-
+        history = (
+            NoHistory(directory)
+            if files is None
+            else History(directory, files, step=saved_step, interrupted=interrupted_before)
+        )
+    train = config.train
     return Trainer(
         step=step,
         state=state,
@@ -170,7 +173,7 @@ def open_trainer(
         store=store,
         history=history,
         plan=parts.reports,
-        last=until or config.budget.reports,
+        last=ranks.agree(until or config.budget.reports),
         patience=config.patience,
         metric=config.metrics[0],
         mode=config.modes[0],
@@ -178,12 +181,58 @@ def open_trainer(
         layer_norms_every=train.layer_norms_every,
         readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,
-        earlier=read_rows(directory),
+        earlier=read_rows(directory) if ranks.is_first else (),
         val_seed=val_seed(config),
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
-        ranks=ranks,
     )
+
+
+def start_together(step: Step, seed: int) -> None:
+    """Give each rank the weights of the first one, and random generators of its own.
+
+    Dropout then differs from rank to rank. The first rank draws as a run of one process does.
+    """
+    ranks, model = step.ranks, step.model
+    if ranks.size == 1:
+        return
+    ranks.copy_from_first([*model.parameters(), *model.buffers()])
+    inside = {id(parameter) for parameter in model.parameters()}
+    ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
+    if not ranks.is_first:
+        set_seed(derive_seed(seed, "rank", ranks.rank))
+
+
+def _open_store(
+    config: TrialConfig,
+    directory: Path,
+    parts: Parts,
+    files: RunFiles | None,
+    restore: Path | str | None,
+) -> tuple[CheckpointStore, dict[str, Any] | None]:
+    """Open the run's checkpoints; return them and the state to start from.
+
+    Args:
+        config: The run.
+        directory: Its directory.
+        parts: What its task built.
+        files: Where the checkpoints lie; None on a rank that saves none.
+        restore: As in `open_trainer`.
+    """
+    if files is None:
+        return NoCheckpoints(directory), None
+    store = CheckpointStore(
+        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
+    )
+    with store.closed_on_error():
+        if restore is None:
+            saved = with_inheritance(directory, store.resume(), store.set_aside)
+        else:
+            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
+        if parts.summary is not None and (restore is None or (directory / BUILT).exists()):
+            resumed = restore is not None or bool(store.generations())
+            check_built(directory, parts.summary, resumed=resumed)
+    return store, saved
 
 
 @dataclass(frozen=True)
@@ -351,7 +400,7 @@ def check_batch_size_applies(plan: Plan) -> None:
     )
 
 
-def build_step(parts: Parts, config: TrainConfig) -> Step:
+def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
     """Build the optimizer and its `Step`; the learning rate is that of the first step.
 
     Raises:
@@ -379,6 +428,7 @@ def build_step(parts: Parts, config: TrainConfig) -> Step:
         precision=parts.precision,
         clipper=Clipper(config.clip),
         average=average,
+        ranks=ranks,
     )
 
 

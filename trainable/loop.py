@@ -48,7 +48,7 @@ from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
 from trainable.rank_values import evaluate, means_of_ranks
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import Ranks
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
 from trainable.task import Batch, Task
@@ -97,7 +97,6 @@ class Trainer(BaseRun):
         should_stop: Called after every step; once it returns true, the run saves and ends.
         wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
         clock: Monotonic seconds, for throughput.
-        ranks: The ranks of the trial, of which this process is one.
     """
 
     def __init__(
@@ -124,13 +123,12 @@ class Trainer(BaseRun):
         should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
-        ranks: Ranks = ALONE,
     ) -> None:
         resumed_at = state.progress.step
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
         self.state = state
         self._remap_position(train.plan.batch_size)
-        self._step, self._ranks = step, ranks
+        self._step, self._ranks = step, step.ranks
         self._train, self._val, self._val_seed = train, val, val_seed
         self.held_out = held_out
         self._plan, self._last, self._patience = plan, last, patience
@@ -142,8 +140,7 @@ class Trainer(BaseRun):
         self._throughput = Throughput(clock)
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
         self._sample_memory_every = max(1, plan.windows_per_report // _MEMORY_SAMPLES)
-        self._ranks = step.ranks
-        self._log = open_log(step.task, history.directory, writes=step.ranks.is_first)
+        self._log = open_log(step.task, history.directory, writes=self._ranks.is_first)
         self._log.resume_epoch(state.progress.sums)
         self._hooks = Hooks(step.task, self._log, step.model, step.parameters)
         self._hooks.forbid_steps(step.optimizer)
@@ -528,15 +525,7 @@ class Trainer(BaseRun):
         return metrics, logged
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate on the validation data; the other ranks wait for the first one."""
-        self._ranks.sync_buffers(self._step.model)
-        found: dict[str, float] = {}
-        with self._ranks.failing_together(without_end=True):
-            if self._ranks.is_first:
-                found = self._evaluate_alone()
-        return found
-
-    def _evaluate_alone(self) -> dict[str, float]:
+        """Evaluate on the validation data."""
         metrics, logged = self.evaluate_on(self._val, "val", self._val_seed)
         source, progress = f"{type(self._step.task).__name__}.evaluate()", self.state.progress
         names = [name.removeprefix("val/") for name in metrics]

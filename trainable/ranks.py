@@ -1,8 +1,8 @@
 """The ranks of a trial: the processes that train one model together, in lock-step.
 
 `Ranks` is a trial of one process, in which every method returns what it is given. `RankGroup` is
-one of several processes. Rank 0, the first rank, alone reports, saves and decides. Every rank calls
-the same methods in the same order; each such call is a collective operation.
+one of several processes. Rank 0, the first rank, alone reports, saves and decides. Every rank
+calls the same methods in the same order; each such call is a collective operation.
 Nothing that comes from another process is unpickled: states are read as checkpoints are, and all
 else is numbers and JSON. What must not live here: how a step is taken (`step.py`), and how the
 processes start (`local_ranks.py`, `ray_ranks.py`).
@@ -20,11 +20,13 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store, TCPStore
 
 from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.rank_errors import as_error, as_note
@@ -192,12 +194,13 @@ class RankGroup(Ranks):
         direct: Whether the group's backend takes tensors of this rank's device.
     """
 
-    def __init__(self, place: GroupPlace, rank: int, store: dist.Store, *, direct: bool) -> None:
+    def __init__(self, place: GroupPlace, rank: int, store: Store, *, direct: bool) -> None:
         self.rank, self.size = rank, place.size
         self._timeout = timedelta(seconds=place.timeout)
         self._store = store
         self._direct = direct
-        self._group: Any = dist.group.WORLD
+        group: Any = dist.group.WORLD
+        self._group = group
         self._further: list[Any] = []
         self._in_model = False
         self._group.set_timeout(self._timeout)
@@ -232,7 +235,7 @@ class RankGroup(Ranks):
         patience = timedelta(seconds=place.join_timeout)
         fd = None if listening is None else listening.detach()
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 place.address,
                 place.port,
                 is_master=rank == 0,
@@ -277,15 +280,15 @@ class RankGroup(Ranks):
             error, present = problem, [False] * len(parameters)
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
-        passes, *sums = self._sum_flagged([passes, *values, *present], error)
+        total, *sums = self._sum_flagged([passes, *values, *present], error)
         self._add_present(parameters, [count > 0 for count in sums[2:]])
         if device is None or not stays:
-            return sums[0], sums[1], int(passes)
+            return sums[0], sums[1], int(total)
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
         self._all_reduce(on_device)
         kind = next((p.dtype for p in parameters), torch.float32)
         wide = torch.promote_types(kind, torch.float32)
-        return on_device[0].to(wide), on_device[1].to(wide), int(passes)
+        return on_device[0].to(wide), on_device[1].to(wide), int(total)
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks; None where no rank has one."""
@@ -318,7 +321,8 @@ class RankGroup(Ranks):
         """Return the numbers of the first rank."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self._broadcast(told)
-        return told.tolist()  # type: ignore[no-any-return]
+        numbers = told.tolist()
+        return [float(number) for number in numbers]
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -354,7 +358,7 @@ class RankGroup(Ranks):
         states = [state]
         for rank in range(1, self.size):
             received = torch.empty(lengths[rank], dtype=torch.uint8)
-            self._run(lambda into=received, rank=rank: self._group.recv([into], rank, 0))
+            self._run(partial(self._group.recv, [received], rank, 0))
             states.append(parse_state(received.numpy().tobytes()))
         return states
 
@@ -388,7 +392,7 @@ class RankGroup(Ranks):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
             self._broadcast(flat)
             if not self.is_first:
-                parts = flat.split([tensor.numel() for tensor in same])
+                parts = torch.split(flat, [tensor.numel() for tensor in same])
                 for tensor, part in zip(same, parts, strict=True):
                     tensor.detach().copy_(part.view(tensor.shape))
 
@@ -641,7 +645,7 @@ def _as_bytes(state: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def _have_own_devices(store: dist.Store, rank: int, size: int, device: torch.device) -> bool:
+def _have_own_devices(store: Store, rank: int, size: int, device: torch.device) -> bool:
     """Return whether no two ranks share a GPU, as NCCL requires; True on CPUs."""
     if device.type != "cuda":
         return True

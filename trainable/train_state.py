@@ -159,9 +159,10 @@ class TrainState:
         others = self._ranks.gather({**own, _SUMS: self.progress.sums})
         if others is None:  # the first rank saves it
             return own
-        more = {**own, _RANKS: others[1:]} if len(others) > 1 else own
+        more: dict[str, Any] = {_RANKS: others[1:]} if len(others) > 1 else {}
         more |= {"outside": self._outside.state_dict()} if self._outside else {}
         more |= {} if self._average is None else {"average": self._average.state_dict()}
+        more |= {"position": own["position"]} if self._position is not None else {}
         more |= self._weights()
         if self._base is not None:
             more["model"], more["base"] = self._base.split(more["model"])
@@ -170,10 +171,13 @@ class TrainState:
             check_loading(self._model)
         return more | {
             "format": FORMAT,
+            "modules": own["modules"],
+            "task": own["task"],
             "optimizer": self._optimizer_state.state_dict(),
             "schedule": self._schedule.state_dict(),
             "scaler": self._precision.state_dict(),
             "progress": asdict(self.progress),
+            "random": own["random"],
         }
 
     def _own_state(self) -> dict[str, Any]:
@@ -216,8 +220,9 @@ class TrainState:
         # A state of format 1 may have them if its run warm-started from one of format 2.
         optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
         # Without one in the state, averaging begins now; without averaging, it ends now.
-        average, base, others = state.get("average"), state.get("base"), state.pop(_RANKS, [])
+        average, base, others = state.get("average"), state.get("base"), state.get(_RANKS, [])
         state = {**optional, **state, "average": None, "base": None}
+        state.pop(_RANKS, None)
         _check_keys("the state", state, self._expected_keys())
         weights = completed(self._model, state["model"], base)
         progress = with_reports({**_LATER_PROGRESS, **state["progress"]})
