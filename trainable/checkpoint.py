@@ -400,8 +400,7 @@ class CheckpointStore:
         """Return the name of the next generation, and where the ranks write their shards."""
         if self.shard_group is None:
             return "", ""
-        name = self._files.unused(step)
-        return name, self.shard_group.begin(name)
+        return self.shard_group.begin(lambda: self._files.unused(step))
 
     def _write(
         self,

@@ -340,6 +340,11 @@ class SwaConfig(Section):
         return every
 
 
+def is_whole(value: object) -> bool:
+    """Return whether a key is left out of a written configuration; earlier ones lack it."""
+    return value == "none"
+
+
 class LoaderConfig(Section):
     """The options of the data loader."""
 
@@ -393,7 +398,7 @@ class TrainConfig(Section):
     """Lay out images as (N, H, W, C) in memory; convolutions on GPUs are often faster with it."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, more time."""
-    sharding: Literal["none", "fsdp"] = "none"
+    sharding: Literal["none", "fsdp"] = Field(default="none", exclude_if=is_whole)
     """Where the model of a trial of several workers lies. `none`: each has a whole copy. `fsdp`:
     each has a part of every parameter, gradient and moment (PyTorch's FSDP2), for models that are
     too large for one device; every pass through the model then gathers its blocks one by one."""

@@ -511,12 +511,13 @@ class Trainer(BaseRun):
                 metrics = evaluate(
                     step.task,
                     step.model,
-                    (_with_heartbeat(window) for window in source.windows(0)),
+                    (_with_heartbeat(step.passes(window)) for window in source.windows(0)),
                     split=split,
                     precision=step.precision,
                     seed=seed,
                     average=step.average,
                     ranks=self._ranks,
+                    on_all=step.is_sharded,
                 )
         finally:
             self._log.prefix = ""

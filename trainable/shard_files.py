@@ -8,6 +8,7 @@ What must not live here: how a state is taken apart (`sharded_state.py`), and wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from redaction.secrets import redact
@@ -26,23 +27,27 @@ class ShardGroup:
     """The ranks of a trial when they save a sharded state; every rank calls its methods.
 
     Args:
-        files: Where the checkpoints are; the first rank is their writer.
+        files: Where the checkpoints are; None on a rank that is not their writer.
         ranks: This rank of the trial.
     """
 
-    def __init__(self, files: Files, ranks: Ranks) -> None:
+    def __init__(self, files: Files | None, ranks: Ranks) -> None:
         self._files, self._ranks = files, ranks
         # The writing threads meet in a group of their own, while the steps go on in the other.
         self._beside = ranks.beside()
 
-    def begin(self, name: str) -> str:
-        """Return where the shards of a new checkpoint are written.
+    def begin(self, name: Callable[[], str]) -> tuple[str, str]:
+        """Return the name of a new checkpoint, and where its shards are written.
 
         Args:
-            name: The checkpoint's name; only that of the first rank counts.
+            name: Called on the first rank.
         """
-        place: str = self._ranks.agree(self._files.begin(name) if self._ranks.is_first else None)
-        return place
+        begun = None
+        if self._files is not None:
+            found = name()
+            begun = [found, self._files.begin(found)]
+        agreed, place = self._ranks.agree(begun)
+        return agreed, place
 
     def write(self, begun: str, parts: Parts) -> tuple[Shard, ...]:
         """Write this rank's shard, and return those of all ranks once all are durable.
@@ -57,12 +62,13 @@ class ShardGroup:
 
         problem = None
         name = shard_name(self._ranks.rank)
+        files = files_at(begun)
         try:
-            self._files.add_shard(begun, name, write)
+            files.add_shard(begun, name, write)
         except OSError as error:
             problem = (
                 f"{begun}/{name} could not be written ({redact(str(error))}); earlier "
-                f"checkpoints are untouched; {remedy(error, self._files.remedy)}, then resume"
+                f"checkpoints are untouched; {remedy(error, files.remedy)}, then resume"
             )
         notes = self._beside.gather_plain([written, problem])
         for _, failed in notes:

@@ -6,13 +6,14 @@ What must not live here: how a model is sharded (`sharding.py`), and the order o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainable.config import ClipConfig
+from trainable.data import Source
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
 from trainable.logged import muted
@@ -20,8 +21,9 @@ from trainable.optim import Clipper
 from trainable.precision import Precision
 from trainable.ranks import Ranks
 from trainable.seeding import seeded
-from trainable.sharding import is_sharded, local_part
+from trainable.sharding import Layout, is_sharded, local_part
 from trainable.step import Step
+from trainable.streams import StreamSource
 from trainable.task import Batch, Task
 
 _CONSTANT = (
@@ -46,14 +48,16 @@ class LockStep:
         model: Its sharded model.
         precision: Autocast of the passes.
         ranks: This rank of the trial.
+        val: Samples for a rank that has had none yet.
     """
 
-    def __init__(self, task: Task, model: nn.Module, precision: Precision, ranks: Ranks) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, precision: Precision, ranks: Ranks, val: Source
+    ) -> None:
         self._task, self._model, self._precision = task, model, precision
         self._ranks = ranks
+        self._val = val
         self._seen: Any = None
-        self.spare: Callable[[], Any] = lambda: None
-        """Returns a batch where this rank has seen none."""
 
     def __call__(self, batches: Iterable[Batch], *, backward: bool) -> Iterator[Batch]:
         """Yield this rank's batches; compute further passes while other ranks have batches.
@@ -83,7 +87,7 @@ class LockStep:
 
     def _pass(self, backward: bool) -> None:
         if self._seen is None:
-            self._seen = self.spare()
+            self._seen = _first_batch(self._val)
         if self._seen is None:
             raise TaskError(_NO_BATCH)
         with (
@@ -98,23 +102,36 @@ class LockStep:
                 (loss * 0).backward()  # type: ignore[no-untyped-call]
 
 
+def _first_batch(source: Source) -> Any:
+    """Return the first batch of samples that have an index; None if there is none."""
+    if isinstance(source, StreamSource):  # which the ranks read together
+        return None
+    return next((batch for window in source.windows(0) for batch in window), None)
+
+
 class ShardedStep(Step):
     """Take the optimizer steps of a sharded model; see `Step`.
 
     The backward passes themselves add the gradients of sharded parameters, so the exchange adds
     those of other parameters only: such as a loss's own.
+
+    Args:
+        clip: The limits of the gradients.
+        val: The validation samples, for a rank that has had no training sample yet.
+        parts: The other arguments of `Step`.
     """
 
-    is_sharded = True
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(self, *, clip: ClipConfig, val: Source, **parts: Any) -> None:
+        optimizer: torch.optim.Optimizer = parts["optimizer"]
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        super().__init__(**parts, clipper=ShardedClipper(clip, given, parts["ranks"]))
+        self.layout = Layout(self.model, optimizer, self.ranks)
         self.exchanged = [p for p in self.parameters if not is_sharded(p)]
-        self.lock_step = LockStep(self.task, self.model, self.precision, self.ranks)
+        self._lock_step = LockStep(self.task, self.model, self.precision, self.ranks, val)
 
     def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
         """Return the micro-batches of a window, with which every rank stays in step."""
-        return self.lock_step(window, backward=backward)
+        return self._lock_step(window, backward=backward)
 
     def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:

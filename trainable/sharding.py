@@ -10,11 +10,11 @@ What must not live here: how a step is taken (`step.py`), and the files of a sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -24,7 +24,9 @@ from torch.nn.parameter import is_lazy
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.model import blocks_of
-from trainable.sharded_state import Parts, cut, filled
+from trainable.ranks import RankGroup, Ranks
+from trainable.shard_files import Shards
+from trainable.sharded_state import SHARDS, cut, filled, joined, split
 from trainable.task import Task
 
 _KEY = "train.sharding"
@@ -55,6 +57,18 @@ def check_shardable(config: TrialConfig, task: Task, model: nn.Module) -> None:
         TaskError: The model or the task does.
     """
     train = config.train
+    if config.workers == 1:
+        raise ConfigError(
+            "fsdp, and the trial has one worker, so there is nothing to cut; write workers: 2 or "
+            "more in resources, or train.sharding: none",
+            key=_KEY,
+        )
+    if train.batch_size < config.workers:
+        raise ConfigError(
+            f"{train.batch_size}, which is less than the {config.workers} workers among which "
+            "each batch is divided; write a larger one, or take fewer workers",
+            key="train.batch_size",
+        )
     if train.optimizer.name not in _ELEMENTWISE:
         raise ConfigError(
             f"fsdp, and {train.optimizer.name} computes with whole parameters, of which a rank "
@@ -98,25 +112,24 @@ def _unfit(path: str, what: str, remedy: str) -> TaskError:
 
 
 def shard_model(
-    model: nn.Module, task: Task, *, device: torch.device, precision: str
-) -> list[nn.Module]:
+    model: nn.Module, task: Task, ranks: RankGroup, *, device: torch.device, precision: str
+) -> None:
     """Cut a model's parameters among the ranks, in place.
 
     Args:
         model: The whole model, on the CPU: each part is moved to the device when it is cut.
         task: Its `sharded_modules` may name the modules that are cut.
+        ranks: This rank of the trial.
         device: This rank's device.
         precision: A resolved precision; in bf16 the parameters are gathered in bf16.
-
-    Returns:
-        The sharded modules, the model last.
 
     Raises:
         TaskError: torch cannot shard the model.
     """
     units = [*_units(model, task), model]
     _check_ties(units, model)
-    mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", dist.group.WORLD), device.type)
+    ranks.copy_from_first([*model.parameters(), *model.buffers()])
+    mesh = DeviceMesh.from_group(ranks.group_of_model(), device.type)
     policy = MixedPrecisionPolicy()
     if precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -136,8 +149,6 @@ def shard_model(
         sharded.set_force_sum_reduction_for_comms(True)
     # A parameter that one rank uses and another does not is added with zeros.
     cast("FSDPModule", model).set_reduce_scatter_unused_params(True)
-    model.to(device)  # buffers outside of every unit
-    return units
 
 
 def _units(model: nn.Module, task: Task) -> list[nn.Module]:
@@ -185,19 +196,7 @@ def _path(model: nn.Module, module: nn.Module) -> str:
     return next(name for name, one in model.named_modules() if one is module)
 
 
-def internals(model: nn.Module) -> list[object]:
-    """Return the objects that torch keeps on sharded modules: they are no state of the run."""
-    return [
-        part
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name.startswith(_INTERNAL)
-        for part in (value, *(value.values() if isinstance(value, dict) else ()))
-    ]
-
-
-def local(tensor: Tensor) -> Tensor | None:
-    """Return this rank's part of a sharded tensor; None if the tensor is not sharded."""
+def _part(tensor: Tensor) -> Tensor | None:
     if not isinstance(tensor, DTensor):
         return None
     if tuple(tensor.placements) != (Shard(0),):
@@ -219,21 +218,79 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 class Layout:
-    """How whole tensors and this rank's parts become the sharded tensors of a model.
+    """How whole tensors and this rank's parts become the sharded tensors of a run, and back.
 
     Args:
         model: The sharded model.
-        rank: This rank.
-        size: The number of ranks.
+        optimizer: The optimizer of its parameters.
+        ranks: This rank of the trial.
     """
 
-    def __init__(self, model: nn.Module, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+        self._model, self._ranks = model, ranks
+        self._trained: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self._mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
         self._device = torch.device(self._mesh.device_type)
 
-    def of_part(self, part: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the sharded tensor with this part and this whole shape."""
+    def internals(self) -> list[object]:
+        """Return the objects that torch keeps on sharded modules: they are no state of the run."""
+        return [
+            part
+            for module in self._model.modules()
+            for name, value in vars(module).items()
+            if name.startswith(_INTERNAL)
+            for part in (value, *(value.values() if isinstance(value, dict) else ()))
+        ]
+
+    def taken_apart(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state with notes in place of its sharded tensors, and this rank's parts."""
+        noted, parts = split(state, _part)
+        return {**noted, SHARDS: parts}
+
+    def restored(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved state with sharded tensors.
+
+        That of as many ranks is read from this rank's own shard. That of another number, or a
+        whole one, is cut anew.
+
+        Raises:
+            CheckpointError: A shard is missing or damaged.
+        """
+        if SHARDS in state:
+            shards = Shards(state)
+            if len(shards) == self._ranks.size:
+                own = shards[self._ranks.rank]
+                return filled(state, lambda entry, n, shape: self._of_part(own[entry][n], shape))
+            state = joined(state, list(shards))
+        state = dict(state)
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        state["model"] = self._cut(state["model"], parameters)
+        if "state" in state["optimizer"]:
+            moments = {
+                index: {key: self._like(value, self._trained[index]) for key, value in of.items()}
+                for index, of in state["optimizer"]["state"].items()
+            }
+            state["optimizer"] = {**state["optimizer"], "state": moments}
+        if average := state.get("average"):
+            named = {f"model.{name}": p for name, p in parameters.items()}
+            state["average"] = {**average, "values": self._cut(average["values"], named)}
+        return state
+
+    def _cut(self, values: dict[str, Any], targets: Mapping[str, Tensor]) -> dict[str, Any]:
+        cut = copy.copy(values)  # keeps the versions that a module's state dict carries
+        for key, value in values.items():
+            cut[key] = self._like(value, targets.get(key))
+        return cut
+
+    def _like(self, value: Any, target: Tensor | None) -> Any:
+        """Return a whole tensor as a sharded one if its target is sharded."""
+        fits = isinstance(value, Tensor) and isinstance(target, DTensor)
+        if not fits or value.shape != target.shape:
+            return value
+        part = cut(value, self._ranks.rank, self._ranks.size).contiguous()
+        return self._of_part(part, value.shape)
+
+    def _of_part(self, part: Tensor, shape: Sequence[int]) -> Tensor:
         whole = torch.empty(tuple(shape), device="meta")
         return DTensor.from_local(
             part.to(self._device),
@@ -243,21 +300,3 @@ class Layout:
             shape=whole.shape,
             stride=whole.stride(),
         )
-
-    def of_whole(self, whole: Tensor) -> Tensor:
-        """Return a whole tensor as a sharded one."""
-        part = cut(whole, self._rank, self._size).contiguous()
-        return self.of_part(part, whole.shape)
-
-    def restored(self, state: dict[str, Any], parts: Parts) -> dict[str, Any]:
-        """Return a state with sharded tensors in place of its notes."""
-        return filled(
-            state, lambda entry, number, shape: self.of_part(parts[entry][number], shape)
-        )
-
-    def like(self, value: object, target: object) -> Any:
-        """Return a whole tensor as a sharded one if its target is sharded; else the value."""
-        is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
-        if is_whole and isinstance(target, DTensor) and value.shape == target.shape:  # type: ignore[attr-defined]
-            return self.of_whole(cast("Tensor", value))
-        return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from trainable.precision import Precision, device_name
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
+
+if TYPE_CHECKING:
+    from trainable.sharding import Layout
 
 _NO_GRADIENT = (
     "no parameter received a gradient; the loss does not depend on any parameter of "
@@ -79,7 +82,13 @@ class Step:
         ranks: This rank of the trial.
     """
 
-    is_sharded = False
+    layout: Layout | None = None
+    """How the tensors of a sharded model are saved and restored; None: the model is whole."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the model."""
+        return self.layout is not None
 
     def __init__(
         self,
