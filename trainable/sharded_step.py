@@ -7,6 +7,7 @@ What must not live here: how a model is sharded (`sharding.py`), and the order o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from trainable.optim import Clipper
 from trainable.precision import Precision
 from trainable.ranks import Ranks
 from trainable.seeding import seeded
-from trainable.sharding import Layout, is_sharded, local_part
+from trainable.sharding import Layout, is_sharded, local_part, sharded_parameters, sharded_units
 from trainable.step import Step
 from trainable.streams import StreamSource
 from trainable.task import Batch, Task
@@ -37,6 +38,47 @@ _NO_BATCH = (
 )
 
 
+class UsedParameters:
+    """Which sharded parameters have received a gradient on this rank in the present step.
+
+    One that no rank has used is added as zeros. It has no gradient then, as on one rank: zeros
+    would change its moments.
+
+    Args:
+        model: The sharded model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = sharded_parameters(model)
+        self._unwatched = set(range(len(self._places)))
+        self._used = [False] * len(self._places)
+        self.is_counting = True
+        for unit in sharded_units(model):
+            # After torch's own hook, which gathers the unit's parameters.
+            unit.register_forward_pre_hook(self._watch)
+
+    def take(self, ranks: Ranks) -> None:
+        """Remove the gradients of those that no rank has used since the last call."""
+        counts = ranks.sum(self._used)
+        self._used = [False] * len(self._places)
+        used = {id(p) for count, (_, _, p) in zip(counts, self._places, strict=True) if count}
+        for _, _, parameter in self._places:  # a tied one has several places
+            if id(parameter) not in used:
+                parameter.grad = None
+
+    def _watch(self, *_: object) -> None:
+        for number in list(self._unwatched):
+            module, name, sharded = self._places[number]
+            whole = module._parameters[name]
+            # torch makes the whole parameter once, and frees its memory between the passes
+            if whole is not None and whole is not sharded and whole.requires_grad:
+                whole.register_post_accumulate_grad_hook(partial(self._mark, number))
+                self._unwatched.remove(number)
+
+    def _mark(self, number: int, _: Tensor) -> None:
+        self._used[number] |= self.is_counting
+
+
 class LockStep:
     """Let each rank compute as many passes as the rank with the most micro-batches.
 
@@ -49,11 +91,19 @@ class LockStep:
         precision: Autocast of the passes.
         ranks: This rank of the trial.
         val: Samples for a rank that has had none yet.
+        used: Does not count the parameters of further passes.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, precision: Precision, ranks: Ranks, val: Source
+        self,
+        task: Task,
+        model: nn.Module,
+        precision: Precision,
+        ranks: Ranks,
+        val: Source,
+        used: UsedParameters,
     ) -> None:
+        self._used = used
         self._task, self._model, self._precision = task, model, precision
         self._ranks = ranks
         self._val = val
@@ -99,7 +149,9 @@ class LockStep:
             with self._precision.autocast():
                 loss, _ = self._task.loss(self._model, self._seen)
             if backward:
+                self._used.is_counting = False
                 (loss * 0).backward()  # type: ignore[no-untyped-call]
+                self._used.is_counting = True
 
 
 def _first_batch(source: Source) -> Any:
@@ -127,7 +179,10 @@ class ShardedStep(Step):
         super().__init__(**parts, clipper=ShardedClipper(clip, given, parts["ranks"]))
         self.layout = Layout(self.model, optimizer, self.ranks)
         self.exchanged = [p for p in self.parameters if not is_sharded(p)]
-        self._lock_step = LockStep(self.task, self.model, self.precision, self.ranks, val)
+        self._used = UsedParameters(self.model)
+        self._lock_step = LockStep(
+            self.task, self.model, self.precision, self.ranks, val, self._used
+        )
 
     def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
         """Return the micro-batches of a window, with which every rank stays in step."""
@@ -139,6 +194,7 @@ class ShardedStep(Step):
         super()._backward(loss)
 
     def _gradients(self) -> list[Tensor]:
+        self._used.take(self.ranks)
         super()._gradients()
         return [local_part(p.grad) for p in self.parameters if p.grad is not None]
 

@@ -128,6 +128,7 @@ def shard_model(
     """
     units = [*_units(model, task), model]
     _check_ties(units, model)
+    _check_types(units, model)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     mesh = DeviceMesh.from_group(ranks.group_of_model(), device.type)
     policy = MixedPrecisionPolicy()
@@ -181,6 +182,22 @@ def _check_ties(units: Sequence[nn.Module], model: nn.Module) -> None:
                 )
 
 
+def _check_types(units: Sequence[nn.Module], model: nn.Module) -> None:
+    """Refuse parameters of several types in one unit, which torch gathers in one tensor."""
+    known: set[int] = set()
+    for unit in units:
+        own = [p for p in unit.parameters() if id(p) not in known]
+        known.update(map(id, own))
+        kinds = sorted({str(p.dtype).removeprefix("torch.") for p in own})
+        if len(kinds) > 1:
+            raise TaskError(
+                f"{_path(model, unit) or 'the model'} has parameters of {' and '.join(kinds)}, "
+                "and those of a module are gathered together under train.sharding: fsdp; let "
+                "Task.sharded_modules() name the parts of each type, or write "
+                "train.sharding: none"
+            )
+
+
 def _is_within(inner: nn.Module, outer: nn.Module, parameter: Tensor) -> bool:
     """Whether the outer module has a parameter through the inner one alone."""
     inside = {id(module) for module in inner.modules()}
@@ -194,6 +211,21 @@ def _is_within(inner: nn.Module, outer: nn.Module, parameter: Tensor) -> bool:
 
 def _path(model: nn.Module, module: nn.Module) -> str:
     return next(name for name, one in model.named_modules() if one is module)
+
+
+def sharded_units(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose parameters are gathered together."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def sharded_parameters(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return each sharded parameter, with the module that has it and its name there."""
+    return [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if isinstance(parameter, DTensor)
+    ]
 
 
 def _part(tensor: Tensor) -> Tensor | None:

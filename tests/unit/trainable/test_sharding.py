@@ -1,0 +1,183 @@
+"""Sharded models: equal to one process, resumed bit for bit, saved in a shard of each rank."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.rank_training import Groups, config, curve, to_end
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.config import TrialConfig
+from trainable.errors import TrainingError
+from trainable.export import export_weights
+from trainable.local_ranks import LocalRanks
+from trainable.loop import Trainer
+
+RANKS = 3
+FSDP = {"sharding": "fsdp"}
+
+
+def _config(
+    workers: int = RANKS, name: str = "Deep", task: dict[str, Any] | None = None, **train: Any
+) -> TrialConfig:
+    options = {"epochs": 4, "every": "3 steps", **(FSDP if workers > 1 else {}), **train}
+    return config(workers, {"name": f"tests.sharded_tasks:{name}", **(task or {})}, **options)
+
+
+class _Runs(NamedTuple):
+    """The directories of runs that have ended, and the errors of those that failed."""
+
+    root: Path
+    failed: dict[str, TrainingError]
+
+
+def _state(directory: Path) -> dict[str, Any]:
+    store = CheckpointStore(directory)
+    newest = store.newest()
+    assert newest is not None
+    return store.load(newest)
+
+
+def _differing(one: Any, other: Any, path: str = "") -> list[str]:
+    if isinstance(one, torch.Tensor):
+        return [] if torch.equal(one, other) else [path]
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        return [
+            found for key in one for found in _differing(one[key], other[key], f"{path}/{key}")
+        ]
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        pairs = enumerate(zip(one, other, strict=True))
+        return [found for i, (a, b) in pairs for found in _differing(a, b, f"{path}/{i}")]
+    return [] if one == other else [path]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
+    """One group of processes trains all runs, one after the other."""
+    root = tmp_path_factory.mktemp("sharded")
+    dropout = {"dropout": 0.2}
+    plan = {
+        "plain": _config(),
+        "through": _config(task=dropout, ema={"decay": 0.9}),
+        "stopped": _config(task=dropout, ema={"decay": 0.9}),
+        "resumed": _config(task=dropout, ema={"decay": 0.9}),
+        "half": _config(),
+        "two": _config(2),
+        "own": _config(name="Counted", epochs=2, activation_checkpointing=True),
+        "failing": _config(task={"fails": "1 value 5"}),
+    }
+    failed = {}
+    with LocalRanks(RANKS) as children:
+        places = {"resumed": "stopped", "two": "half"}
+        groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
+        groups.begin(accept_workers=[list(plan).index("two")])
+        for number, name in enumerate(plan):
+            options: dict[str, Any] = {}
+            if name in ("stopped", "half"):  # after its seventh step, of 16
+                calls = iter(range(100))
+                options["should_stop"] = lambda calls=calls: next(calls) == 6
+            try:
+                with groups.first(number, **options) as trainer:
+                    to_end(trainer)
+            except TrainingError as error:
+                failed[name] = error
+            if name in ("stopped", "half"):
+                shutil.copytree(root / name, root / f"{name}-copy")
+    one = open_trainer(_config(1), root / "one", device="cpu")
+    assert isinstance(one, Trainer)
+    with one:
+        to_end(one)
+    yield _Runs(root, failed)
+
+
+@pytest.mark.integration
+def test_sharded_training_equals_one_process(runs: _Runs) -> None:
+    for name in ("plain", "two"):
+        directory = runs.root / {"two": "half"}.get(name, name)
+        rows, expected = curve(directory), curve(runs.root / "one")
+        assert [row.step for row in rows] == [row.step for row in expected]
+        for row, other in zip(rows, expected, strict=True):
+            assert row.metrics == pytest.approx(other.metrics, abs=1e-7)  # accuracy is fp32
+            for key in ("train/loss", "train/grad_norm"):
+                assert row.metrics[key] == pytest.approx(other.metrics[key], abs=1e-12)
+        model, whole = _state(directory)["model"], _state(runs.root / "one")["model"]
+        for key, value in whole.items():
+            torch.testing.assert_close(model[key], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.integration
+def test_resumed_sharded_run_is_bit_exact(runs: _Runs) -> None:
+    assert curve(runs.root / "stopped") == curve(runs.root / "through")
+    found = _differing(_state(runs.root / "stopped"), _state(runs.root / "through"))
+    assert [path for path in found if "samples_per_second" not in path] == []
+
+
+@pytest.mark.integration
+def test_each_rank_writes_its_shard(runs: _Runs) -> None:
+    newest = CheckpointStore(runs.root / "plain").newest()
+    assert newest is not None
+    assert sorted(path.name for path in newest.path.iterdir()) == sorted(newest.files)
+    assert len(newest.shards) == RANKS
+    state = _state(runs.root / "plain")
+    assert state["model"]["last.weight"].shape == (2, 5)  # the third rank's part is empty
+
+
+@pytest.mark.integration
+def test_flipped_bit_in_any_file_is_found(runs: _Runs, tmp_path: Path) -> None:
+    shutil.copytree(runs.root / "plain", tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run")
+    newest = store.newest()
+    assert newest is not None
+    for file in newest.files:
+        path = newest.path / file
+        content = path.read_bytes()
+        damaged = bytearray(content)
+        damaged[len(content) // 2] ^= 4
+        for broken in (bytes(damaged), content[:-1], None):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            found = CheckpointStore(tmp_path / "run").newest()
+            assert found is not None
+            assert found.step < newest.step, file
+        path.write_bytes(content)
+    (newest.path / "shard-00001.pt").unlink()
+    again = CheckpointStore(tmp_path / "run", _config().checkpoint)
+    resumed = again.resume()
+    again.close()
+    assert resumed is not None
+    assert resumed["progress"]["step"] < newest.step
+    assert "shard-00001.pt" in again.set_aside[0]
+
+
+@pytest.mark.integration
+def test_export_of_shards_has_the_whole_model(runs: _Runs, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    newest = CheckpointStore(runs.root / "plain").newest()
+    assert newest is not None
+    export_weights(newest.address, tmp_path / "model.safetensors")
+    exported, model = (
+        load_file(tmp_path / "model.safetensors"),
+        _state(runs.root / "plain")["model"],
+    )
+    assert exported.keys() == model.keys()
+    assert _differing(dict(exported), dict(model)) == []
+
+
+@pytest.mark.integration
+def test_own_evaluation_runs_on_a_sharded_model(runs: _Runs) -> None:
+    row = curve(runs.root / "own")[-1]
+    assert row.metrics["val/own"] == 1.0
+    assert runs.failed.keys() == {"failing"}
+
+
+@pytest.mark.integration
+def test_error_within_a_pass_names_the_rank(runs: _Runs) -> None:
+    assert "rank 1: ValueError: bad sample 17" in str(runs.failed["failing"])
