@@ -47,6 +47,7 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
+from trainable.rank_checks import check_weights_alike
 from trainable.rank_values import evaluate, means_of_ranks
 from trainable.ranks import Ranks
 from trainable.report_plan import ReportPlan
@@ -194,6 +195,7 @@ class Trainer(BaseRun):
                         return
                     ended = self._train_one()
                 found = self._metrics_since_report()
+                check_weights_alike(self._step.parameters, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
                 self._last_metrics, found = self._ranks.agree([self._last_metrics, found])
                 value = self._value_of_metric(found)
@@ -295,7 +297,7 @@ class Trainer(BaseRun):
         stopping, due, observed = map(bool, decided)
         final = stopping or (at_report and self._is_over())  # on each rank
         if observed:
-            store.observe(progress.step, self._snapshot)
+            store.observe(progress.step, self._whole_snapshot)
         if due:
             store.save(
                 self._snapshot,
@@ -468,6 +470,11 @@ class Trainer(BaseRun):
         """Write the rows of all steps, then return the state to be saved."""
         self._write_fetched(self._ranks)
         return self.state.state_dict()
+
+    def _whole_snapshot(self) -> dict[str, Any]:
+        """As `_snapshot`; on the first rank, the state of a sharded model is put together."""
+        state, layout = self._snapshot(), self._step.layout
+        return state if layout is None else layout.put_together(state)
 
     def _metrics_since_report(self) -> dict[str, float]:
         """Fetch the steps' values and return the metrics counted since the previous report."""

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -244,7 +245,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with _interface(own_address or place.address):
+            with _interface(own_address or place.address), _own_excepthook():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -361,6 +362,11 @@ class RankGroup(Ranks):
             self._run(partial(self._group.recv, [received], rank, 0))
             states.append(parse_state(received.numpy().tobytes()))
         return states
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the group's backend takes tensors of this rank's device."""
+        return self._direct
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
@@ -653,6 +659,16 @@ def _have_own_devices(store: Store, rank: int, size: int, device: torch.device) 
     store.set(f"device/{rank}", name)
     names = [store.get(f"device/{other}").decode() for other in range(size)]
     return len(set(names)) == size
+
+
+@contextlib.contextmanager
+def _own_excepthook() -> Iterator[None]:
+    """Keep this process' hook for uncaught exceptions: torch puts `[rank0]` before each line."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
 
 
 @contextlib.contextmanager

@@ -126,6 +126,13 @@ def shard_model(
     Raises:
         TaskError: torch cannot shard the model.
     """
+    if device.type == "cuda" and not ranks.is_direct:
+        raise ConfigError(
+            "fsdp, and two workers of the trial have the same GPU, so the parts of a model would "
+            "lie beside each other; give each worker a GPU of its own, or write "
+            "train.sharding: none",
+            key=_KEY,
+        )
     units = [*_units(model, task), model]
     _check_ties(units, model)
     _check_types(units, model)
@@ -279,11 +286,19 @@ class Layout:
         noted, parts = split(state, _part)
         return {**noted, SHARDS: parts}
 
+    def put_together(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return what `taken_apart` returned as a whole state on the first rank.
+
+        Every rank calls this; the others return their own part.
+        """
+        shards = self._ranks.gather(state[SHARDS])
+        return state if shards is None else joined(state, shards)
+
     def restored(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a saved state with sharded tensors.
 
-        That of as many ranks is read from this rank's own shard. That of another number, or a
-        whole one, is cut anew.
+        That of as many ranks is read from this rank's own shard. That of another number, a whole
+        one, and what a run has inherited from another run are cut anew.
 
         Raises:
             CheckpointError: A shard is missing or damaged.
@@ -292,8 +307,9 @@ class Layout:
             shards = Shards(state)
             if len(shards) == self._ranks.size:
                 own = shards[self._ranks.rank]
-                return filled(state, lambda entry, n, shape: self._of_part(own[entry][n], shape))
-            state = joined(state, list(shards))
+                state = filled(state, lambda entry, n, shape: self._of_part(own[entry][n], shape))
+            else:
+                state = joined(state, list(shards))
         state = dict(state)
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         state["model"] = self._cut(state["model"], parameters)
@@ -316,8 +332,8 @@ class Layout:
 
     def _like(self, value: Any, target: Tensor | None) -> Any:
         """Return a whole tensor as a sharded one if its target is sharded."""
-        fits = isinstance(value, Tensor) and isinstance(target, DTensor)
-        if not fits or value.shape != target.shape:
+        is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+        if not is_whole or not isinstance(target, DTensor) or value.shape != target.shape:
             return value
         part = cut(value, self._ranks.rank, self._ranks.size).contiguous()
         return self._of_part(part, value.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from trainable.errors import TrainingError
 from trainable.export import export_weights
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
+from trainable.snapshot import snapshot
 
 RANKS = 3
 FSDP = {"sharding": "fsdp"}
@@ -31,10 +32,24 @@ def _config(
 
 
 class _Runs(NamedTuple):
-    """The directories of runs that have ended, and the errors of those that failed."""
+    """The directories of runs that have ended, the errors of those that failed, and states."""
 
     root: Path
     failed: dict[str, TrainingError]
+    seen: dict[int, dict[str, Any]]
+
+
+class _Observer:
+    """Keeps the state of the last step."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, dict[str, Any]] = {}
+
+    def wants(self, step: int) -> bool:
+        return step == 16
+
+    def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        self.states[step] = snapshot(state())
 
 
 def _state(directory: Path) -> dict[str, Any]:
@@ -60,7 +75,7 @@ def _differing(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
     """One group of processes trains all runs, one after the other."""
     root = tmp_path_factory.mktemp("sharded")
     dropout = {"dropout": 0.2}
@@ -74,7 +89,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
         "own": _config(name="Counted", epochs=2, activation_checkpointing=True),
         "failing": _config(task={"fails": "1 value 5"}),
     }
-    failed = {}
+    failed, seen = {}, _Observer()
     with LocalRanks(RANKS) as children:
         places = {"resumed": "stopped", "two": "half"}
         groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
@@ -86,6 +101,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
                 options["should_stop"] = lambda calls=calls: next(calls) == 6
             try:
                 with groups.first(number, **options) as trainer:
+                    if name == "plain":
+                        trainer.store.observer = seen
                     to_end(trainer)
             except TrainingError as error:
                 failed[name] = error
@@ -95,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
     assert isinstance(one, Trainer)
     with one:
         to_end(one)
-    yield _Runs(root, failed)
+    return _Runs(root, failed, seen.states)
 
 
 @pytest.mark.integration
@@ -117,7 +134,13 @@ def test_sharded_training_equals_one_process(runs: _Runs) -> None:
 def test_resumed_sharded_run_is_bit_exact(runs: _Runs) -> None:
     assert curve(runs.root / "stopped") == curve(runs.root / "through")
     found = _differing(_state(runs.root / "stopped"), _state(runs.root / "through"))
-    assert [path for path in found if "samples_per_second" not in path] == []
+    measured = ("samples_per_second", "memory")
+    assert [path for path in found if not any(part in path for part in measured)] == []
+
+
+@pytest.mark.integration
+def test_observed_state_is_the_one_on_disk(runs: _Runs) -> None:
+    assert _differing(runs.seen[16], _state(runs.root / "plain")) == []
 
 
 @pytest.mark.integration
