@@ -204,18 +204,14 @@ def start_together(step: Step, seed: int) -> None:
     ranks, model = step.ranks, step.model
     if ranks.size == 1:
         return
-<<<<<<< HEAD
-    if not step.is_sharded:
-        ranks.copy_from_first([*model.parameters(), *model.buffers()])
-=======
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         raise TaskError(
             f"the model has parameters without a shape, of lazy modules, and {ranks.size} ranks "
             "must start with the same weights; give each module its sizes in build_model(), or "
             "train on one rank"
         )
-    ranks.copy_from_first([*model.parameters(), *model.buffers()])
->>>>>>> core
+    if not step.is_sharded:
+        ranks.copy_from_first([*model.parameters(), *model.buffers()])
     inside = {id(parameter) for parameter in model.parameters()}
     ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
     if not ranks.is_first:
@@ -334,12 +330,8 @@ def build_parts(
         if compared
         else None
     )
-<<<<<<< HEAD
-    model = _prepared(built, task, config, device=device, precision=precision, ranks=ranks)
-=======
     synchronize_batch_norm(built, train, device=device, size=ranks.size)
-    model = prepare_model(built.to(device), train)
->>>>>>> core
+    model = _prepared(built, task, config, device=device, precision=precision, ranks=ranks)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
         task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks

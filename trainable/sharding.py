@@ -78,6 +78,7 @@ def check_shardable(config: TrialConfig, task: Task, model: nn.Module) -> None:
     for key, is_set in (
         ("train.precision: fp16", train.precision == "fp16"),
         ("train.compile: true", train.compile),
+        ("train.sync_batch_norm: true", train.sync_batch_norm),
         ("train.channels_last: true", train.channels_last),
         ("checkpoint.parameters: trained", config.checkpoint.parameters == "trained"),
     ):
