@@ -135,8 +135,7 @@ def shard_model(
             key=_KEY,
         )
     units = [*_units(model, task), model]
-    _check_ties(units, model)
-    _check_types(units, model)
+    check_units(units, model)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     mesh = DeviceMesh.from_group(ranks.group_of_model(), device.type)
     policy = MixedPrecisionPolicy()
@@ -173,6 +172,16 @@ def _units(model: nn.Module, task: Task) -> list[nn.Module]:
                 "that contain it"
             )
     return list(named)
+
+
+def check_units(units: Sequence[nn.Module], model: nn.Module) -> None:
+    """Refuse modules whose parameters cannot be cut on their own; the model is the last.
+
+    Raises:
+        TaskError: Parameters are tied across them, or are of several types in one.
+    """
+    _check_ties(units, model)
+    _check_types(units, model)
 
 
 def _check_ties(units: Sequence[nn.Module], model: nn.Module) -> None:

@@ -247,6 +247,13 @@ def translate_torch_errors(device: torch.device) -> Iterator[None]:
                 "micro-batch, which is batch_size / accumulation",
                 key="train.batch_size",
             ) from problem
+        if "mixed torch.Tensor and DTensor" in str(problem):
+            raise TaskError(
+                "a part of the model was used outside of the module that gathers it under "
+                f"train.sharding: fsdp ({str(problem).splitlines()[0]}); call the modules "
+                "themselves and not only their weights, let Task.sharded_modules() name the "
+                "modules that use them, or write train.sharding: none"
+            ) from problem
         if "does not support sparse gradients" in str(problem):
             raise TaskError(
                 f"the model has sparse gradients, which no optimizer here takes ({problem}); "

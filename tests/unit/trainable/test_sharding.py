@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import nn
 
 from tests.rank_training import Groups, config, curve, to_end
+from tests.sharded_tasks import Deep
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
-from trainable.config import TrialConfig
-from trainable.errors import TrainingError
+from trainable.config import TrainConfig, TrialConfig
+from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.export import export_weights
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
+from trainable.sharding import check_shardable, check_units
 from trainable.snapshot import snapshot
 
 RANKS = 3
@@ -204,3 +207,74 @@ def test_own_evaluation_runs_on_a_sharded_model(runs: _Runs) -> None:
 @pytest.mark.integration
 def test_error_within_a_pass_names_the_rank(runs: _Runs) -> None:
     assert "rank 1: ValueError: bad sample 17" in str(runs.failed["failing"])
+
+
+def _refusal(model: nn.Module, **changes: Any) -> str:
+    given = _config(**changes.pop("config", {}))
+    task = changes.pop("task", Deep())
+    with pytest.raises((ConfigError, TaskError)) as found:
+        check_shardable(given, task, model)
+    return str(found.value)
+
+
+def _with(name: str, module: nn.Module) -> nn.Module:
+    model = Deep().build_model()
+    model.add_module(name, module)
+    return model
+
+
+class _OwnOptimizer(Deep):
+    def build_optimizer(self, model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=config.optimizer.lr)
+
+
+class _Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"workers": 1, "sharding": "fsdp"}, "workers: 2"),
+        ({"optimizer": {"name": "muon", "lr": 0.1}}, "muon"),
+        ({"optimizer": {"name": "adafactor", "lr": 0.1}}, "adafactor"),
+        ({"precision": "fp16"}, "train.precision: fp16"),
+        ({"compile": True}, "train.compile: true"),
+        ({"channels_last": True}, "train.channels_last: true"),
+        ({"sync_batch_norm": True}, "train.sync_batch_norm: true"),
+        ({"batch_size": 2, "accumulation": 1}, "3 workers"),
+    ],
+)
+def test_configuration_that_excludes_sharding(config: dict[str, Any], named: str) -> None:
+    assert named in _refusal(Deep().build_model(), config=config)
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (nn.Embedding(5, 3, sparse=True), "sparse gradients"),
+        (nn.LazyLinear(3), "lazy"),
+        (_Scale(), "no dimension"),
+    ],
+)
+def test_model_that_cannot_be_cut(module: nn.Module, named: str) -> None:
+    found = _refusal(_with("more", module))
+    assert named in found
+    assert "train.sharding: none" in found
+
+
+def test_own_optimizer_is_refused_for_shards() -> None:
+    assert "build_optimizer()" in _refusal(Deep().build_model(), task=_OwnOptimizer())
+
+
+def test_weights_tied_across_blocks_are_refused() -> None:
+    model: Any = Deep().build_model()
+    model.blocks[1].linear.weight = model.blocks[0].linear.weight
+    with pytest.raises(TaskError, match=r"blocks\.1\.linear\.weight is tied"):
+        check_units([*model.blocks, model], model)
+    model = Deep().build_model()
+    model.last.weight = nn.Parameter(torch.ones(2, 5))  # float32 in a model of float64
+    with pytest.raises(TaskError, match="float32 and float64"):
+        check_units([*model.blocks, model], model)
