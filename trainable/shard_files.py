@@ -62,7 +62,7 @@ class ShardGroup:
 
         problem = None
         name = shard_name(self._ranks.rank)
-        files = files_at(begun)
+        files: Files = self._files or files_at(begun)
         try:
             files.add_shard(begun, name, write)
         except OSError as error:
