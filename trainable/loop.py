@@ -195,7 +195,7 @@ class Trainer(BaseRun):
                         return
                     ended = self._train_one()
                 found = self._metrics_since_report()
-                check_weights_alike(self._step.parameters, self._ranks)
+                check_weights_alike(self._step.exchanged, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
                 self._last_metrics, found = self._ranks.agree([self._last_metrics, found])
                 value = self._value_of_metric(found)
