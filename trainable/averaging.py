@@ -260,7 +260,7 @@ def _running_statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _local(tensors: list[Tensor]) -> list[Tensor]:
     # Not every function on lists of tensors takes a DTensor, whose import takes a second.
-    return [t.to_local() if hasattr(t, "device_mesh") else t for t in tensors]
+    return [getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors]
 
 
 def _can_average(parameter: Tensor) -> bool:

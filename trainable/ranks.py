@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -387,9 +387,9 @@ class RankGroup(Ranks):
         while it computes leaves at once, instead of telling the others at the next exchange.
         """
         self._in_model = True
-        group: dist.ProcessGroup = dist.new_group(timeout=self._timeout)
+        group: Any = dist.new_group(timeout=self._timeout)
         self._further.append(group)
-        return group
+        return cast("dist.ProcessGroup", group)
 
     @torch.no_grad()
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:

@@ -119,9 +119,11 @@ class Shards:
     def __len__(self) -> int:
         return len(self._generation.shards)
 
+    def all(self) -> list[Parts]:
+        """Return the parts of all ranks."""
+        return [self[rank] for rank in range(len(self))]
+
     def __getitem__(self, rank: int) -> Parts:
-        if not 0 <= rank < len(self):
-            raise IndexError(rank)
         return read_parts(self._files, self._generation, rank)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def split(
         return dict(known[key])
 
     noted = {
-        entry: _mapped(value, lambda one, entry=entry: note(entry, one))
+        entry: _mapped(value, partial(note, entry))
         for entry, value in state.items()
     }
     return noted, parts
@@ -130,5 +131,6 @@ def _mapped(value: Any, change: Replace) -> Any:
             copied[key] = _mapped(part, change)
         return copied
     if type(value) in (list, tuple):
-        return type(value)(_mapped(part, change) for part in value)
+        parts = [_mapped(part, change) for part in value]
+        return parts if type(value) is list else tuple(parts)
     return value

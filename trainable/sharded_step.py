@@ -72,7 +72,8 @@ class UsedParameters:
             whole = module._parameters[name]
             # torch makes the whole parameter once, and frees its memory between the passes
             if whole is not None and whole is not sharded and whole.requires_grad:
-                whole.register_post_accumulate_grad_hook(partial(self._mark, number))
+                mark = partial(self._mark, number)
+                whole.register_post_accumulate_grad_hook(mark)  # type: ignore[no-untyped-call]
                 self._unwatched.remove(number)
 
     def _mark(self, number: int, _: Tensor) -> None:

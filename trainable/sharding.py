@@ -227,7 +227,7 @@ def _is_within(inner: nn.Module, outer: nn.Module, parameter: Tensor) -> bool:
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, one in model.named_modules() if one is module)
+    return next(str(name) for name, one in model.named_modules() if one is module)
 
 
 def sharded_units(model: nn.Module) -> list[nn.Module]:
@@ -235,10 +235,10 @@ def sharded_units(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def sharded_parameters(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+def sharded_parameters(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
     """Return each sharded parameter, with the module that has it and its name there."""
     return [
-        (module, name, parameter)
+        (module, name, cast("nn.Parameter", parameter))
         for module in model.modules()
         for name, parameter in module._parameters.items()
         if isinstance(parameter, DTensor)
@@ -319,7 +319,7 @@ class Layout:
                 own = shards[self._ranks.rank]
                 state = filled(state, lambda entry, n, shape: self._of_part(own[entry][n], shape))
             else:
-                state = joined(state, list(shards))
+                state = joined(state, shards.all())
         state = dict(state)
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         state["model"] = self._cut(state["model"], parameters)

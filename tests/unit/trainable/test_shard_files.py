@@ -104,7 +104,7 @@ def test_parts_of_a_rank_are_in_its_shard(tmp_path: Path) -> None:
     shards = Shards(noted)
     assert len(shards) == 2
     assert torch.equal(shards[1]["model"][0], WEIGHT[3:])
-    assert torch.equal(joined(noted, list(shards))["model"]["weight"], WEIGHT)
+    assert torch.equal(joined(noted, shards.all())["model"]["weight"], WEIGHT)
     store.close()
 
 
