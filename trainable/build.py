@@ -463,7 +463,7 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
         inside = {id(p) for p in parts.model.parameters()}
         given = (p for group in optimizer.param_groups for p in group["params"])
         average = Average(parts.model, (p for p in given if id(p) not in inside), parts.averaging)
-    given: dict[str, Any] = {
+    made: dict[str, Any] = {
         "task": parts.task,
         "model": parts.model,
         "optimizer": optimizer,
@@ -475,8 +475,8 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
     if config.sharding == "fsdp" and isinstance(ranks, RankGroup):
         from trainable.sharded_step import ShardedStep  # takes a second
 
-        return ShardedStep(**given, clip=config.clip, val=parts.val)
-    return Step(**given, clipper=Clipper(config.clip))
+        return ShardedStep(**made, clip=config.clip, val=parts.val)
+    return Step(**made, clipper=Clipper(config.clip))
 
 
 def find_device(name: str | None) -> torch.device:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
-from trainable.ranks import Ranks
+from trainable.ranks import Ranks, Scalar
 
 _SHOWN = 3
 _REMEDY = (
@@ -23,6 +23,24 @@ _REMEDY = (
     "the data depend on the rank or the process: no split_by_node, split_dataset_by_node or "
     "DistributedSampler, no order of a set or a directory"
 )
+
+
+class FirstRank(Ranks):
+    """The first rank without the others, to check and time its part of a step in one process.
+
+    The others are taken to have the same values.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
+        """Return the sums if all ranks had these values."""
+        return [self.size * value for value in super().sum(values, error)]
+
+    def gather_plain(self, value: Any) -> list[Any]:
+        """Return the value of each rank."""
+        return [value] * self.size
 
 
 class Summarised(Protocol):

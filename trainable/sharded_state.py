@@ -54,10 +54,7 @@ def split(
             of_entry.append(part)
         return dict(known[key])
 
-    noted = {
-        entry: _mapped(value, partial(note, entry))
-        for entry, value in state.items()
-    }
+    noted = {entry: _mapped(value, partial(note, entry)) for entry, value in state.items()}
     return noted, parts
 
 
