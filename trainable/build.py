@@ -384,10 +384,11 @@ def _prepared(
     from trainable.sharding import check_shardable, shard_model  # takes a second
 
     check_shardable(config, task, built)
-    if isinstance(ranks, RankGroup):  # else the task is only looked at
-        built = prepare_model(built, config.train)
-        shard_model(built, task, ranks, device=device, precision=precision.name)
-    return built.to(device)
+    if not isinstance(ranks, RankGroup):  # it is not trained here
+        return prepare_model(built.to(device), config.train)
+    model = prepare_model(built, config.train)
+    shard_model(model, task, ranks, device=device, precision=precision.name)
+    return model.to(device)  # buffers that no sharded module has
 
 
 def data_seed_of(config: TrialConfig) -> int:

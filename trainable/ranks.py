@@ -285,7 +285,8 @@ class RankGroup(Ranks):
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
             if self._in_model:
-                raise self._left(problem) from problem
+                self._leave(problem)
+                raise
             error, present = problem, [False] * len(parameters)
         gradients.send_rest()
         stays = device is not None and self._direct
@@ -341,7 +342,8 @@ class RankGroup(Ranks):
             raise  # there is no group any more
         except Exception as error:
             if self._in_model:
-                raise self._left(error) from error
+                self._leave(error)
+                raise
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
@@ -582,7 +584,7 @@ class RankGroup(Ranks):
         except RuntimeError as problem:
             raise self._cause_of(problem) from problem
 
-    def _cause_of(self, problem: RuntimeError) -> TrainingError:
+    def _cause_of(self, problem: Exception) -> TrainingError:
         """Return why a collective operation failed: another rank has failed, or is lost."""
         note = self._note_of_failure()
         if note is not None:
@@ -594,12 +596,18 @@ class RankGroup(Ranks):
             "retried from its newest checkpoint"
         )
 
-    def _left(self, problem: Exception) -> Exception:
-        """Leave the group after an error inside a sharded model; return the error to raise."""
-        if isinstance(problem, RuntimeError) and _LOST.search(str(problem)):
-            problem = self._cause_of(problem)
-        self.close(problem)
-        return problem
+    def _leave(self, problem: Exception) -> None:
+        """Leave the group after an error inside a sharded model; raise its cause if there is one.
+
+        Raises:
+            RankLost: Another rank has left in the middle of an operation.
+            TrainingError: Another rank has failed.
+        """
+        is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
+        cause = self._cause_of(problem) if is_of_group else problem
+        self.close(cause)
+        if cause is not problem:
+            raise cause from problem
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:

@@ -127,7 +127,8 @@ def _mapped(value: Any, change: Replace) -> Any:
         for key, part in value.items():
             copied[key] = _mapped(part, change)
         return copied
-    if type(value) in (list, tuple):
-        parts = [_mapped(part, change) for part in value]
-        return parts if type(value) is list else tuple(parts)
+    if type(value) is list:
+        return [_mapped(part, change) for part in value]
+    if type(value) is tuple:
+        return tuple(_mapped(part, change) for part in value)
     return value
