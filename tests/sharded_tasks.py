@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 
+from tests import rank_training
 from tests.rank_training import Odd
-from trainable.task import Task
+from trainable.task import Batch, Task
 
 
 class _Block(nn.Module):
@@ -30,6 +33,7 @@ class _Deep(nn.Module):
         self.one = nn.Linear(5, 1)
         self.unused = nn.Parameter(torch.ones(4))
         self.rare = nn.Parameter(torch.ones(3))
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -45,6 +49,12 @@ class _Deep(nn.Module):
 
 class Deep(Odd):
     """The data of `Odd`, of which the last window has one sample; a deep model in float64."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        now = [str(rank_training.rank_of_process), "killed", str(self.calls + 1)]
+        if self.fails == now:
+            os._exit(9)
+        return super().loss(model, batch)
 
     def build_model(self) -> nn.Module:
         return _Deep(self.dropout).double()

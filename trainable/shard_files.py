@@ -41,11 +41,21 @@ class ShardGroup:
 
         Args:
             name: Called on the first rank.
+
+        Raises:
+            StorageError: The first rank cannot begin one.
         """
         begun = None
         if self._files is not None:
-            found = name()
-            begun = [found, self._files.begin(found)]
+            try:
+                found = name()
+                begun = [found, self._files.begin(found)]
+            except OSError as problem:
+                raise StorageError(
+                    f"a checkpoint could not be begun at {self._files.address('')}: "
+                    f"{redact(str(problem))}; earlier checkpoints are untouched; "
+                    f"{remedy(problem, self._files.remedy)}, then resume"
+                ) from problem
         agreed, place = self._ranks.agree(begun)
         return agreed, place
 

@@ -16,7 +16,7 @@ from tests.sharded_tasks import Deep
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
-from trainable.errors import ConfigError, TaskError, TrainingError
+from trainable.errors import ConfigError, RankLost, TaskError, TrainingError
 from trainable.export import export_weights
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
@@ -91,6 +91,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "two": _config(2),
         "own": _config(name="Counted", epochs=2, activation_checkpointing=True),
         "failing": _config(task={"fails": "1 value 5"}),
+        "killed": _config(task={"fails": "2 killed 5"}),
     }
     failed, seen = {}, _Observer()
     with LocalRanks(RANKS) as children:
@@ -201,12 +202,17 @@ def test_export_of_shards_has_the_whole_model(runs: _Runs, tmp_path: Path) -> No
 def test_own_evaluation_runs_on_a_sharded_model(runs: _Runs) -> None:
     row = curve(runs.root / "own")[-1]
     assert row.metrics["val/own"] == 1.0
-    assert runs.failed.keys() == {"failing"}
+    assert runs.failed.keys() == {"failing", "killed"}
 
 
 @pytest.mark.integration
 def test_error_within_a_pass_names_the_rank(runs: _Runs) -> None:
     assert "rank 1: ValueError: bad sample 17" in str(runs.failed["failing"])
+
+
+@pytest.mark.integration
+def test_rank_killed_within_a_pass_is_lost(runs: _Runs) -> None:
+    assert isinstance(runs.failed["killed"], RankLost)
 
 
 def _refusal(model: nn.Module, **changes: Any) -> str:
