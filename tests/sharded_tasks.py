@@ -28,6 +28,8 @@ class _Deep(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.first = nn.Linear(5, 8)
+        self.twin = nn.Linear(5, 8, bias=False)
+        self.twin.weight = self.first.weight
         self.blocks = nn.ModuleList(_Block(dropout) for _ in range(2))
         self.last = nn.Linear(5, 2)
         self.one = nn.Linear(5, 1)
@@ -39,7 +41,7 @@ class _Deep(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
             self.seen += 1
-        hidden = torch.nn.functional.linear(torch.tanh(self.first(inputs)), self.first.weight.t())
+        hidden: Tensor = torch.tanh(self.first(inputs)) @ self.twin.weight
         for block in self.blocks:
             hidden = block(hidden)
         out = torch.cat([self.last(hidden), self.one(hidden)], 1)

@@ -124,6 +124,8 @@ def open_trainer(
             until=until,
             should_stop=should_stop,
         )
+    if config.train.sharding != "none":
+        ranks.leave_on_failure()
     with ranks.failing_together(without_end=True), translate_torch_errors(target):
         compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
         parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
@@ -383,7 +385,7 @@ def _prepared(
         return prepare_model(built.to(device), config.train)
     from trainable.sharding import check_shardable, shard_model  # takes a second
 
-    check_shardable(config, task, built)
+    check_shardable(config, task, built, precision.name)
     if not isinstance(ranks, RankGroup):  # it is not trained here
         return prepare_model(built.to(device), config.train)
     model = prepare_model(built, config.train)

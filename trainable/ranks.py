@@ -156,6 +156,12 @@ class Ranks:
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
 
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange.
+
+        They may be in an operation inside a sharded model, where they cannot be told.
+        """
+
     def beside(self) -> Ranks:
         """Return the same ranks in a second group, for another thread of each."""
         return self
@@ -209,7 +215,7 @@ class RankGroup(Ranks):
         group: Any = dist.group.WORLD
         self._group = group
         self._further: list[Any] = []
-        self._in_model = False
+        self._leaves_on_failure = False
         self._group.set_timeout(self._timeout)
         self._gradients: GradientSums | None = None
         self._sends_early = False
@@ -284,7 +290,7 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
-            if self._in_model:
+            if self._leaves_on_failure:
                 self._leave(problem)
                 raise
             error, present = problem, [False] * len(parameters)
@@ -311,7 +317,9 @@ class RankGroup(Ranks):
         batch = next(batches, _END)
         while batch is not _END:
             following = next(batches, _END)
-            early = self._sends_early and not self._in_model  # it has operations in between
+            early = (
+                self._sends_early and not self._leaves_on_failure
+            )  # it has operations in between
             if following is _END and self._gradients is not None and early:
                 self._gradients.send_early()
             yield batch
@@ -341,7 +349,7 @@ class RankGroup(Ranks):
         except RankLost:
             raise  # there is no group any more
         except Exception as error:
-            if self._in_model:
+            if self._leaves_on_failure:
                 self._leave(error)
                 raise
             self.together(error, without_end=without_end)
@@ -410,13 +418,12 @@ class RankGroup(Ranks):
         self._further.append(other._group)
         return other
 
-    def group_of_model(self) -> dist.ProcessGroup:
-        """Return a group for the collective operations inside a sharded model.
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange."""
+        self._leaves_on_failure = True
 
-        The others may be in one of them when this rank fails. So from now on a rank that fails
-        while it computes leaves at once, instead of telling the others at the next exchange.
-        """
-        self._in_model = True
+    def group_of_model(self) -> dist.ProcessGroup:
+        """Return a group for the collective operations inside a sharded model."""
         group: Any = dist.new_group(timeout=self._timeout)
         self._further.append(group)
         return cast("dist.ProcessGroup", group)

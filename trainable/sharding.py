@@ -49,8 +49,14 @@ _INTERNAL = "__composable_api"
 """How the attributes begin that torch adds to a sharded module."""
 
 
-def check_shardable(config: TrialConfig, task: Task, model: nn.Module) -> None:
+def check_shardable(config: TrialConfig, task: Task, model: nn.Module, precision: str) -> None:
     """Refuse what cannot be sharded, before the first step.
+
+    Args:
+        config: The run.
+        task: Its task.
+        model: What the task built, whole.
+        precision: The resolved precision.
 
     Raises:
         ConfigError: A key of the configuration excludes sharding.
@@ -76,7 +82,7 @@ def check_shardable(config: TrialConfig, task: Task, model: nn.Module) -> None:
             key=_KEY,
         )
     for key, is_set in (
-        ("train.precision: fp16", train.precision == "fp16"),
+        ("the precision fp16: write bf16 or fp32", precision == "fp16"),
         ("train.compile: true", train.compile),
         ("train.sync_batch_norm: true", train.sync_batch_norm),
         ("train.channels_last: true", train.channels_last),
@@ -84,7 +90,7 @@ def check_shardable(config: TrialConfig, task: Task, model: nn.Module) -> None:
     ):
         if is_set:
             raise ConfigError(
-                f"fsdp, which does not work with {key}; remove one of the two", key=_KEY
+                f"fsdp, which does not work with {key}; change one of the two", key=_KEY
             )
     name = type(task).__name__
     if type(task).build_optimizer is not Task.build_optimizer:
@@ -192,7 +198,7 @@ def _check_ties(units: Sequence[nn.Module], model: nn.Module) -> None:
             first = owner.setdefault(id(parameter), unit)
             if first is not unit and not _is_within(first, unit, parameter):
                 raise TaskError(
-                    f"{_path(model, unit)}.{name} is tied to a parameter of "
+                    f"{_path(model, unit)}.{name}".lstrip(".") + f" is tied to a parameter of "
                     f"{_path(model, first)}, and each of the two is cut on its own under "
                     "train.sharding: fsdp; let Task.sharded_modules() leave one of them out, or "
                     "write train.sharding: none"
@@ -293,7 +299,13 @@ class Layout:
 
     def taken_apart(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state with notes in place of its sharded tensors, and this rank's parts."""
-        noted, parts = split(state, _part)
+        weights = copy.copy(state["model"])
+        first: dict[int, str] = {}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            same = first.setdefault(id(parameter), name)
+            if same != name and {same, name} <= weights.keys():
+                weights[name] = weights[same]  # tied: one part for both, on every rank
+        noted, parts = split({**state, "model": weights}, _part)
         return {**noted, SHARDS: parts}
 
     def put_together(self, state: dict[str, Any]) -> dict[str, Any]:
