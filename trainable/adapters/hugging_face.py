@@ -90,6 +90,8 @@ def reports(trainer: Any, context: Context) -> Iterator[Report]:
     _check_arguments(trainer.args, context)
     if trainer.args.disable_tqdm:
         disable_progress_bar()  # of each checkpoint that is written
+    if context.rank:  # the files of rank 0 are removed once they are read
+        trainer.args.output_dir = f"{trainer.args.output_dir}/rank_{context.rank}"
     directory = Path(trainer.args.output_dir)
     _remove_checkpoints(directory)  # what an interrupted process left
     restored = context.restored or {}
