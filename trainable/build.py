@@ -27,6 +27,7 @@ from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
+from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
 from trainable.run_length import set_total_steps
@@ -57,6 +58,8 @@ def open_trainer(
     restore: Path | str | None = None,
     until: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
+    accept_workers: bool = False,
 ) -> Trainer | CustomLoop:
     """Build a run; resume it when its directory has a valid checkpoint.
 
@@ -82,6 +85,9 @@ def open_trainer(
             the last one of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
             ends.
+        ranks: This rank of the trial. Each rank opens a trainer of the same configuration and
+            iterates over its `events()`.
+        accept_workers: Resume from a checkpoint of another number of ranks.
 
     Raises:
         ConfigError: The configuration cannot be trained.

@@ -425,6 +425,11 @@ def is_zero(value: object) -> bool:
     return value == 0
 
 
+def is_one(value: object) -> bool:
+    """Return whether a number is left out of a written configuration; earlier ones lack it."""
+    return value == 1
+
+
 def is_none(value: object) -> bool:
     """Return whether a key is left out of a written configuration; earlier ones lack it."""
     return value is None
@@ -576,6 +581,8 @@ class TrialConfig(Section):
     run's seed."""
     patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
     """The run ends after so many reports without a new best; null: at the end of its budget."""
+    workers: int = Field(default=1, ge=1, exclude_if=is_one)
+    """Processes, called ranks, that train the model together; each has its own device."""
     training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a run keeps the version with which it started."""
 

@@ -1,0 +1,608 @@
+"""The ranks of a trial: the processes that train one model together, in lock-step.
+
+`Ranks` is a trial of one process, in which every method returns what it is given. `RankGroup` is
+one of several processes. Rank 0, the first rank, alone reports, saves and decides. Every rank calls
+the same methods in the same order; each such call is a collective operation.
+Nothing that comes from another process is unpickled: states are read as checkpoints are, and all
+else is numbers and JSON. What must not live here: how a step is taken (`step.py`), and how the
+processes start (`local_ranks.py`, `ray_ranks.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainable.errors import RankLost
+from trainable.rank_errors import as_error, as_note
+from trainable.snapshot import parse_state, snapshot, write_state
+
+Scalar = float | Tensor
+
+_WITHOUT_END = timedelta(days=365)
+_FAILED = "failed"
+"""The key of the group's store under which a rank that fails says why, before it leaves."""
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where the ranks of a trial meet.
+
+    Attributes:
+        address: The address of the first rank, at which it alone listens; 127.0.0.1 if all ranks
+            are on one machine.
+        port: Its port.
+        size: The number of ranks.
+        timeout: Seconds for which a rank waits for the others in a step.
+        join_timeout: Seconds for which a rank waits until all have joined.
+    """
+
+    address: str
+    port: int
+    size: int
+    timeout: float = 300.0
+    join_timeout: float = 120.0
+
+
+def listen(address: str = "127.0.0.1") -> socket.socket:
+    """Return a socket that listens at an address, on a free port, for the first rank's group."""
+    return socket.create_server((address, 0), backlog=128)
+
+
+class Ranks:
+    """The ranks of a trial of one process."""
+
+    rank = 0
+    size = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that reports, saves and decides."""
+        return self.rank == 0
+
+    def exchange(
+        self,
+        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        parameters: Sequence[Tensor],
+    ) -> tuple[Scalar, Scalar, int]:
+        """Compute this rank's part of a step; return the sums, and leave the summed gradients.
+
+        Args:
+            compute: Runs the micro-batches; returns the loss, the weight and the number of
+                backward passes. What it raises on one rank is raised on all of them.
+            parameters: Their gradients are summed, in this order.
+        """
+        del parameters
+        return compute()
+
+    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Replace each gradient by its sum over the ranks; None where no rank has one."""
+
+    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
+        """Return the sums over the ranks, in float64; raise if a rank has an error.
+
+        Device synchronisation, where a value is on a device.
+        """
+        if error is not None:
+            raise error
+        return [float(value) for value in values]
+
+    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+        """Raise on every rank if one of them has an error.
+
+        A rank with an error raises that one. The others raise an error of the same kind, with the
+        rank's number, its message and its traceback.
+
+        Args:
+            error: The error of this rank.
+            without_end: Wait for the other ranks however long they take.
+        """
+        del without_end
+        if error is not None:
+            raise error
+
+    @contextlib.contextmanager
+    def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
+        """Raise at the end of the context on every rank if one of them raised within it."""
+        del without_end
+        yield
+
+    def decide(self, numbers: Sequence[float]) -> list[float]:
+        """Return the numbers of the first rank."""
+        return list(numbers)
+
+    def agree(self, value: Any) -> Any:
+        """Return the first rank's value: plain data as JSON has it."""
+        return value
+
+    def gather_plain(self, value: Any) -> list[Any]:
+        """Return the value of each rank: plain data as JSON has it."""
+        return [value]
+
+    def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the first rank's state, with its tensors on the CPU; None if it has none."""
+        return state
+
+    def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """Return the states of all ranks on the first rank, and None on the others."""
+        return [state]
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first rank's values into tensors that each rank has in the same order."""
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
+
+    def wait_for_first(self) -> None:
+        """Wait until the first rank comes here, however long it takes."""
+
+    def next_report(self) -> bool:
+        """Wait until the first rank trains on; return False if it was closed instead."""
+        return True
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group. The collective operations of the others raise from now on.
+
+        Args:
+            error: Why this rank fails; the others raise an error of the same kind.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close(error)
+
+
+ALONE = Ranks()
+"""The ranks of a trial of one process."""
+
+
+class RankGroup(Ranks):
+    """One of several ranks. `join` makes one.
+
+    Args:
+        place: Where the ranks meet.
+        rank: This rank's number.
+        store: The group's store.
+        direct: Whether the group's backend takes tensors of this rank's device.
+    """
+
+    def __init__(self, place: GroupPlace, rank: int, store: dist.Store, *, direct: bool) -> None:
+        self.rank, self.size = rank, place.size
+        self._timeout = timedelta(seconds=place.timeout)
+        self._store = store
+        self._direct = direct
+        self._group: Any = dist.group.WORLD
+        self._group.set_timeout(self._timeout)
+        self._flat: _FlatGradients | None = None
+        self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
+
+    @classmethod
+    def join(
+        cls,
+        place: GroupPlace,
+        rank: int,
+        *,
+        device: torch.device | None = None,
+        listening: socket.socket | None = None,
+        own_address: str | None = None,
+    ) -> RankGroup:
+        """Join the ranks of a trial; returns once all have joined.
+
+        Import the task first: `place.join_timeout` is for joining alone.
+
+        Args:
+            place: Where the ranks meet.
+            rank: This rank's number.
+            device: The rank's device; None: the CPU.
+            listening: On the first rank, what `listen` returned.
+            own_address: The address of this rank's machine; None: that of the place.
+
+        Raises:
+            RankLost: A rank did not join in time.
+        """
+        device = device or torch.device("cpu")
+        patience = timedelta(seconds=place.join_timeout)
+        fd = None if listening is None else listening.detach()
+        try:
+            store = dist.TCPStore(
+                place.address,
+                place.port,
+                is_master=rank == 0,
+                timeout=patience,
+                wait_for_workers=False,
+                master_listen_fd=fd,
+            )
+            direct = _have_own_devices(store, rank, place.size, device)
+            with _interface(own_address or place.address):
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
+                    store=store,
+                    rank=rank,
+                    world_size=place.size,
+                    timeout=patience,
+                )
+        except (RuntimeError, ValueError) as problem:
+            raise RankLost(
+                f"rank {rank} of {place.size} could not join the others at {place.address}:"
+                f"{place.port} within {place.join_timeout:g} s ({problem}); a rank has ended, or "
+                "its machine cannot be reached; the trial is retried"
+            ) from problem
+        return cls(place, rank, store, direct=direct)
+
+    def exchange(
+        self,
+        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        parameters: Sequence[Tensor],
+    ) -> tuple[Scalar, Scalar, int]:
+        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
+        error: Exception | None = None
+        loss: Scalar = 0.0
+        weight: Scalar = 0.0
+        passes = 0
+        try:
+            loss, weight, passes = compute()
+        except Exception as problem:
+            error = problem
+        device = parameters[0].device
+        on_host = device.type == "cpu" or not self._direct
+        values = [float(loss), float(weight)] if on_host else [0.0, 0.0]
+        present = [0 if p.grad is None else 1 for p in parameters]
+        sums = self._sum_flagged([passes, *values, *present], error)
+        if not on_host:
+            on_device = torch.stack([_on(device, loss), _on(device, weight)])
+            self._all_reduce(on_device)
+            loss, weight = on_device.unbind()
+        else:
+            loss, weight = sums[1], sums[2]
+        self._add_present(parameters, [count > 0 for count in sums[3:]])
+        return loss, weight, int(sums[0])
+
+    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Replace each gradient by its sum over the ranks; None where no rank has one."""
+        counts = self.sum([0 if p.grad is None else 1 for p in parameters])
+        self._add_present(parameters, [count > 0 for count in counts])
+
+    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
+        """Return the sums over the ranks, in float64; raise if a rank has an error."""
+        return self._sum_flagged([float(value) for value in values], error)
+
+    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+        """Raise on every rank if one of them has an error."""
+        self._sum_flagged([], error, _WITHOUT_END if without_end else None)
+
+    @contextlib.contextmanager
+    def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
+        """Raise at the end of the context on every rank if one of them raised within it."""
+        try:
+            yield
+        except RankLost:
+            raise  # there is no group any more
+        except Exception as error:
+            self.together(error, without_end=without_end)
+        else:
+            self.together(None, without_end=without_end)
+
+    def decide(self, numbers: Sequence[float]) -> list[float]:
+        """Return the numbers of the first rank."""
+        told = torch.tensor(numbers, dtype=torch.float64)
+        self._broadcast(told)
+        return told.tolist()  # type: ignore[no-any-return]
+
+    def agree(self, value: Any) -> Any:
+        """Return the first rank's value: plain data as JSON has it."""
+        return json.loads(self._send_bytes(json.dumps(value).encode() if self.is_first else b""))
+
+    def gather_plain(self, value: Any) -> list[Any]:
+        """Return the value of each rank: plain data as JSON has it."""
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = self._lengths(len(own))
+        content = torch.zeros((self.size, max(sizes)), dtype=torch.uint8)
+        content[self.rank, : len(own)] = own
+        self._all_reduce(content)
+        return [
+            json.loads(part[:size].numpy().tobytes())
+            for part, size in zip(content, sizes, strict=True)
+        ]
+
+    def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the first rank's state, with its tensors on the CPU; None if it has none."""
+        content = self._send_bytes(_as_bytes(state) if self.is_first and state else b"")
+        if self.is_first:
+            return state
+        return parse_state(content) if content else None
+
+    def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """Return the states of all ranks on the first rank, and None on the others."""
+        content = b"" if self.is_first else _as_bytes(state)
+        lengths = self._lengths(len(content))
+        if not self.is_first:
+            own = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            self._run(lambda: self._group.send([own], 0, 0))
+            return None
+        states = [state]
+        for rank in range(1, self.size):
+            received = torch.empty(lengths[rank], dtype=torch.uint8)
+            self._run(lambda into=received, rank=rank: self._group.recv([into], rank, 0))
+            states.append(parse_state(received.numpy().tobytes()))
+        return states
+
+    @torch.no_grad()
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first rank's values into tensors that each rank has in the same order."""
+        for same in _by_kind(list(tensors)):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
+            self._broadcast(flat)
+            if not self.is_first:
+                parts = flat.split([tensor.numel() for tensor in same])
+                for tensor, part in zip(same, parts, strict=True):
+                    tensor.detach().copy_(part.view(tensor.shape))
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
+        if self._buffers is None or self._buffers[0] is not model:
+            self._buffers = (
+                model,
+                [
+                    (module._buffers, name)
+                    for module in model.modules()
+                    for name in module._buffers
+                    if name not in module._non_persistent_buffers_set
+                ],
+            )
+        found = [owner.get(name) for owner, name in self._buffers[1]]
+        self.copy_from_first([buffer for buffer in found if buffer is not None])
+
+    def wait_for_first(self) -> None:
+        """Wait until the first rank comes here, however long it takes."""
+        self._broadcast(torch.zeros(1, dtype=torch.float64), _WITHOUT_END)
+
+    def next_report(self) -> bool:
+        """Wait until the first rank trains on; return False if it was closed instead."""
+        try:
+            self.wait_for_first()
+        except RankLost:
+            if self.is_first:
+                raise
+            return False
+        return True
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group. The collective operations of the others raise from now on."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if isinstance(error, Exception) and not isinstance(error, RankLost):
+            with contextlib.suppress(RuntimeError):  # the first rank may have ended
+                self._store.set(_FAILED, json.dumps(as_note(error, self.rank)))
+        if dist.group.WORLD is group:
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+            dist.destroy_process_group()
+
+    # The collective operations
+
+    def _sum_flagged(
+        self,
+        values: Sequence[float],
+        error: BaseException | None,
+        timeout: timedelta | None = None,
+    ) -> list[float]:
+        numbers = torch.tensor([float(error is not None), *values], dtype=torch.float64)
+        self._all_reduce(numbers, timeout)
+        failed, *sums = numbers.tolist()
+        if failed:
+            self._raise_failure(error)
+        return sums
+
+    def _lengths(self, own: int) -> list[int]:
+        """Return a length of each rank."""
+        return [
+            int(length)
+            for length in self.sum([own if rank == self.rank else 0 for rank in range(self.size)])
+        ]
+
+    def _raise_failure(self, error: BaseException | None) -> None:
+        """Raise this rank's error, or else that of the first rank that has one."""
+        notes = self.gather_plain(None if error is None else as_note(error, self.rank))
+        if error is not None:
+            raise error
+        raise as_error(next(note for note in notes if note is not None))
+
+    def _add_present(self, parameters: Sequence[Tensor], present: Sequence[bool]) -> None:
+        chosen = [p for p, some in zip(parameters, present, strict=True) if some]
+        if self._flat is None or not self._flat.fits(chosen):
+            self._flat = _FlatGradients(chosen)
+        for flat in self._flat.fill():
+            self._all_reduce(flat)
+        self._flat.give_back()
+
+    def _all_reduce(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
+        options = self._options("AllreduceOptions", timeout)
+        with self._on_host(tensor) as sent:
+            self._run(lambda: self._group.allreduce([sent], options))
+
+    def _broadcast(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
+        options = self._options("BroadcastOptions", timeout)
+        options.rootRank = 0
+        with self._on_host(tensor) as sent:
+            self._run(lambda: self._group.broadcast([sent], options))
+
+    def _send_bytes(self, content: bytes) -> bytes:
+        """Return the bytes of the first rank."""
+        (length,) = self.decide([len(content)])
+        if not length:
+            return b""
+        sent = (
+            torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            if self.is_first
+            else torch.empty(int(length), dtype=torch.uint8)
+        )
+        self._broadcast(sent)
+        return content if self.is_first else sent.numpy().tobytes()
+
+    @contextlib.contextmanager
+    def _on_host(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Give the tensor, or a copy in host memory if the backend needs one."""
+        if tensor.device.type == "cpu" or self._direct:
+            yield tensor
+            return
+        sent = tensor.cpu()  # device synchronisation: ranks that share one device
+        yield sent
+        tensor.copy_(sent)
+
+    def _options(self, name: str, timeout: timedelta | None = None) -> Any:
+        options = getattr(dist, name)()
+        options.timeout = timeout or self._timeout
+        return options
+
+    def _run(self, start: Callable[[], Any]) -> None:
+        """Run a collective operation.
+
+        Raises:
+            RankLost: Another rank has left without a word, or did not come in time.
+            TrainingError: Another rank has failed.
+        """
+        if self._group is None:
+            raise RankLost(f"rank {self.rank} has left the group of its trial")
+        try:
+            start().wait()
+        except RuntimeError as problem:
+            note = self._note_of_failure()
+            if note is not None:
+                raise as_error(note) from problem
+            raise RankLost(
+                f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and "
+                f"one was lost ({str(problem).splitlines()[0]}); its process has ended, its "
+                f"machine is gone, or it did not come within {self._timeout.total_seconds():g} s; "
+                "the trial is retried from its newest checkpoint"
+            ) from problem
+
+    def _note_of_failure(self) -> dict[str, Any] | None:
+        try:
+            if not self._store.check([_FAILED]):
+                return None
+            note: dict[str, Any] = json.loads(self._store.get(_FAILED))
+        except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
+            return None
+        return note if note["rank"] != self.rank else None
+
+
+class _FlatGradients:
+    """The gradients of some parameters in one tensor for each type and device, to be summed.
+
+    A gradient becomes a view of it. One operation in a fixed order of the parameters gives the
+    same bits on every rank and in every run; buckets whose order depends on the run do not.
+    """
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self._parameters = parameters
+        self._views: list[tuple[Tensor, Tensor]] = []
+        self._flat: list[Tensor] = []
+        for same in _by_kind(parameters):
+            flat = torch.empty(
+                sum(p.numel() for p in same), dtype=same[0].dtype, device=same[0].device
+            )
+            self._flat.append(flat)
+            start = 0
+            for p in same:
+                part = flat[start : start + p.numel()]
+                self._views.append((p, _shaped(part, p)))
+                start += p.numel()
+
+    def fits(self, parameters: list[Tensor]) -> bool:
+        """Whether these are its parameters."""
+        return len(parameters) == len(self._parameters) and all(
+            mine is other for mine, other in zip(self._parameters, parameters, strict=True)
+        )
+
+    def fill(self) -> list[Tensor]:
+        """Copy the gradients into the flat tensors, 0 where there is none; return those."""
+        there = [(view, p.grad) for p, view in self._views if p.grad is not None]
+        for p, view in self._views:
+            if p.grad is None:
+                view.zero_()
+        if there:
+            views, gradients = zip(*there, strict=True)
+            torch._foreach_copy_(list(views), list(gradients))
+        return self._flat
+
+    def give_back(self) -> None:
+        """Let each parameter have its part of the flat tensor as its gradient."""
+        for p, view in self._views:
+            p.grad = view
+
+
+def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return a part of a flat tensor in the shape, and if possible the layout, of a parameter."""
+    strides = torch.empty_like(parameter, device="meta").stride()  # without gaps
+    return part.as_strided(parameter.shape, strides, part.storage_offset())
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the tensors in groups of one type and device, in their order."""
+    groups: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
+def _on(device: torch.device, value: Scalar) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()).to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def _as_bytes(state: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    write_state(snapshot(state), file)
+    return file.getvalue()
+
+
+def _have_own_devices(store: dist.Store, rank: int, size: int, device: torch.device) -> bool:
+    """Return whether no two ranks share a GPU, as NCCL requires; True on CPUs."""
+    if device.type != "cuda":
+        return True
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    store.set(f"device/{rank}", name)
+    names = [store.get(f"device/{other}").decode() for other in range(size)]
+    return len(set(names)) == size
+
+
+@contextlib.contextmanager
+def _interface(address: str) -> Iterator[None]:
+    """Have gloo use the network interface with an address; it would take that of the host name."""
+    name = _interface_of(address)
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    if name is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+def _interface_of(address: str) -> str | None:
+    if address.startswith("127."):
+        return "lo"
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return str(name)
+    return None
