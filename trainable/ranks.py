@@ -1,8 +1,8 @@
 """The ranks of a trial: the processes that train one model together, in lock-step.
 
 `Ranks` is a trial of one process, in which every method returns what it is given. `RankGroup` is
-one of several processes. Rank 0, the first rank, alone reports, saves and decides. Every rank calls
-the same methods in the same order; each such call is a collective operation.
+one of several processes. Rank 0, the first rank, alone reports, saves and decides. Every rank
+calls the same methods in the same order; each such call is a collective operation.
 Nothing that comes from another process is unpickled: states are read as checkpoints are, and all
 else is numbers and JSON. What must not live here: how a step is taken (`step.py`), and how the
 processes start (`local_ranks.py`, `ray_ranks.py`).
@@ -31,7 +31,7 @@ from trainable.snapshot import parse_state, snapshot, write_state
 Scalar = float | Tensor
 
 _WITHOUT_END = timedelta(days=365)
-_FAILED = "failed"
+FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
 
@@ -98,7 +98,13 @@ class Ranks:
             raise error
         return [float(value) for value in values]
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error.
 
         A rank with an error raises that one. The others raise an error of the same kind, with the
@@ -107,8 +113,9 @@ class Ranks:
         Args:
             error: The error of this rank.
             without_end: Wait for the other ranks however long they take.
+            seconds: Wait for them so long; None: as in a step.
         """
-        del without_end
+        del without_end, seconds
         if error is not None:
             raise error
 
@@ -177,12 +184,22 @@ class RankGroup(Ranks):
         rank: This rank's number.
         store: The group's store.
         direct: Whether the group's backend takes tensors of this rank's device.
+        own_address: The address of this rank's machine; None: that of the place.
     """
 
-    def __init__(self, place: GroupPlace, rank: int, store: dist.Store, *, direct: bool) -> None:
-        self.rank, self.size = rank, place.size
+    def __init__(
+        self,
+        place: GroupPlace,
+        rank: int,
+        store: dist.Store,
+        *,
+        direct: bool,
+        own_address: str | None = None,
+    ) -> None:
+        self.rank, self.size, self.place = rank, place.size, place
+        self.own_address = own_address or place.address
         self._timeout = timedelta(seconds=place.timeout)
-        self._store = store
+        self.store = store
         self._direct = direct
         self._group: Any = dist.group.WORLD
         self._group.set_timeout(self._timeout)
@@ -226,7 +243,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with _interface(own_address or place.address):
+            with interface(own_address or place.address):
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -240,7 +257,7 @@ class RankGroup(Ranks):
                 f"{place.port} within {place.join_timeout:g} s ({problem}); a rank has ended, or "
                 "its machine cannot be reached; the trial is retried"
             ) from problem
-        return cls(place, rank, store, direct=direct)
+        return cls(place, rank, store, direct=direct, own_address=own_address)
 
     def exchange(
         self,
@@ -279,9 +296,16 @@ class RankGroup(Ranks):
         """Return the sums over the ranks, in float64; raise if a rank has an error."""
         return self._sum_flagged([float(value) for value in values], error)
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error."""
-        self._sum_flagged([], error, _WITHOUT_END if without_end else None)
+        limit = timedelta(seconds=seconds) if seconds is not None else None
+        self._sum_flagged([], error, _WITHOUT_END if without_end else limit)
 
     @contextlib.contextmanager
     def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
@@ -379,6 +403,11 @@ class RankGroup(Ranks):
             return False
         return True
 
+    def use_group(self, group: Any) -> None:
+        """Talk over this group, which only this rank has opened, and end torch's default group."""
+        dist.destroy_process_group()
+        self._group, self._direct = group, False
+
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
         group, self._group = self._group, None
@@ -386,7 +415,7 @@ class RankGroup(Ranks):
             return
         if isinstance(error, Exception) and not isinstance(error, RankLost):
             with contextlib.suppress(RuntimeError):  # the first rank may have ended
-                self._store.set(_FAILED, json.dumps(as_note(error, self.rank)))
+                self.store.compare_set(FAILED, "", json.dumps(as_note(error, self.rank)))
         if dist.group.WORLD is group:
             with contextlib.suppress(RuntimeError):
                 group.abort()
@@ -492,9 +521,9 @@ class RankGroup(Ranks):
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
-            if not self._store.check([_FAILED]):
+            if not self.store.check([FAILED]):
                 return None
-            note: dict[str, Any] = json.loads(self._store.get(_FAILED))
+            note: dict[str, Any] = json.loads(self.store.get(FAILED))
         except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
             return None
         return note if note["rank"] != self.rank else None
@@ -582,9 +611,9 @@ def _have_own_devices(store: dist.Store, rank: int, size: int, device: torch.dev
 
 
 @contextlib.contextmanager
-def _interface(address: str) -> Iterator[None]:
+def interface(address: str) -> Iterator[None]:
     """Have gloo use the network interface with an address; it would take that of the host name."""
-    name = _interface_of(address)
+    name = interface_of(address)
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -597,7 +626,8 @@ def _interface(address: str) -> Iterator[None]:
             os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def _interface_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface with an address; None if none has it."""
     if address.startswith("127."):
         return "lo"
     import psutil
