@@ -10,10 +10,11 @@ from typing import Any
 
 
 def describe(rank: int, place: dict[str, Any], word: str) -> dict[str, Any]:
-    """Return what the rank was given; rank 2 prints."""
+    """Return what rank 1 was given; rank 2 fails."""
+    if rank == 2:
+        raise ValueError("bad sample 17")
     print("printed", flush=True)
     return {
-        "rank": rank,
         "place": place,
         "word": word,
         "pid": os.getpid(),
@@ -22,17 +23,10 @@ def describe(rank: int, place: dict[str, Any], word: str) -> dict[str, Any]:
     }
 
 
-def fail(rank: int, place: dict[str, Any]) -> None:
-    """Fail in rank 2, and return in the others."""
-    del place
-    if rank == 2:
-        raise ValueError("bad sample 17")
-
-
 def die(rank: int, place: dict[str, Any]) -> None:
-    """Kill the process of rank 1; the others wait."""
+    """Kill the process of rank 1."""
     del place
-    if rank == 1:
-        print("about to die", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+    assert rank == 1
+    print("about to die", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)

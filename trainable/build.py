@@ -18,6 +18,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError, TrainingCaution
+from trainable.follower_files import NoCheckpoints, NoHistory
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.loop_rank import CustomLoopRank
@@ -28,6 +29,9 @@ from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
+from trainable.rank_checks import check_built_alike
+from trainable.rank_data import share_of
+from trainable.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
@@ -37,6 +41,7 @@ from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
+from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan, open_stream
 from trainable.task import Data, Task, check_data, load_loop, load_task
@@ -128,48 +133,50 @@ def open_trainer(
             ranks=ranks,
             accept_workers=accept_workers,
         )
-    with translate_torch_errors(target):
-        compare = restore is None or (directory / BUILT).exists()
-        parts = build_parts(config, device=target, task=task, compare=compare)
-    if "train.batch_size" in searched:
-        check_batch_size_applies(parts.train.plan)
-    for caution in parts.cautions:
-        warnings.warn(caution, TrainingCaution, stacklevel=2)
-    train, schedule = config.train, parts.schedule
-    step = build_step(parts, train)
+    with ranks.failing_together(without_end=True), translate_torch_errors(target):
+        compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
+        parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
+        if "train.batch_size" in searched:
+            check_batch_size_applies(parts.train.plan)
+        step = build_step(parts, config.train, ranks)
+    check_built_alike(parts.summary, ranks)
+    if ranks.is_first:
+        for caution in parts.cautions:
+            warnings.warn(caution, TrainingCaution, stacklevel=2)
+    start_together(step, config.seed)
     state = TrainState(
         model=step.model,
         optimizer=step.optimizer,
-        schedule=schedule,
+        schedule=parts.schedule,
         precision=step.precision,
         task=parts.task,
         data=parts.data,
         average=step.average,
         trained_only=config.checkpoint.parameters == "trained",
         position=parts.train.position,
+        ranks=ranks,
+        accept_workers=accept_workers,
     )
-    files = files_of(directory, checkpoints)
-    store = CheckpointStore(
-        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
-    )
+    with ranks.failing_together(without_end=True):
+        files = files_of(directory, checkpoints) if ranks.is_first else None
+        store, saved = _open_store(config, directory, parts, files, restore)
     with store.closed_on_error():
-        if restore is None:
-            saved = with_inheritance(directory, store.resume(), store.set_aside)
-        else:
-            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
-        if parts.summary is not None:
-            resumed = restore is not None or bool(store.generations())
-            check_built(directory, parts.summary, resumed=resumed)
-        if saved is not None:
-            state.load_state_dict(saved)
-            schedule.set_lr(step.optimizer, state.progress.step)
+        saved = ranks.broadcast(saved)
+        with ranks.failing_together(without_end=True):
+            if saved is not None:
+                state.load_state_dict(saved)
+                parts.schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
         interrupted_before = (
             saved is not None and restore is None and progress.reports < config.budget.reports
         )
         saved_step = -1 if saved is None else progress.step
-        history = History(directory, files, step=saved_step, interrupted=interrupted_before)
-
+        history = (
+            NoHistory(directory)
+            if files is None
+            else History(directory, files, step=saved_step, interrupted=interrupted_before)
+        )
+    train = config.train
     return Trainer(
         step=step,
         state=state,
@@ -178,7 +185,7 @@ def open_trainer(
         store=store,
         history=history,
         plan=parts.reports,
-        last=until or config.budget.reports,
+        last=ranks.agree(until or config.budget.reports),
         patience=config.patience,
         metric=config.metrics[0],
         mode=config.modes[0],
@@ -186,11 +193,58 @@ def open_trainer(
         layer_norms_every=train.layer_norms_every,
         readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,
-        earlier=read_rows(directory),
+        earlier=read_rows(directory) if ranks.is_first else (),
         val_seed=val_seed(config),
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
     )
+
+
+def start_together(step: Step, seed: int) -> None:
+    """Give each rank the weights of the first one, and random generators of its own.
+
+    Dropout then differs from rank to rank. The first rank draws as a run of one process does.
+    """
+    ranks, model = step.ranks, step.model
+    if ranks.size == 1:
+        return
+    ranks.copy_from_first([*model.parameters(), *model.buffers()])
+    inside = {id(parameter) for parameter in model.parameters()}
+    ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
+    if not ranks.is_first:
+        set_seed(derive_seed(seed, "rank", ranks.rank))
+
+
+def _open_store(
+    config: TrialConfig,
+    directory: Path,
+    parts: Parts,
+    files: RunFiles | None,
+    restore: Path | str | None,
+) -> tuple[CheckpointStore, dict[str, Any] | None]:
+    """Open the run's checkpoints; return them and the state to start from.
+
+    Args:
+        config: The run.
+        directory: Its directory.
+        parts: What its task built.
+        files: Where the checkpoints lie; None on a rank that saves none.
+        restore: As in `open_trainer`.
+    """
+    if files is None:
+        return NoCheckpoints(directory), None
+    store = CheckpointStore(
+        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
+    )
+    with store.closed_on_error():
+        if restore is None:
+            saved = with_inheritance(directory, store.resume(), store.set_aside)
+        else:
+            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
+        if parts.summary is not None and (restore is None or (directory / BUILT).exists()):
+            resumed = restore is not None or bool(store.generations())
+            check_built(directory, parts.summary, resumed=resumed)
+    return store, saved
 
 
 @dataclass(frozen=True)
@@ -236,6 +290,7 @@ def build_parts(
     device: torch.device,
     task: Task | None = None,
     compare: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Parts:
     """Build the parts of a run, without its optimizer, and seed every generator.
 
@@ -270,7 +325,7 @@ def build_parts(
     model = prepare_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
-        data, config, val_seed=val_seed(config) or config.seed, device=device
+        task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
     )
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
@@ -357,7 +412,7 @@ def check_batch_size_applies(plan: Plan) -> None:
     )
 
 
-def build_step(parts: Parts, config: TrainConfig) -> Step:
+def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
     """Build the optimizer and its `Step`; the learning rate is that of the first step.
 
     Raises:
@@ -385,6 +440,7 @@ def build_step(parts: Parts, config: TrainConfig) -> Step:
         precision=parts.precision,
         clipper=Clipper(config.clip),
         average=average,
+        ranks=ranks,
     )
 
 
@@ -513,18 +569,27 @@ def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
 
 
 def _open_sources(
-    data: Data, trial: TrialConfig, *, val_seed: int, device: torch.device
+    task: Task,
+    data: Data,
+    trial: TrialConfig,
+    *,
+    val_seed: int,
+    device: torch.device,
+    ranks: Ranks,
 ) -> tuple[Source, Source]:
     config = trial.train
     micro = config.micro_batch_size
+    val_ranks = ranks if evaluates_in_parts(task) else ALONE
 
     def open_split(
         split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
     ) -> Source:
-        samples = data.train if split == "train" else data.val
+        samples, own = (data.train, ranks) if split == "train" else (data.val, val_ranks)
         if is_stream(samples):
             most = trial.budget.val_batches if split == "val" else None
-            return open_stream(data, split, config, seed=seed, device=device, batches=most)
+            return open_stream(
+                data, split, config, seed=seed, device=device, batches=most, ranks=own
+            )
         return open_source(
             samples,
             plan(),
@@ -532,6 +597,7 @@ def _open_sources(
             device=device,
             loader=config.loader,
             collate=data.collate_of(split),
+            share=share_of(own),
         )
 
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.

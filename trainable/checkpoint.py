@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 from redaction.secrets import redact
 from trainable import heartbeat
@@ -41,6 +41,16 @@ if TYPE_CHECKING:
     from trainable.snapshot import Snapshots
 
 __all__ = ["CheckpointStore", "Generation", "Pointer"]
+
+
+class StateObserver(Protocol):
+    """Looks at the states of a run in training."""
+
+    def wants(self, step: int) -> bool:
+        """Whether it looks at the state of this step, at which the run may save."""
+
+    def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Look at the state of a step."""
 
 
 class CheckpointStore:
@@ -79,8 +89,8 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
-        self.observer: Callable[[int, Callable[[], dict[str, Any]]], None] | None = None
-        """Receives the step and the state at each point where the run may save."""
+        self.observer: StateObserver | None = None
+        """Looks at states at the points where the run may save."""
         self.set_aside: list[str] = []
         """For each generation that `resume` found damaged: why, and what replaces it."""
         if config is not None:
@@ -207,8 +217,7 @@ class CheckpointStore:
         """Save if a checkpoint is due: by the interval, for a new best, or at the end of the run.
 
         The loop calls this after every step. It returns as soon as the state is copied; a
-        background thread writes the copy. A save that is due waits for the previous write. With an
-        interval in seconds no save is due during a write, so a slow disk does not delay training.
+        background thread writes the copy.
 
         Args:
             state: Returns the state; called only for a save. The state may change after the call.
@@ -233,15 +242,67 @@ class CheckpointStore:
             WriterReplaced: Another process has opened the run for writing.
             CheckpointError: The state cannot be saved.
         """
-        if self.observer is not None:
-            self.observer(step, state)
+        if self.is_observed(step):
+            self.observe(step, state)
+        reports = epoch if reports is None else reports
+        if not self.is_due(
+            step=step,
+            epoch=epoch if end_of_epoch else None,
+            report=reports if (end_of_epoch if at_report is None else at_report) else None,
+            certain=final or new_best,
+        ):
+            return False
+        self.save(
+            state,
+            step=step,
+            reports=reports,
+            value=value,
+            final=final,
+            before_commit=before_commit,
+            async_copy_keys=async_copy_keys,
+        )
+        return True
+
+    def is_observed(self, step: int) -> bool:
+        """Return whether the observer looks at the state of a step."""
+        return self.observer is not None and self.observer.wants(step)
+
+    def observe(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Let the observer look at the state of a step."""
+        assert self.observer is not None
+        self.observer(step, state)
+
+    def is_due(self, *, step: int, epoch: int | None, report: int | None, certain: bool) -> bool:
+        """Return whether a checkpoint is due; call it after every step.
+
+        With an interval in seconds none is due during a write, so a slow disk does not delay
+        training.
+
+        Args:
+            step: Optimizer steps taken.
+            epoch: The epoch that has just been completed, if one has.
+            report: The report that has just been made, if one has.
+            certain: One is due whatever the interval.
+
+        Raises:
+            CheckpointError: The generation before could not be written.
+        """
         if self._writing is not None and self._writing.done():
             self.wait()  # so an error of the write is raised at the next step
-        reports = epoch if reports is None else reports
-        at_report = end_of_epoch if at_report is None else at_report
-        ended = epoch if end_of_epoch else None
-        if not (final or new_best or self._is_due(step, ended, reports if at_report else None)):
-            return False
+        return certain or self._interval_has_passed(step, epoch, report)
+
+    def save(
+        self,
+        state: Callable[[], dict[str, Any]],
+        *,
+        step: int,
+        reports: int,
+        value: float | None = None,
+        final: bool = False,
+        before_commit: Callable[[], None] = lambda: None,
+        async_copy_keys: Collection[str] = (),
+    ) -> None:
+        """Save as `maybe_save` does, with its arguments; a previous write is waited for."""
         heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
@@ -259,7 +320,6 @@ class CheckpointStore:
         thread.shutdown(wait=False)
         if final:
             self.close()
-        return True
 
     def wait_for_copy(self) -> None:
         """Wait until the state of the last save is copied. Free when no save is in progress."""
@@ -313,14 +373,7 @@ class CheckpointStore:
         self._raise_if_all_damaged()
         return None
 
-    def _is_due(self, step: int, epoch: int | None, report: int | None) -> bool:
-        """Return whether the interval has passed.
-
-        Args:
-            step: Optimizer steps taken.
-            epoch: The epoch that has just been completed, if one has.
-            report: The report that has just been made, if one has.
-        """
+    def _interval_has_passed(self, step: int, epoch: int | None, report: int | None) -> bool:
         assert self._config is not None, "a store without a config only reads"
         every = self._config.every
         if every.unit in ("epoch", "report"):

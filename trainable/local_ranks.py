@@ -5,7 +5,8 @@
 The child imports torch, says so, and reads one line: which function it calls as which rank. It
 answers with one line: what the function returned, or how it failed. Both lines are JSON. The
 kernel kills a child when its parent ends, and `close` kills it with its own child processes.
-What must not live here: what a rank does, and how ranks talk to each other (`ranks.py`).
+What must not live here: what a rank does (`ranks_follow.py`), and how ranks talk to each other
+(`ranks.py`).
 """
 
 from __future__ import annotations
@@ -18,19 +19,29 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO, Any, Self
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from redaction.secrets import redact
-from trainable.errors import TrainingError
+from trainable.config import TrialConfig
+from trainable.errors import RankFailed, RankLost, TrainingError
 from trainable.exception_text import reason_of, traceback_of
 from trainable.lazy_imports import load_training
 from trainable.parent_death import end_with_parent
 from trainable.task_import import prepare_process
 
-_SECONDS_TO_END = 5.0
-"""How long a rank may take to end after rank 0 has ended its part, before it is killed."""
+if TYPE_CHECKING:
+    from trainable.ranks import Ranks
+
+_STEP_SECONDS = 7 * 24 * 3600.0
+"""How long a rank waits for the others in a step: a user may debug one of them. The end of
+a process is noticed at once."""
+_GRACE_SECONDS = 1.0
+"""How long after its sockets the process of a lost rank may end."""
 _LAST_LINES = 20
 
 
@@ -42,7 +53,7 @@ class RankEnd:
         rank: Its number.
         result: What its function returned; None if it failed.
         reason: Why it failed, in one line; None if it did not.
-        kind: The kind of its failure; see `errors.py`. `lost` if its process ended.
+        kind: The kind of its failure; see `errors.py`. That of `RankLost` if its process ended.
         traceback: The traceback of its failure, or the last lines that the process printed.
     """
 
@@ -51,6 +62,81 @@ class RankEnd:
     reason: str | None = None
     kind: str = ""
     traceback: str = ""
+
+    def error(self) -> TrainingError:
+        """Return its failure as an error of this process."""
+        kind = RankLost if self.kind == RankLost.kind else RankFailed
+        error = kind(f"rank {self.rank}: {self.reason}")
+        if self.traceback:
+            error.add_note(f"Rank {self.rank}:\n{self.traceback}")
+        return error
+
+
+@contextmanager
+def local_ranks(
+    config: TrialConfig,
+    directory: Path,
+    *,
+    searched: Collection[str] = (),
+    device: str | None = None,
+    threads: int | None = None,
+    accept_workers: bool = False,
+) -> Iterator[Ranks]:
+    """Start the further ranks of a run on this machine, and give the ranks to its first one.
+
+    All but `config` is as in `open_trainer`, which receives the ranks. The further ranks train
+    until the context ends. Of several GPUs each rank takes one, and starts again with the first
+    where there are fewer.
+
+    Raises:
+        RankLost: The process of a rank has ended.
+    """
+    from trainable.build import find_device
+    from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
+
+    if config.workers == 1:
+        yield ALONE
+        return
+    found = find_device(device)
+    environments = _environments(config.workers) if found.type == "cuda" else ()
+    with LocalRanks(config.workers, environments) as children, listen() as listening:
+        place = GroupPlace(*listening.getsockname()[:2], config.workers, timeout=_STEP_SECONDS)
+        children.begin(
+            "trainable.local_ranks:follow_in_child",
+            asdict(place),
+            config=config.model_dump(mode="json"),
+            directory=str(directory),
+            searched=list(searched),
+            device="cpu" if found.type == "cpu" else None,
+            threads=threads,
+            accept_workers=accept_workers,
+        )
+        try:
+            with RankGroup.join(place, 0, device=found, listening=listening) as ranks:
+                yield ranks
+        except RankLost as problem:
+            if (end := children.cause()) is None:
+                raise
+            raise end.error() from problem
+
+
+def follow_in_child(rank: int, place: dict[str, Any], config: Any, **options: Any) -> None:
+    """Train as a further rank: `ranks_follow.follow` with plain data."""
+    from trainable.ranks import GroupPlace
+    from trainable.ranks_follow import follow
+
+    options["directory"] = Path(options["directory"])
+    follow(TrialConfig.model_validate(config), place=GroupPlace(**place), rank=rank, **options)
+
+
+def _environments(size: int) -> list[dict[str, str]]:
+    """Return the variables that show each rank above 0 one GPU; rank 0 takes the first."""
+    import torch
+
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
+    return [{"CUDA_VISIBLE_DEVICES": names[rank % count]} for rank in range(1, size)]
 
 
 class LocalRanks:
@@ -78,7 +164,7 @@ class LocalRanks:
             arguments: Plain data.
 
         Raises:
-            RankEnded: A rank ended while it imported torch.
+            RankLost: A rank ended while it imported torch.
         """
         for child in self._children:
             child.wait_until_ready()
@@ -89,9 +175,17 @@ class LocalRanks:
         """Wait until all ranks have ended, and return how."""
         return [child.end() for child in self._children]
 
-    def lost(self) -> RankEnd | None:
-        """Return how the first rank ended whose process is gone without an answer, if one is."""
-        return next((end for child in self._children if (end := child.lost()) is not None), None)
+    def cause(self) -> RankEnd | None:
+        """Return how the rank ended that the others lost: killed, or failed; None if unknown."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while True:
+            for child in self._children:
+                # one that only lost another rank says so, and is not the cause
+                if child.has_ended() and (end := child.end()).reason and not child.lost_another:
+                    return end
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
 
     def close(self) -> None:
         """Kill the ranks that still run, with their own child processes."""
@@ -103,20 +197,6 @@ class LocalRanks:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class RankEnded(TrainingError):
-    """The process of a rank has ended, and its code did not fail: it was killed, or it crashed.
-
-    Args:
-        end: How it ended.
-    """
-
-    kind = "lost"
-
-    def __init__(self, end: RankEnd) -> None:
-        super().__init__(f"rank {end.rank}: {end.reason}")
-        self.end = end
 
 
 class _Child:
@@ -137,11 +217,12 @@ class _Child:
             process_group=0,
         )
         self._end: RankEnd | None = None
+        self._is_gone = False
 
     def wait_until_ready(self) -> None:
         if not self._read():
             self._end = self._gone()
-            raise RankEnded(self._end)
+            raise self._end.error()
 
     def send(self, call: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -155,18 +236,18 @@ class _Child:
             self._end = RankEnd(self.rank, **json.loads(answer)) if answer else self._gone()
         return self._end
 
-    def lost(self) -> RankEnd | None:
-        if self._end is None and self._process.poll() is not None:
-            self.end()
-        return self._end if self._end is not None and self._end.kind == RankEnded.kind else None
+    def has_ended(self) -> bool:
+        return self._end is not None or self._process.poll() is not None
+
+    @property
+    def lost_another(self) -> bool:
+        """Whether it ended because it had lost another rank."""
+        return self._end is not None and self._end.kind == RankLost.kind and not self._is_gone
 
     def close(self) -> None:
         if self._output.closed:  # the group's id may belong to other processes by now
             return
         with self._output, self._process, contextlib.suppress(ProcessLookupError):
-            if self._end is not None and self._end.reason is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_SECONDS_TO_END)
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read(self) -> str:
@@ -174,6 +255,7 @@ class _Child:
         return self._process.stdout.readline()
 
     def _gone(self) -> RankEnd:
+        self._is_gone = True
         code = self._process.wait()
         self._output.seek(0)
         printed = self._output.read().strip().splitlines()[-_LAST_LINES:]
@@ -181,7 +263,7 @@ class _Child:
         return RankEnd(
             self.rank,
             reason=f"its process ended ({what})",
-            kind=RankEnded.kind,
+            kind=RankLost.kind,
             traceback=redact("\n".join(printed)),
         )
 

@@ -18,13 +18,15 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store, TCPStore
 
-from trainable.errors import RankLost
+from trainable.errors import RankLost, TaskError
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
 
@@ -75,6 +77,7 @@ class Ranks:
         self,
         compute: Callable[[], tuple[Scalar, Scalar, int]],
         parameters: Sequence[Tensor],
+        device: torch.device | None = None,
     ) -> tuple[Scalar, Scalar, int]:
         """Compute this rank's part of a step; return the sums, and leave the summed gradients.
 
@@ -82,8 +85,9 @@ class Ranks:
             compute: Runs the micro-batches; returns the loss, the weight and the number of
                 backward passes. What it raises on one rank is raised on all of them.
             parameters: Their gradients are summed, in this order.
+            device: Where loss and weight stay, without a synchronisation; None: they are floats.
         """
-        del parameters
+        del parameters, device
         return compute()
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -191,7 +195,7 @@ class RankGroup(Ranks):
         self,
         place: GroupPlace,
         rank: int,
-        store: dist.Store,
+        store: Store,
         *,
         direct: bool,
         own_address: str | None = None,
@@ -201,7 +205,8 @@ class RankGroup(Ranks):
         self._timeout = timedelta(seconds=place.timeout)
         self.store = store
         self._direct = direct
-        self._group: Any = dist.group.WORLD
+        group: Any = dist.group.WORLD
+        self._group = group
         self._group.set_timeout(self._timeout)
         self._flat: _FlatGradients | None = None
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
@@ -234,7 +239,7 @@ class RankGroup(Ranks):
         patience = timedelta(seconds=place.join_timeout)
         fd = None if listening is None else listening.detach()
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 place.address,
                 place.port,
                 is_master=rank == 0,
@@ -263,6 +268,7 @@ class RankGroup(Ranks):
         self,
         compute: Callable[[], tuple[Scalar, Scalar, int]],
         parameters: Sequence[Tensor],
+        device: torch.device | None = None,
     ) -> tuple[Scalar, Scalar, int]:
         """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
         error: Exception | None = None
@@ -271,25 +277,23 @@ class RankGroup(Ranks):
         passes = 0
         try:
             loss, weight, passes = compute()
+            present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
-            error = problem
-        device = parameters[0].device
-        on_host = device.type == "cpu" or not self._direct
-        values = [float(loss), float(weight)] if on_host else [0.0, 0.0]
-        present = [0 if p.grad is None else 1 for p in parameters]
-        sums = self._sum_flagged([passes, *values, *present], error)
-        if not on_host:
-            on_device = torch.stack([_on(device, loss), _on(device, weight)])
-            self._all_reduce(on_device)
-            loss, weight = on_device.unbind()
-        else:
-            loss, weight = sums[1], sums[2]
-        self._add_present(parameters, [count > 0 for count in sums[3:]])
-        return loss, weight, int(sums[0])
+            error, present = problem, [False] * len(parameters)
+        stays = device is not None and self._direct
+        values = [0.0, 0.0] if stays else [float(loss), float(weight)]
+        total, *sums = self._sum_flagged([passes, *values, *present], error)
+        self._add_present(parameters, [count > 0 for count in sums[2:]])
+        if device is None or not stays:
+            return sums[0], sums[1], int(total)
+        on_device = torch.stack([_on(device, loss), _on(device, weight)])
+        self._all_reduce(on_device)
+        wide = torch.promote_types(parameters[0].dtype, torch.float32)
+        return on_device[0].to(wide), on_device[1].to(wide), int(total)
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks; None where no rank has one."""
-        counts = self.sum([0 if p.grad is None else 1 for p in parameters])
+        counts = self.sum([_has_gradient(parameter) for parameter in parameters])
         self._add_present(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
@@ -323,7 +327,8 @@ class RankGroup(Ranks):
         """Return the numbers of the first rank."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self._broadcast(told)
-        return told.tolist()  # type: ignore[no-any-return]
+        numbers = told.tolist()
+        return [float(number) for number in numbers]
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -359,7 +364,7 @@ class RankGroup(Ranks):
         states = [state]
         for rank in range(1, self.size):
             received = torch.empty(lengths[rank], dtype=torch.uint8)
-            self._run(lambda into=received, rank=rank: self._group.recv([into], rank, 0))
+            self._run(partial(self._group.recv, [received], rank, 0))
             states.append(parse_state(received.numpy().tobytes()))
         return states
 
@@ -370,7 +375,7 @@ class RankGroup(Ranks):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
             self._broadcast(flat)
             if not self.is_first:
-                parts = flat.split([tensor.numel() for tensor in same])
+                parts = torch.split(flat, [tensor.numel() for tensor in same])
                 for tensor, part in zip(same, parts, strict=True):
                     tensor.detach().copy_(part.view(tensor.shape))
 
@@ -588,6 +593,22 @@ def _by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
+def _has_gradient(parameter: Tensor) -> bool:
+    """Return whether a parameter has a gradient.
+
+    Raises:
+        TaskError: It is a sparse one.
+    """
+    if parameter.grad is None:
+        return False
+    if parameter.grad.layout is not torch.strided:
+        raise TaskError(
+            "the model has sparse gradients, which ranks cannot sum; build its embeddings without "
+            "sparse=True, or train on one rank"
+        )
+    return True
+
+
 def _on(device: torch.device, value: Scalar) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().reshape(()).to(device, torch.float64)
@@ -600,7 +621,7 @@ def _as_bytes(state: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def _have_own_devices(store: dist.Store, rank: int, size: int, device: torch.device) -> bool:
+def _have_own_devices(store: Store, rank: int, size: int, device: torch.device) -> bool:
     """Return whether no two ranks share a GPU, as NCCL requires; True on CPUs."""
     if device.type != "cuda":
         return True

@@ -11,35 +11,30 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import json
 import os
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
-from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
-from trainable.errors import OutOfMemory, StorageError, TrainingError
-from trainable.exception_text import reason_of, traceback_of
+from trainable.errors import OutOfMemory, StorageError
 from trainable.lazy_imports import load_training, without_collection
-from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
+from trainable.memory import finer_accumulation, release_memory
 from trainable.process_state import ProcessState
+from trainable.raylet_watch import exit_with_raylet
 from trainable.storage.durable import make_directory
 from trainable.task_import import prepare_process
+from trainable.trial_failure import failure_of
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 with without_collection():
-    import ray
     from ray import tune
     from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
@@ -51,8 +46,6 @@ OBJECTIVES = "objectives"
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
-_RAYLET_POLL_SECONDS, _RAY_GRACE_SECONDS = 2.0, 10.0
-"""How often a worker checks its raylet, and how long Ray then has to end the worker itself."""
 
 
 class TuneTrial(tune.Trainable):
@@ -86,7 +79,7 @@ class TuneTrial(tune.Trainable):
         This method does not open the run; the first `step` does. Tune may set up an actor and then
         give the trial to a reused one. If both opened the run, only the later one could write.
         """
-        _exit_with_raylet()
+        exit_with_raylet()
         prepare_process()
         self._process = self._process or ProcessState()
         self._leftovers: list[str] = []
@@ -366,19 +359,7 @@ class TuneTrial(tune.Trainable):
         # Whatever the user's code raises ends this trial, and its next result reports it. That
         # includes SystemExit and KeyboardInterrupt: user code must not end the worker process.
         except BaseException as error:
-            if isinstance(error, TrainingError):
-                kind = error.kind
-            else:
-                kind = OutOfMemory.kind if is_out_of_memory(error) else "error"
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self._failure = {
-                "kind": kind,
-                "reason": reason_of(error, kind),
-                "traceback": traceback_of(error),
-                "place": f"{where.filename}:{where.lineno}",
-            }
-            if isinstance(error, StorageError) and isinstance(error.__cause__, OSError):
-                self._failure |= _os_error_details(error.__cause__)
+            self._failure = failure_of(error)
             print(self._failure["traceback"], file=self._log, flush=True)
 
     @contextlib.contextmanager
@@ -392,30 +373,3 @@ class TuneTrial(tune.Trainable):
                 except ValueError:  # the task has closed its standard output
                     self._log = self._log.reopened()
                     faulthandler.enable(self._log.fileno())
-
-
-def _os_error_details(problem: OSError) -> dict[str, Any]:
-    """Return what the driver needs to tell a limit of this process from a failed storage."""
-    number, host = problem.errno, socket.gethostname()
-    return {"errno": number, "system": redact(str(problem)), "host": host}
-
-
-@functools.cache
-def _exit_with_raylet() -> None:
-    """Exit some seconds after this process' raylet ended, unless Ray ends the process first.
-
-    On a node that lost its network, Ray did not end it: a worker lived for minutes and kept its
-    GPU memory.
-    """
-    if not (ray.is_initialized() and ray.get_runtime_context().get_actor_id()):
-        return  # this process is no Ray worker
-    raylet = psutil.Process(int(os.environ["RAY_RAYLET_PID"]))  # not always the parent process
-
-    def watch() -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(_RAYLET_POLL_SECONDS)
-        time.sleep(_RAY_GRACE_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="raylet", daemon=True).start()

@@ -24,6 +24,7 @@ from trainable.errors import (
 from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar, scheduled_lr
 from trainable.precision import Precision, device_name
+from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
 
@@ -75,6 +76,7 @@ class Step:
         clipper: Divides and clips the gradients.
         average: The average of the weights, which the loop updates after the task's hook of a
             step; None without one.
+        ranks: This rank of the trial.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class Step:
         precision: Precision,
         clipper: Clipper,
         average: Average | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.task, self.model, self.optimizer = task, model, optimizer
         self.schedule, self.precision, self.clipper = schedule, precision, clipper
         self.average = average
@@ -96,26 +100,22 @@ class Step:
         # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
         # any case.
         self._reads_at_once = device.type == "cpu" or precision.scaler is not None
+        self._stays_on = None if self._reads_at_once else device
         self._stop_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
         self._stopped = torch.zeros((), device=device)
         precision.clear_cast_cache_each_forward(model)
 
     def __call__(self, window: Iterable[Batch], step: int) -> StepOutcome:
-        """Take step number `step` (counted from 1) on the micro-batches of one window."""
-        loss: Scalar = 0.0
-        weight: Scalar = 0.0
-        constant = True
+        """Take step number `step` (counted from 1) on the micro-batches of one window.
+
+        The ranks of a trial each have a part of the window. After the exchange, loss, weight and
+        gradients are those of the whole window on every rank, and each takes the same step.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        for batch in window:
-            with self.precision.autocast():
-                part, share = self.task.loss(self.model, batch)
-            if part.requires_grad:
-                self._backward(part)
-                constant = False
-            elif share:  # device synchronisation, where a constant loss has its weight on a device
-                raise TaskError(_NO_GRADIENT)
-            loss, weight = loss + self._read(part), weight + self._read(share)
-        if constant:  # no micro-batch has targets: the gradients are 0
+        loss, weight, passes = self.ranks.exchange(
+            lambda: self._micro_batches(window), self.parameters, self._stays_on
+        )
+        if not passes:  # no micro-batch has targets: the gradients are 0
             self._backward(sum((p * 0).sum() for p in self.parameters if p.requires_grad))
         self.precision.unscale(self.optimizer)
         weight = self._divisor(weight)
@@ -127,6 +127,22 @@ class Step:
         if taken:
             self.schedule.set_lr(self.optimizer, step)
         return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
+
+    def _micro_batches(self, window: Iterable[Batch]) -> tuple[Scalar, Scalar, int]:
+        """Add up the gradients of micro-batches; return loss, weight and backward passes."""
+        loss: Scalar = 0.0
+        weight: Scalar = 0.0
+        passes = 0
+        for batch in window:
+            with self.precision.autocast():
+                part, share = self.task.loss(self.model, batch)
+            if part.requires_grad:
+                self._backward(part)
+                passes += 1
+            elif share:  # device synchronisation, where a constant loss has its weight on a device
+                raise TaskError(_NO_GRADIENT)
+            loss, weight = loss + self._read(part), weight + self._read(share)
+        return loss, weight, passes
 
     def _backward(self, loss: Tensor) -> None:
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainable.built import summary_of
 from trainable.errors import TaskError
+from trainable.rank_data import WHOLE
 from trainable.splits import has_state
 from trainable.streams import StreamReader, StreamSource, stream_name
 from trainable.train_state import check_state
@@ -33,7 +34,7 @@ def check_stream(source: StreamSource) -> None:
         TaskError: The samples differ, or the state cannot be saved.
     """
     stream = source.stream
-    format = replace(source.format, items=_CHECKED, batched=True, drop_last=False)
+    format = replace(source.format, items=_CHECKED, batched=True, drop_last=False, share=WHOLE)
     if format.skips or not has_state(stream):
         first = _read_some(StreamReader(stream, format, 0, 0, None))
         _read_some(StreamReader(stream, format, 0, 1, None))

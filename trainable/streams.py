@@ -23,10 +23,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from trainable.batches import move, pin
+from trainable.built import summary_of
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import MicroBatches, end_loader_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.object_values import decode, encode
+from trainable.rank_checks import alike_on_ranks
+from trainable.rank_data import WHOLE, RankShare, check_dealt, share_of
+from trainable.ranks import ALONE, Ranks
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -85,6 +89,7 @@ class StreamFormat:
         drop_last: Leave out a last window that is short.
         skips: Resume by reading again, even if the stream has a state.
         most: Read only so many windows; None: all.
+        share: The part of each window that this rank keeps; every rank reads all of it.
     """
 
     seed: int
@@ -96,6 +101,7 @@ class StreamFormat:
     drop_last: bool
     skips: bool
     most: int | None = None
+    share: RankShare = WHOLE
 
 
 class _Place(NamedTuple):
@@ -110,17 +116,23 @@ class _Place(NamedTuple):
 
 
 class _Window(MicroBatches):
-    """A window, and where the stream is after it. Without micro-batches it carries only that."""
+    """A window, and where the stream is after it; in this process, the place is read later."""
 
     def __init__(
-        self, batches: Iterator[Batch] | list[Batch], size: int, reader: int, place: _Place | None
+        self,
+        batches: Iterator[Batch] | list[Batch],
+        size: int,
+        reader: int,
+        place: _Place | None = None,
+        summary: Any = None,
     ) -> None:
         super().__init__(batches)
         self.size, self.reader, self.place = size, reader, place
+        self.summary = summary  # of the items of all ranks; None unless they compare it
 
     def pin_memory(self) -> _Window:
         """Return the window with its tensors in pinned memory."""
-        return _Window(list(map(pin, self)), self.size, self.reader, self.place)
+        return _Window(list(map(pin, self)), self.size, self.reader, self.place, self.summary)
 
 
 class StreamReader:
@@ -141,7 +153,7 @@ class StreamReader:
         self._number, self._epoch = number, epoch
         self._has_state = has_state(stream) and not format.skips
         self._windows = self._items = 0
-        self._ended = False
+        self._ended, self._summarised = False, format.share.size == 1
         self._ahead: tuple[_Place, Any, HostRngState] | None = None
         place = place or _Place()
         with preserved_host_rng():
@@ -194,20 +206,24 @@ class StreamReader:
 
     def read(self) -> _Window | None:
         """Return the next window, without its place; None at the end."""
-        format = self._format
+        format, share = self._format, self._format.share
         with preserved_host_rng():
             items = self._take(format.items)
             if not items or (format.drop_last and len(items) < format.items):
                 return None
+            summary = None if self._summarised else summary_of(items)
+            self._summarised = True
             if format.batched:
-                return _Window(items, sum(map(_batch_length, items)), self._number, None)
+                first = self._items - len(items)
+                own = [item for number, item in enumerate(items, first) if share.has(number)]
+                size = sum(map(_batch_length, items))
+                return _Window(own, size, self._number, summary=summary)
             with task_code(f"{format.split}: collate"):
-                self._seed("collate", self._windows - 1)
-                size = format.micro_items
-                parts = [items[first : first + size] for first in range(0, len(items), size)]
-                return _Window(
-                    [format.collate(part) for part in parts], len(items), self._number, None
-                )
+                seed_host(share.seed(self._derived("collate", self._windows - 1)))
+                size, own = share.micro_size(format.micro_items), items[share.part(len(items))]
+                parts = [own[first : first + size] for first in range(0, len(own), size)]
+                batches = [format.collate(part) for part in parts]
+                return _Window(batches, len(items), self._number, summary=summary)
 
     def _take(self, most: int) -> list[Any]:
         items: list[Any] = []
@@ -234,8 +250,11 @@ class StreamReader:
             return list(islice(self._iterator, most))
 
     def _seed(self, *parts: int | str) -> None:
+        seed_host(self._derived(*parts))
+
+    def _derived(self, *parts: int | str) -> int:
         format = self._format
-        seed_host(derive_seed(format.seed, format.split, self._epoch, self._number, *parts))
+        return derive_seed(format.seed, format.split, self._epoch, self._number, *parts)
 
 
 class StreamSource:
@@ -247,6 +266,7 @@ class StreamSource:
         format: How its items become windows.
         device: The device of the batches.
         loader: Options of the DataLoader, if there are loader processes.
+        ranks: The ranks of the trial, which must read alike.
     """
 
     def __init__(
@@ -257,10 +277,11 @@ class StreamSource:
         *,
         device: torch.device,
         loader: LoaderConfig,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.plan, self.position = plan, self
         self.stream, self.format = stream, format
-        self._device, self._options = device, loader
+        self._device, self._options, self._ranks = device, loader, ranks
         # A DataLoader has loader processes of its own, which a loader process could not start.
         self._workers = 0 if isinstance(stream, DataLoader) else loader.num_workers
         self._epoch, self._ended = -1, False
@@ -289,7 +310,8 @@ class StreamSource:
         self._places = places
         read = self._read_apart(places, first) if self._workers else self._read_here(places[0])
         came = False
-        for window in islice(read, self.format.most):
+        name = f"{self.format.split}: {stream_name(self.stream)}"
+        for window in alike_on_ranks(islice(read, self.format.most), name, self._ranks):
             came = True
             self.plan.last_size = window.size
             self.plan.num_read += window.size
@@ -381,11 +403,11 @@ class StreamSource:
         )
         self._loaded = iter(loader)
         for window in self._loaded:
-            if window.place is not None:
-                self._places[window.reader] = window.place
-            if window:
-                self._last_reader = window.reader
-                yield window
+            if window.place is None:  # it was not this process' turn
+                continue
+            self._places[window.reader] = window.place
+            self._last_reader = window.reader
+            yield window
 
     def _move(self, batch: Batch) -> Batch:
         return batch if self._device.type == "cpu" else move(batch, self._device)
@@ -414,7 +436,7 @@ class _Readers(IterableDataset[Any]):
         assert info is not None
         number = info.id
         if number < self._first:
-            yield _Window([], 0, number, None)
+            yield _Window([], 0, number)
         start = self._places[number]
         if start is not None and start.ended:
             return
@@ -432,6 +454,7 @@ def open_stream(
     seed: int,
     device: torch.device,
     batches: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> StreamSource:
     """Open a split that is a stream.
 
@@ -442,9 +465,11 @@ def open_stream(
         seed: The seed of this split.
         device: The device of the batches.
         batches: Read only so many batches, of `train.batch_size` samples; None: all.
+        ranks: The ranks of the trial, of which each keeps a part of each window.
 
     Raises:
-        ConfigError: It has no state and `train.loader.resume` is `exact`.
+        ConfigError: It has no state and `train.loader.resume` is `exact`, or it gives fewer
+            batches a step than there are ranks.
     """
     stream, loader = getattr(data, split), config.loader
     if split == "train" and loader.resume == "exact" and not has_state(stream):
@@ -459,6 +484,8 @@ def open_stream(
     # Evaluation uses micro-batches, which are known to fit into memory.
     items = config.batch_size if is_train else config.micro_batch_size
     micro_items = config.micro_batch_size
+    if batched and is_train:
+        check_dealt(share_of(ranks), config.accumulation)
     if batched:
         items, micro_items = (config.accumulation if is_train else 1), 1
     format = StreamFormat(
@@ -471,6 +498,7 @@ def open_stream(
         drop_last=is_train and loader.drop_last,
         skips=is_train and loader.resume == "skip",
         most=batches if batches is None or batched else batches * config.batch_size // items,
+        share=share_of(ranks),
     )
     length = length_of(stream) or 0
     if format.most is not None:
@@ -478,7 +506,7 @@ def open_stream(
     whole, rest = divmod(length, items)
     windows = whole + (rest > 0 and not format.drop_last)
     plan = StreamPlan(0 if batched else length, 1 if batched else items, batched, windows)
-    return StreamSource(stream, plan, format, device=device, loader=loader)
+    return StreamSource(stream, plan, format, device=device, loader=loader, ranks=ranks)
 
 
 def first_items(stream: Any, most: int) -> list[Any]:

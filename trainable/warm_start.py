@@ -10,6 +10,7 @@ its own. What must not live here: the choice of the other run (`sweeps.populatio
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +41,7 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
     files.open()
     try:
         earlier = files.names()
-        files.link(generation.path, files.unused(generation.step))
+        files.link(generation.path, files.unused(generation.step), generation.files)
         for name in earlier:
             files.remove(name)
     finally:
@@ -70,14 +71,23 @@ def copy_generations(source: Files, target: RunFiles) -> None:
 def _copy(generation: Generation, source: Files, target: RunFiles) -> None:
     name = target.unused(generation.step)
     if isinstance(target, LocalFiles):
-        target.link(generation.path, name)
+        target.link(generation.path, name, generation.files)
         return
+    begun = target.begin(name)
+    for file in generation.contents:
+        if file != STATE:
+            content = source.read(generation.name, file)
+            target.add_shard(begun, file, partial(_write_to, content))
 
     def write(file: BinaryIO) -> bytes:
         file.write(source.read(generation.name, STATE))
         return source.read(generation.name, MANIFEST)
 
     target.commit(name, write)
+
+
+def _write_to(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def inherited(run: Path) -> Generation | None:

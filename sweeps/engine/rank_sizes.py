@@ -6,7 +6,8 @@ parameters (`trainable`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sweeps.engine.task_check import TaskFacts
 from sweeps.formatting import format_bytes
@@ -44,7 +45,7 @@ class RankSizes:
             return None
         return cls(
             workers=config.workers,
-            sharded=config.train.sharding != "none",
+            sharded=getattr(config.train, "sharding", "none") != "none",
             batch_size=config.train.batch_size,
             micro_batch_size=-(-config.train.micro_batch_size // config.workers),
             weight_bytes=facts.weight_bytes,
@@ -71,27 +72,26 @@ class RankSizes:
         """What one rank holds besides activations."""
         return (self.part_bytes if self.sharded else self.whole_bytes) + self.exchange_bytes
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the sizes for JSON."""
+        return asdict(self) | {"rank_bytes": self.rank_bytes, "part_bytes": self.part_bytes}
+
     def sentences(self) -> list[str]:
         """Return the sizes in sentences."""
         least, rest = divmod(self.batch_size, self.workers)
         share = f"{least} or {least + 1}" if rest else f"{least}"
-        found = [
-            f"{self.workers} ranks for each trial: of a step's {self.batch_size} samples each "
-            f"takes {share}, at most {self.micro_batch_size} at a time"
-        ]
-        known = "" if self.optimizer_bytes is not None else ", without the optimizer's state"
+        known = "" if self.optimizer_bytes is not None else ", the optimizer's state left out"
+        each = f"{format_bytes(self.rank_bytes)} of weights, gradients and optimizer state each"
         if self.sharded:
-            saved = self.whole_bytes - self.part_bytes
-            return [
-                *found,
-                f"weights, gradients and optimizer state: {format_bytes(self.part_bytes)} for "
-                f"each rank{known}; sharding saves {format_bytes(saved)} of "
-                f"{format_bytes(self.whole_bytes)}",
-            ]
-        saved = self.rank_bytes - self.part_bytes
+            whole = f" of {format_bytes(self.whole_bytes)}: sharding saves "
+            each = f"{each},{whole}{format_bytes(self.whole_bytes - self.part_bytes)}{known}"
+        else:
+            saved = format_bytes(self.rank_bytes - self.part_bytes)
+            exchange = f"{format_bytes(self.exchange_bytes)} of it to exchange gradients"
+            each = f"{each}, {exchange}{known}; train.sharding: fsdp would save {saved}"
         return [
-            *found,
-            f"weights, gradients and optimizer state: {format_bytes(self.rank_bytes)} for each "
-            f"rank, with {format_bytes(self.exchange_bytes)} for the exchange of gradients"
-            f"{known}; train.sharding: fsdp would save {format_bytes(saved)}",
+            f"{self.workers} for each trial; each takes {share} of the {self.batch_size} samples "
+            f"of a step, at most {self.micro_batch_size} at a time",
+            each,
+            f"time: 1/{self.workers} of a step of one process, without the exchange of gradients",
         ]

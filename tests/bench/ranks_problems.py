@@ -6,6 +6,7 @@ What must not live here: the loops (`ranks.py`, `ranks_ddp.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class GivenDigits(Task):
             return self._digits.build_model()
         sizes = [64, *[self.width] * self.layers]
         hidden: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        for inputs, outputs in pairwise(sizes):
             hidden += [nn.Linear(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*hidden, nn.Linear(self.width, 10))
 
