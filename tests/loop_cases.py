@@ -61,7 +61,9 @@ def _misbehave(how: str) -> None:
         os._exit(1)
 
 
-def config_of(loop: str, *, epochs: int = 4, workers: int = 2, **arguments: Any) -> TrialConfig:
+def config_of(
+    loop: str, *, epochs: int = 4, workers: int = 2, batch_size: int = 16, **arguments: Any
+) -> TrialConfig:
     return TrialConfig.model_validate(
         {
             "task": {"name": loop, **arguments},
@@ -70,7 +72,7 @@ def config_of(loop: str, *, epochs: int = 4, workers: int = 2, **arguments: Any)
             "seed": 3,
             "workers": workers,
             "budget": {"epochs": epochs},
-            "train": {"batch_size": 16, "optimizer": {"lr": 0.05}},
+            "train": {"batch_size": batch_size, "optimizer": {"lr": 0.05}},
         }
     )
 

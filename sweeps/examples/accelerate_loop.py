@@ -38,7 +38,8 @@ def run(
     accelerator = Accelerator(
         gradient_accumulation_steps=config.train.accumulation,
         cpu=context.device.type == "cpu",
-        dataloader_config=DataLoaderConfiguration(split_batches=True),  # batch sizes of all ranks
+        # batch sizes of all ranks; an order that depends on the epoch alone
+        dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True),
     )
     images, classes = load_digits(return_X_y=True)
     inputs = torch.as_tensor(images / 16, dtype=torch.float32)
