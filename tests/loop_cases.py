@@ -103,7 +103,10 @@ class Case:
 @contextlib.contextmanager
 def other_ranks(cases: list[Case]) -> Iterator[LocalRanks]:
     """Start the further ranks of some cases; they have as many workers."""
-    with LocalRanks(cases[0].config.workers) as ranks:
+    with contextlib.ExitStack() as stack:
+        for case in cases:
+            stack.callback(case.listening.close)  # without effect once it is detached
+        ranks = stack.enter_context(LocalRanks(cases[0].config.workers))
         ranks.begin(f"{__name__}:follow_all", {}, cases=[case.described() for case in cases])
         yield ranks
 

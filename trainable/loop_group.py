@@ -40,8 +40,9 @@ class LoopGroup:
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
         self._leave_default_group()
-        self._before = dict(os.environ)
-        os.environ.update(_variables(ranks))
+        variables = _variables(ranks)
+        self._before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
 
     def _leave_default_group(self) -> None:
         ranks = self._ranks
@@ -110,8 +111,11 @@ class LoopGroup:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # another rank has ended
                 dist.destroy_process_group()
-        os.environ.clear()
-        os.environ.update(self._before)
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _variables(ranks: RankGroup) -> dict[str, str]:
