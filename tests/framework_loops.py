@@ -63,7 +63,7 @@ def lightning(config, context):
     samples = TensorDataset(*_points(32))
     size = config.train.batch_size // context.world_size
     train, val = DataLoader(samples, size, shuffle=True), DataLoader(samples, size)
-    file = context.directory / f"lightning_{context.rank}.ckpt"
+    file = context.directory / f"restored_{context.rank}.ckpt"
     if context.restored:
         file.write_bytes(context.restored["checkpoint"].numpy().tobytes())
     module = Module()
@@ -82,8 +82,9 @@ def lightning(config, context):
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(module, train, val, ckpt_path=str(file) if epoch else None)
+        trainer.fit(module, train, val, ckpt_path=file if epoch else None, weights_only=True)
+        file = context.directory / "lightning.ckpt"
         trainer.save_checkpoint(file)  # by all ranks; the first one writes
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        content = bytearray(file.read_bytes()) if context.rank == 0 else bytearray(1)
-        yield metrics, {"checkpoint": torch.frombuffer(content, dtype=torch.uint8)}
+        content = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+        yield metrics, {"checkpoint": content}

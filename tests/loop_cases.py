@@ -114,13 +114,14 @@ def other_ranks(cases: list[Case]) -> Iterator[LocalRanks]:
 def follow_all(rank: int, place: dict[str, Any], cases: list[dict[str, Any]]) -> list[str]:
     """Follow the first rank in each case; return how each ended."""
     del place
-    ends = []
+    ends, kept = [], []
     for case in cases:
         config = TrialConfig.model_validate_json(case["config"])
         met = GroupPlace("127.0.0.1", case["port"], config.workers)
         try:
             follow(config, Path(case["directory"]), met, rank, device="cpu")
         except Exception as problem:
+            kept.append(problem)  # as a log or a debugger may
             ends.append(f"{type(problem).__name__}: {problem}")
         else:
             ends.append("" if not dist.is_initialized() else "its group is still there")

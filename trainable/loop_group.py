@@ -10,9 +10,11 @@ What must not live here: when a loop yields, and what happens with it (`custom_l
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import time
+import traceback
 from datetime import timedelta
 from typing import NoReturn
 
@@ -65,8 +67,8 @@ class LoopGroup:
         """Raise why the trial failed: this error, or the end of a rank that has caused it.
 
         A rank that waits for another one inside the loop, in an operation of the loop's own group,
-        cannot be told anything. Its operation raises once the other process ends. So the process
-        of a further rank must end after this.
+        cannot be told anything. Its operation raises once the connections of the other one are
+        closed. So a further rank lets go of all that the loop held, which has the group, too.
 
         Args:
             error: What the loop raised on this rank.
@@ -90,6 +92,10 @@ class LoopGroup:
             raise as_error(note) from error
         with contextlib.suppress(RuntimeError):  # the first rank, which keeps the store, has ended
             ranks.store.compare_set(FAILED, "", json.dumps(as_note(error, ranks.rank)))
+        if not ranks.is_first:
+            _let_go(error)
+            self.close()
+            gc.collect()  # a model that is trained by several processes refers to itself
         raise error
 
     def _count_failure(self) -> int:
@@ -116,6 +122,14 @@ class LoopGroup:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _let_go(error: BaseException) -> None:
+    """Clear the variables of the functions in which an error was raised."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
 
 
 def _variables(ranks: RankGroup) -> dict[str, str]:
