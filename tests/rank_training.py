@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,7 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from trainable import gradient_sums
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
@@ -23,6 +27,8 @@ from trainable.ranks_follow import follow
 from trainable.task import Batch, Data, Task
 
 TIMEOUT = 60.0
+gradient_sums.BUCKET_BYTES = 60
+"""So that the small models below have several buckets."""
 
 
 class Odd(Task):
@@ -32,18 +38,25 @@ class Odd(Task):
         samples: With 37 of them and a batch of 12, the last window has one sample.
         dropout: Of the hidden layer.
         batch_norm: Whether the model has BatchNorm, and so buffers.
-        fails: Which rank raises which error in which call of `loss`: `1 oom 5`.
+        checkpoints: Whether a layer runs a backward pass of its own within that of the step.
+        fails: Which rank fails how, in which call of `loss` or step: `1 oom 5`.
     """
 
     def __init__(
-        self, samples: int = 37, dropout: float = 0.0, batch_norm: bool = False, fails: str = ""
+        self,
+        samples: int = 37,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        checkpoints: bool = False,
+        fails: str = "",
     ) -> None:
         self.samples, self.dropout, self.batch_norm = samples, dropout, batch_norm
+        self.checkpoints = checkpoints
         self.fails = fails.split()
         self.calls = 0
 
     def build_model(self) -> nn.Module:
-        return _Net(self.dropout, self.batch_norm).double()
+        return _Net(self.dropout, self.batch_norm, self.checkpoints).double()
 
     def build_data(self) -> Data:
         generator = torch.Generator().manual_seed(3)
@@ -54,13 +67,24 @@ class Odd(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
         self.calls += 1
-        if self.fails and [str(rank_of_process), str(self.calls)] == self.fails[::2]:
-            raise _ERRORS[self.fails[1]]
+        failure = self._failure(self.calls)
+        if failure in _ERRORS:
+            raise _ERRORS[failure]
+        if failure == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         inputs, targets = batch
         logits = model(inputs)
         counted = targets >= 0
         loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
-        return loss, counted.sum()
+        return loss * (torch.nan if failure == "nan" else 1.0), counted.sum()
+
+    def on_step_end(self, step: int) -> None:
+        if self._failure(step) == "hook":
+            raise ValueError("bad hook")
+
+    def _failure(self, number: int) -> str:
+        here = self.fails and [str(rank_of_process), str(number)] == self.fails[::2]
+        return self.fails[1] if here else ""
 
 
 _ERRORS = {
@@ -72,8 +96,9 @@ rank_of_process = 0
 
 
 class _Net(nn.Module):
-    def __init__(self, dropout: float, batch_norm: bool) -> None:
+    def __init__(self, dropout: float, batch_norm: bool, checkpoints: bool) -> None:
         super().__init__()
+        self.checkpoints = checkpoints
         self.first = nn.Linear(5, 8)
         self.norm: nn.Module = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
         self.drop = nn.Dropout(dropout)
@@ -82,7 +107,10 @@ class _Net(nn.Module):
         self.rare = nn.Parameter(torch.ones(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.drop(torch.tanh(self.norm(self.first(inputs))))
+        first = self.first(inputs)
+        if self.checkpoints:
+            first = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=True)
+        hidden = self.drop(torch.tanh(self.norm(first)))
         out: Tensor = self.last(F.linear(hidden, self.first.weight.t()))  # tied
         rare = inputs[:, 0] > 1.5
         return out + rare.to(out)[:, None] * self.rare if bool(rare.any()) else out
@@ -113,6 +141,7 @@ def config(workers: int = 1, task: Mapping[str, Any] | None = None, **train: Any
 
 def train_as_rank(rank: int, place: Any, runs: Sequence[dict[str, Any]]) -> list[str]:
     """Follow one run after the other; return how each ended."""
+    del place  # each run has its own
     global rank_of_process
     rank_of_process = rank
     torch.set_num_threads(1)

@@ -47,6 +47,7 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
+from trainable.rank_checks import check_weights_alike
 from trainable.rank_values import evaluate, means_of_ranks
 from trainable.ranks import Ranks
 from trainable.report_plan import ReportPlan
@@ -194,6 +195,7 @@ class Trainer(BaseRun):
                         return
                     ended = self._train_one()
                 found = self._metrics_since_report()
+                check_weights_alike(self._step.parameters, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
                 self._last_metrics, found = self._ranks.agree([self._last_metrics, found])
                 value = self._value_of_metric(found)
@@ -369,13 +371,14 @@ class Trainer(BaseRun):
         number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
         self._ranks.sync_buffers(self._step.model)
+        in_step = self._ranks.in_step
         with task_code():
             if self._device_time is None:
-                outcome = self._step(window, number)
+                outcome = self._step(in_step(window), number)
             else:
                 window = list(window)  # fetched first: loading does not count as device time
                 with self._device_time.measure():
-                    outcome = self._step(window, number)
+                    outcome = self._step(in_step(window), number)
         heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import json
 import os
+import sys
 import time
 import traceback
 from datetime import timedelta
@@ -45,6 +46,7 @@ class LoopGroup:
         variables = _variables(ranks)
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
+        self._excepthook = sys.excepthook  # torch replaces it when the loop makes its group
 
     def _leave_default_group(self) -> None:
         ranks = self._ranks
@@ -117,6 +119,7 @@ class LoopGroup:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # another rank has ended
                 dist.destroy_process_group()
+        sys.excepthook = self._excepthook
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

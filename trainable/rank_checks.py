@@ -7,12 +7,15 @@ samples. What must not live here: how samples are divided (`rank_data.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
-from trainable.ranks import Ranks
+from trainable.ranks import Ranks, Scalar
 
 _SHOWN = 3
 _REMEDY = (
@@ -20,6 +23,24 @@ _REMEDY = (
     "the data depend on the rank or the process: no split_by_node, split_dataset_by_node or "
     "DistributedSampler, no order of a set or a directory"
 )
+
+
+class FirstRank(Ranks):
+    """The first rank without the others, to check and time its part of a step in one process.
+
+    The others are taken to have the same values.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
+        """Return the sums if all ranks had these values."""
+        return [self.size * value for value in super().sum(values, error)]
+
+    def gather_plain(self, value: Any) -> list[Any]:
+        """Return the value of each rank."""
+        return [value] * self.size
 
 
 class Summarised(Protocol):
@@ -49,6 +70,28 @@ def check_built_alike(summary: dict[str, Any] | None, ranks: Ranks) -> None:
                 f"rank {rank} builds something else than rank 0 ({', '.join(found[:_SHOWN])}"
                 f"{more}); {_REMEDY}",
                 key="task",
+            )
+
+
+def check_weights_alike(parameters: Sequence[Tensor], ranks: Ranks) -> None:
+    """Refuse weights that differ from rank to rank; every rank must call it.
+
+    Device synchronisation, with several ranks.
+
+    Raises:
+        TaskError: They differ.
+    """
+    if ranks.size == 1:
+        return
+    norms = [norm.double().item() for norm in torch._foreach_norm([*parameters])]
+    first, *others = ranks.gather_plain([repr(norm) for norm in norms])
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise TaskError(
+                f"the weights of rank {rank} differ from those of rank 0; each rank takes the "
+                "same step, and what else changes weights must do the same on each: let no hook "
+                "and no optimizer draw from the global random generators, or depend on the rank; "
+                "seed a generator of its own"
             )
 
 

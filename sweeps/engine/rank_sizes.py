@@ -93,5 +93,5 @@ class RankSizes:
             f"{self.workers} for each trial; each takes {share} of the {self.batch_size} samples "
             f"of a step, at most {self.micro_batch_size} at a time",
             each,
-            f"time: 1/{self.workers} of a step of one process, without the exchange of gradients",
+            "time and memory are those of one rank alone, without the exchange of gradients",
         ]

@@ -296,12 +296,9 @@ def make_plan(
     """
     epochs, trials, rule = spec.budget.reports, spec.max_runs, spec.early_stopping.rule
     epoch_seconds, start_seconds = None, _START_SECONDS + facts.build_seconds
-    example = spec.trial_config(0, spec.example_params())
-    ranks = RankSizes.of(example, facts)
     if facts.step_seconds is not None:
         evaluation = facts.evaluation_seconds or 0.0
-        step = facts.step_seconds / (ranks.workers if ranks else 1)
-        epoch_seconds = step * facts.steps_per_report + evaluation + _REPORT_SECONDS
+        epoch_seconds = facts.step_seconds * facts.steps_per_report + evaluation + _REPORT_SECONDS
     simulation = simulate(
         rule,
         epochs=epochs,
@@ -344,7 +341,7 @@ def make_plan(
             for key, value in spec.example_params().items()
             if key.startswith("task.") or key in _CHANGES_SIZE
         },
-        ranks=ranks,
+        ranks=RankSizes.of(spec.trial_config(0, spec.example_params()), facts),
     )
 
 

@@ -162,7 +162,6 @@ def test_ranks_divide_a_step_and_what_is_sharded(sharding: str) -> None:
     more = "resources: {workers: 3, gpu: 0}\n" + SPACE
     more += "train: {batch_size: 64, accumulation: 4}\n"
     plan = _plan(more, weight_bytes=3_000, optimizer_bytes=6_000)
-    assert plan.epoch_seconds == pytest.approx(100 * 0.5 / 3 + 10, rel=0.01)
     assert plan.ranks is not None
     assert plan.ranks.micro_batch_size == 6
     # weights, gradients and two moments; whole ones also have the exchanged copy of the gradients
