@@ -70,7 +70,8 @@ class LoopGroup:
 
         A rank that waits for another one inside the loop, in an operation of the loop's own group,
         cannot be told anything. Its operation raises once the connections of the other one are
-        closed. So a further rank lets go of all that the loop held, which has the group, too.
+        closed. So a further rank lets go of all that the loop held, which has the group, too:
+        a model that is trained by several processes refers to it, and to itself.
 
         Args:
             error: What the loop raised on this rank.
@@ -79,25 +80,30 @@ class LoopGroup:
             RankLost: Another rank is gone.
             TrainingError: Another rank failed before.
         """
+        try:
+            self._raise_cause(error)
+        finally:
+            if not self._ranks.is_first:
+                _clear_variables(error)
+                self.close()
+                gc.collect()
+
+    def _raise_cause(self, error: Exception) -> NoReturn:
         ranks, begun = self._ranks, time.monotonic()
-        first = self._count_failure() == 1
+        is_first_failure = self._count_failure() == 1
         try:
             ranks.together(error, seconds=_PROBE_SECONDS)
         except TrainingError as problem:
-            is_over = time.monotonic() - begun >= _PROBE_SECONDS  # all are alive
-            if problem is not error and not is_over:
+            has_ended = time.monotonic() - begun < _PROBE_SECONDS  # else all processes live
+            if problem is not error and has_ended:
                 raise problem from error
         except Exception as problem:
             if problem is not error:
                 raise
-        if not first and (note := self._note()) is not None:
+        if not is_first_failure and (note := self._note()) is not None:
             raise as_error(note) from error
         with contextlib.suppress(RuntimeError):  # the first rank, which keeps the store, has ended
             ranks.store.compare_set(FAILED, "", json.dumps(as_note(error, ranks.rank)))
-        if not ranks.is_first:
-            _let_go(error)
-            self.close()
-            gc.collect()  # a model that is trained by several processes refers to itself
         raise error
 
     def _count_failure(self) -> int:
@@ -127,7 +133,7 @@ class LoopGroup:
                 os.environ[name] = value
 
 
-def _let_go(error: BaseException) -> None:
+def _clear_variables(error: BaseException) -> None:
     """Clear the variables of the functions in which an error was raised."""
     link: BaseException | None = error
     while link is not None:
