@@ -40,7 +40,7 @@ _WITHOUT_END = timedelta(days=365)
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
 """How torch words the errors of collective operations whose other ranks are gone."""
 _END = object()
-_FAILED = "failed"
+FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
 
@@ -113,7 +113,13 @@ class Ranks:
             raise error
         return [float(value) for value in values]
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error.
 
         A rank with an error raises that one. The others raise an error of the same kind, with the
@@ -122,8 +128,9 @@ class Ranks:
         Args:
             error: The error of this rank.
             without_end: Wait for the other ranks however long they take.
+            seconds: Wait for them so long; None: as in a step.
         """
-        del without_end
+        del without_end, seconds
         if error is not None:
             raise error
 
@@ -205,12 +212,22 @@ class RankGroup(Ranks):
         rank: This rank's number.
         store: The group's store.
         direct: Whether the group's backend takes tensors of this rank's device.
+        own_address: The address of this rank's machine; None: that of the place.
     """
 
-    def __init__(self, place: GroupPlace, rank: int, store: Store, *, direct: bool) -> None:
-        self.rank, self.size = rank, place.size
+    def __init__(
+        self,
+        place: GroupPlace,
+        rank: int,
+        store: Store,
+        *,
+        direct: bool,
+        own_address: str | None = None,
+    ) -> None:
+        self.rank, self.size, self.place = rank, place.size, place
+        self.own_address = own_address or place.address
         self._timeout = timedelta(seconds=place.timeout)
-        self._store = store
+        self.store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
@@ -258,7 +275,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with _interface(own_address or place.address), _own_excepthook():
+            with interface(own_address or place.address), _own_excepthook():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -272,7 +289,7 @@ class RankGroup(Ranks):
                 f"{place.port} within {place.join_timeout:g} s ({problem}); a rank has ended, or "
                 "its machine cannot be reached; the trial is retried"
             ) from problem
-        return cls(place, rank, store, direct=direct)
+        return cls(place, rank, store, direct=direct, own_address=own_address)
 
     def exchange(
         self,
@@ -337,9 +354,16 @@ class RankGroup(Ranks):
         """Return the sums over the ranks, in float64; raise if a rank has an error."""
         return self._sum_flagged([float(value) for value in values], error)
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error."""
-        self._sum_flagged([], error, _WITHOUT_END if without_end else None)
+        limit = timedelta(seconds=seconds) if seconds is not None else None
+        self._sum_flagged([], error, _WITHOUT_END if without_end else limit)
 
     @contextlib.contextmanager
     def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
@@ -468,6 +492,11 @@ class RankGroup(Ranks):
             return False
         return True
 
+    def use_group(self, group: Any) -> None:
+        """Talk over this group, which only this rank has opened, and end torch's default group."""
+        dist.destroy_process_group()
+        self._group, self._direct = group, False
+
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
         group: Any = self._group
@@ -478,7 +507,7 @@ class RankGroup(Ranks):
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
             with contextlib.suppress(RuntimeError):  # the first rank may have ended
-                self._store.set(_FAILED, json.dumps(as_note(error, self.rank)))
+                self.store.compare_set(FAILED, "", json.dumps(as_note(error, self.rank)))
         if dist.group.WORLD is group:
             for one in (*self._further, group):
                 with contextlib.suppress(RuntimeError):
@@ -618,9 +647,9 @@ class RankGroup(Ranks):
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
-            if not self._store.check([_FAILED]):
+            if not self.store.check([FAILED]):
                 return None
-            note: dict[str, Any] = json.loads(self._store.get(_FAILED))
+            note: dict[str, Any] = json.loads(self.store.get(FAILED))
         except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
             return None
         return note if note["rank"] != self.rank else None
@@ -675,9 +704,9 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interface(address: str) -> Iterator[None]:
+def interface(address: str) -> Iterator[None]:
     """Have gloo use the network interface with an address; it would take that of the host name."""
-    name = _interface_of(address)
+    name = interface_of(address)
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -690,7 +719,8 @@ def _interface(address: str) -> Iterator[None]:
             os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def _interface_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface with an address; None if none has it."""
     if address.startswith("127."):
         return "lo"
     import psutil
