@@ -54,7 +54,8 @@ class GroupPlace:
         port: Its port.
         size: The number of ranks.
         timeout: Seconds for which a rank waits for the others in a step.
-        join_timeout: Seconds for which a rank waits until all have joined.
+        join_timeout: Seconds for which a rank waits until all have joined, and have opened the run
+            and begun its first report.
     """
 
     address: str
@@ -226,14 +227,14 @@ class RankGroup(Ranks):
     ) -> None:
         self.rank, self.size, self.place = rank, place.size, place
         self.own_address = own_address or place.address
-        self._timeout = timedelta(seconds=place.timeout)
         self.store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
         self._further: list[Any] = []
         self._leaves_on_failure = False
-        self._group.set_timeout(self._timeout)
+        self._step_timeout = timedelta(seconds=place.timeout)
+        self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
         self._gradients: GradientSums | None = None
         self._sends_early = False
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
@@ -490,6 +491,7 @@ class RankGroup(Ranks):
             if self.is_first:
                 raise
             return False
+        self._set_timeout(self._step_timeout)
         return True
 
     def use_group(self, group: Any) -> None:
@@ -513,6 +515,10 @@ class RankGroup(Ranks):
                 with contextlib.suppress(RuntimeError):
                     one.abort()
             dist.destroy_process_group()
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._group.set_timeout(timeout)
 
     # The collective operations
 
