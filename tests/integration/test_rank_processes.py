@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -41,7 +42,7 @@ def _processes(cli: CommandLine, what: str, rank: int) -> list[int]:
     return [int(path.name.rpartition("-")[2]) for path in found]
 
 
-def _trial(cli: CommandLine, what: str) -> dict:
+def _trial(cli: CommandLine, what: str) -> dict[str, Any]:
     return next(one for one in cli.json("trials", "ranks") if one["params"]["task.what"] == what)
 
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayError
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.tune import PlacementGroupFactory
 
-from trainable import ray_ranks
 from trainable.errors import RankLost
 from trainable.rank_errors import as_error, as_note
 from trainable.ray_adapter import TuneTrial
@@ -28,7 +28,7 @@ class FakeRay:
     def __init__(self) -> None:
         self.killed: list[str] = []
 
-    def wait(self, refs: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list, list]:
+    def wait(self, refs: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[Any, Any]:
         del timeout
         ready = [ref for ref in refs if ref is not STUCK][:num_returns]
         return ready, [ref for ref in refs if ref not in ready]
@@ -36,7 +36,7 @@ class FakeRay:
     def get(self, ref: Any, timeout: float | None = None) -> Any:
         if ref is STUCK:
             assert timeout == 0
-            raise ray_ranks.ray.exceptions.GetTimeoutError
+            raise GetTimeoutError
         if isinstance(ref, BaseException):
             raise ref
         return ref
@@ -50,7 +50,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[OtherRanks, Fa
     def make(*ends: Any) -> tuple[OtherRanks, FakeRay]:
         fake, others = FakeRay(), OtherRanks()
         for name in ("wait", "get", "kill"):
-            monkeypatch.setattr(ray_ranks.ray, name, getattr(fake, name))
+            monkeypatch.setattr(ray, name, getattr(fake, name))
         others._runs = dict(enumerate(ends, start=1))
         others._actors = {rank: f"actor {rank}" for rank in others._runs}
         return others, fake
