@@ -421,5 +421,5 @@ def test_each_trial_has_the_workers_of_the_resources() -> None:
 def test_spec_of_one_worker_is_written_as_before() -> None:
     spec = _parse("resources: {workers: 1, placement: pack}\n")
     assert spec.trial_config(0, {}).workers == 1
-    assert "workers" not in spec.to_yaml() + trial_yaml(spec.trial_config(0, {}))
+    assert "workers: 1" not in spec.to_yaml() + trial_yaml(spec.trial_config(0, {}))
     assert "placement" not in spec.to_yaml()
