@@ -200,8 +200,8 @@ def _check_ties(units: Sequence[nn.Module], model: nn.Module) -> None:
                 path = f"{_path(model, unit)}.{name}".lstrip(".")
                 raise TaskError(
                     f"{path} is tied to a parameter of {_path(model, first)}, and each of the two "
-                    "is cut on its own under train.sharding: fsdp; let Task.sharded_modules() leave "
-                    "one of them out, or write train.sharding: none"
+                    "is cut on its own under train.sharding: fsdp; let Task.sharded_modules() "
+                    "leave one of them out, or write train.sharding: none"
                 )
 
 
