@@ -30,7 +30,7 @@ FSDP = {"sharding": "fsdp"}
 def _config(
     workers: int = RANKS, name: str = "Deep", task: dict[str, Any] | None = None, **train: Any
 ) -> TrialConfig:
-    options = {"epochs": 4, "every": "3 steps", **(FSDP if workers > 1 else {}), **train}
+    options = {"epochs": 2, "every": "3 steps", **(FSDP if workers > 1 else {}), **train}
     return config(workers, {"name": f"tests.sharded_tasks:{name}", **(task or {})}, **options)
 
 
@@ -49,7 +49,7 @@ class _Observer:
         self.states: dict[int, dict[str, Any]] = {}
 
     def wants(self, step: int) -> bool:
-        return step == 16
+        return step == 8
 
     def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         self.states[step] = snapshot(state())
@@ -89,7 +89,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "resumed": _config(task=dropout, ema={"decay": 0.9}),
         "half": _config(),
         "two": _config(2),
-        "own": _config(name="Counted", epochs=2, activation_checkpointing=True),
+        "own": _config(name="Counted", epochs=1, activation_checkpointing=True),
         "failing": _config(task={"fails": "1 value 5"}),
         "killed": _config(task={"fails": "2 killed 5"}),
     }
@@ -100,9 +100,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         groups.begin(accept_workers=[list(plan).index("two")])
         for number, name in enumerate(plan):
             options: dict[str, Any] = {}
-            if name in ("stopped", "half"):  # after its seventh step, of 16
+            if name in ("stopped", "half"):  # after its fifth step, of eight
                 calls = iter(range(100))
-                options["should_stop"] = lambda calls=calls: next(calls) == 6
+                options["should_stop"] = lambda calls=calls: next(calls) == 4
             try:
                 with groups.first(number, **options) as trainer:
                     if name == "plain":
@@ -144,7 +144,7 @@ def test_resumed_sharded_run_is_bit_exact(runs: _Runs) -> None:
 
 @pytest.mark.integration
 def test_observed_state_is_the_one_on_disk(runs: _Runs) -> None:
-    assert _differing(runs.seen[16], _state(runs.root / "plain")) == []
+    assert _differing(runs.seen[8], _state(runs.root / "plain")) == []
 
 
 @pytest.mark.integration
