@@ -219,6 +219,7 @@ class RankGroup(Ranks):
         self._group.set_timeout(self._timeout)
         self._gradients: GradientSums | None = None
         self._sends_early = False
+        self._pending: list[Any] = []
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
     @classmethod
@@ -290,18 +291,17 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
-            if self._leaves_on_failure:
-                self._leave(problem)
-                raise
             error, present = problem, [False] * len(parameters)
+        if error is not None and self._leaves_on_failure:
+            raise self._left(error)
         gradients.send_rest()
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
-        gradients.wait()
+        self._wait()
         if sums[1]:
             gradients.send_again()
-            gradients.wait()
+            self._wait()
         gradients.give_back(parameters, [count > 0 for count in sums[4:]])
         if device is None or not stays:
             return sums[2], sums[3], int(sums[0])
@@ -317,9 +317,8 @@ class RankGroup(Ranks):
         batch = next(batches, _END)
         while batch is not _END:
             following = next(batches, _END)
-            early = (
-                self._sends_early and not self._leaves_on_failure
-            )  # it has operations in between
+            # Not in a sharded model, whose own operations come in between.
+            early = self._sends_early and not self._leaves_on_failure
             if following is _END and self._gradients is not None and early:
                 self._gradients.send_early()
             yield batch
@@ -330,7 +329,7 @@ class RankGroup(Ranks):
         gradients = self._gradients_of(parameters)
         counts = self.sum([_has_gradient(parameter) for parameter in parameters])
         gradients.send_rest()
-        gradients.wait()
+        self._wait()
         gradients.give_back(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
@@ -350,8 +349,7 @@ class RankGroup(Ranks):
             raise  # there is no group any more
         except Exception as error:
             if self._leaves_on_failure:
-                self._leave(error)
-                raise
+                raise self._left(error) from None
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
@@ -474,6 +472,7 @@ class RankGroup(Ranks):
         self._group = None
         if group is None:
             return
+        self._pending.clear()
         if self._gradients is not None:
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
@@ -525,15 +524,19 @@ class RankGroup(Ranks):
         self._gradients.begin()
         return self._gradients
 
-    def _send(self, flat: Tensor) -> Callable[[], Any]:
-        """Begin to add up a tensor; return what waits for the end."""
+    def _send(self, flat: Tensor) -> None:
+        """Begin to add up a tensor; `_wait` waits for the end."""
         if not (self._direct or flat.device.type == "cpu"):
             self._all_reduce(flat)
-            return lambda: None
+            return
         options = self._options("AllreduceOptions")
         flat = torch.view_as_real(flat) if flat.is_complex() else flat
-        work = self._begun(lambda: self._group.allreduce([flat], options))
-        return lambda: self._run(lambda: work)
+        self._guarded(lambda: self._pending.append(self._group.allreduce([flat], options)))
+
+    def _wait(self) -> None:
+        """Wait for all tensors that were sent."""
+        while self._pending:
+            self._guarded(lambda: self._pending.pop(0).wait())
 
     def _all_reduce(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         options = self._options("AllreduceOptions", timeout)
@@ -581,40 +584,42 @@ class RankGroup(Ranks):
             RankLost: Another rank has left without a word, or did not come in time.
             TrainingError: Another rank has failed.
         """
-        self._begun(lambda: start().wait())
+        self._guarded(lambda: start().wait())
 
-    def _begun(self, start: Callable[[], Any]) -> Any:
+    def _guarded(self, call: Callable[[], Any]) -> None:
+        """Call what begins a collective operation, or waits for one; raise as `_run` does."""
         if self._group is None:
             raise RankLost(f"rank {self.rank} has left the group of its trial")
         try:
-            return start()
+            call()
         except RuntimeError as problem:
-            raise self._cause_of(problem) from problem
+            reason = str(problem).splitlines()[0]
+        else:
+            return
+        # Not `from problem`: its frames hold the operation, and as long as anything does, the
+        # sockets stay open when this rank leaves, and the next rank waits in vain.
+        raise self._cause_of(reason)
 
-    def _cause_of(self, problem: Exception) -> TrainingError:
+    def _cause_of(self, reason: str) -> TrainingError:
         """Return why a collective operation failed: another rank has failed, or is lost."""
         note = self._note_of_failure()
         if note is not None:
             return as_error(note)
         return RankLost(
             f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
-            f"was lost ({str(problem).splitlines()[0]}); its process has ended, its machine is "
-            f"gone, or it did not come within {self._timeout.total_seconds():g} s; the trial is "
-            "retried from its newest checkpoint"
+            f"was lost ({reason}); its process has ended, its machine is gone, or it did not come "
+            f"within {self._timeout.total_seconds():g} s; the trial is retried from its newest "
+            "checkpoint"
         )
 
-    def _leave(self, problem: Exception) -> None:
-        """Leave the group after an error inside a sharded model; raise its cause if there is one.
-
-        Raises:
-            RankLost: Another rank has left in the middle of an operation.
-            TrainingError: Another rank has failed.
-        """
-        is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
-        cause = self._cause_of(problem) if is_of_group else problem
+    def _left(self, problem: Exception) -> Exception:
+        """Leave the group after an error inside a sharded model, and return its cause."""
+        if isinstance(problem, RuntimeError) and _LOST.search(str(problem)):
+            cause: Exception = self._cause_of(str(problem).splitlines()[0])
+        else:
+            cause = problem
         self.close(cause)
-        if cause is not problem:
-            raise cause from problem
+        return cause
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
