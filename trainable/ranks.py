@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.gradient_sums import GradientSums, by_kind
+from trainable.group_sockets import GroupSockets
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
 
@@ -215,6 +216,7 @@ class RankGroup(Ranks):
         group: Any = dist.group.WORLD
         self._group = group
         self._further: list[Any] = []
+        self._sockets = GroupSockets()
         self._leaves_on_failure = False
         self._group.set_timeout(self._timeout)
         self._gradients: GradientSums | None = None
@@ -412,7 +414,8 @@ class RankGroup(Ranks):
         """Return the same ranks in a second group, for another thread of each."""
         other = copy.copy(self)
         other._timeout = _WITHOUT_END
-        other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
+        with self._sockets.collected():
+            other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
         self._further.append(other._group)
         return other
 
@@ -422,7 +425,8 @@ class RankGroup(Ranks):
 
     def group_of_model(self) -> dist.ProcessGroup:
         """Return a group for the collective operations inside a sharded model."""
-        group: Any = dist.new_group(timeout=self._timeout)
+        with self._sockets.collected():
+            group: Any = dist.new_group(timeout=self._timeout)
         self._further.append(group)
         return cast("dist.ProcessGroup", group)
 
@@ -482,6 +486,7 @@ class RankGroup(Ranks):
             for one in (*self._further, group):
                 with contextlib.suppress(RuntimeError):
                     one.abort()
+            self._sockets.shut_down()
             dist.destroy_process_group()
 
     # The collective operations
