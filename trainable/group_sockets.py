@@ -1,8 +1,8 @@
 """Close the connections of a process group at once.
 
 Gloo closes its sockets when nothing refers to the group any more, and a sharded model refers to it
-in many places. Until then the other ranks wait for a rank that has failed. What must not live here:
-when a rank leaves (`ranks.py`).
+in many places. Until then the other ranks wait for a rank that has failed.
+What must not live here: when a rank leaves (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class GroupSockets:
                     continue  # closed since, and the number has been given to another file
                 with socket.socket(fileno=os.dup(number)) as found:
                     if found.family in (socket.AF_INET, socket.AF_INET6):
-                        found.shutdown(socket.SHUT_RDWR)
+                        # Not for reading: gloo would end this process with an exception.
+                        found.shutdown(socket.SHUT_WR)
         self._opened.clear()
 
 

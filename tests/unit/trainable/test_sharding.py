@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.rank_training import Groups, config, curve, to_end
+from tests.rank_training import TIMEOUT, Groups, config, curve, to_end
 from tests.sharded_tasks import Deep
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
@@ -35,11 +36,12 @@ def _config(
 
 
 class _Runs(NamedTuple):
-    """The directories of runs that have ended, the errors of those that failed, and states."""
+    """The directories of runs that have ended, errors of those that failed, states and times."""
 
     root: Path
     failed: dict[str, TrainingError]
     seen: dict[int, dict[str, Any]]
+    seconds: dict[str, float]
 
 
 class _Observer:
@@ -93,7 +95,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "failing": _config(task={"fails": "1 value 5"}),
         "killed": _config(task={"fails": "2 killed 5"}),
     }
-    failed, seen = {}, _Observer()
+    failed, seen, seconds = {}, _Observer(), {}
     with LocalRanks(RANKS) as children:
         places = {"resumed": "stopped", "two": "half"}
         groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
@@ -103,6 +105,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
             if name in ("stopped", "half"):  # after its fifth step, of eight
                 calls = iter(range(100))
                 options["should_stop"] = lambda calls=calls: next(calls) == 4
+            begun = time.monotonic()
             try:
                 with groups.first(number, **options) as trainer:
                     if name == "plain":
@@ -110,13 +113,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
                     to_end(trainer)
             except TrainingError as error:
                 failed[name] = error
+            seconds[name] = time.monotonic() - begun
             if name in ("stopped", "half"):
                 shutil.copytree(root / name, root / f"{name}-copy")
     one = open_trainer(_config(1), root / "one", device="cpu")
     assert isinstance(one, Trainer)
     with one:
         to_end(one)
-    return _Runs(root, failed, seen.states)
+    return _Runs(root, failed, seen.states, seconds)
 
 
 @pytest.mark.integration
@@ -211,6 +215,7 @@ def test_error_within_a_pass_names_the_rank(runs: _Runs) -> None:
 @pytest.mark.integration
 def test_rank_killed_within_a_pass_is_lost(runs: _Runs) -> None:
     assert isinstance(runs.failed["killed"], RankLost)
+    assert runs.seconds["killed"] < TIMEOUT / 2  # the others have heard of it at once
 
 
 def _refusal(model: nn.Module, **changes: Any) -> str:
