@@ -23,6 +23,7 @@ from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
+from trainable.loop_rank import CustomLoopRank
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import prepare_model
@@ -68,7 +69,7 @@ def open_trainer(
     should_stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = ALONE,
     accept_workers: bool = False,
-) -> Trainer | CustomLoop:
+) -> Trainer | CustomLoop | CustomLoopRank:
     """Build a run; resume it when its directory has a valid checkpoint.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
@@ -113,6 +114,15 @@ def open_trainer(
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         check_loop(config)
+        if not ranks.is_first:
+            return CustomLoopRank(
+                function,
+                config,
+                directory,
+                device=target,
+                ranks=ranks,
+                accept_workers=accept_workers,
+            )
         return CustomLoop(
             function,
             config,
@@ -123,6 +133,8 @@ def open_trainer(
             restore=restore,
             until=until,
             should_stop=should_stop,
+            ranks=ranks,
+            accept_workers=accept_workers,
         )
     if config.train.sharding != "none":
         ranks.leave_on_failure()

@@ -41,7 +41,7 @@ _WITHOUT_END = timedelta(days=365)
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
 """How torch words the errors of collective operations whose other ranks are gone."""
 _END = object()
-_FAILED = "failed"
+FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
 
@@ -55,7 +55,8 @@ class GroupPlace:
         port: Its port.
         size: The number of ranks.
         timeout: Seconds for which a rank waits for the others in a step.
-        join_timeout: Seconds for which a rank waits until all have joined.
+        join_timeout: Seconds for which a rank waits until all have joined, and have opened the run
+            and begun its first report.
     """
 
     address: str
@@ -114,7 +115,13 @@ class Ranks:
             raise error
         return [float(value) for value in values]
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error.
 
         A rank with an error raises that one. The others raise an error of the same kind, with the
@@ -123,8 +130,9 @@ class Ranks:
         Args:
             error: The error of this rank.
             without_end: Wait for the other ranks however long they take.
+            seconds: Wait for them so long; None: as in a step.
         """
-        del without_end
+        del without_end, seconds
         if error is not None:
             raise error
 
@@ -134,9 +142,9 @@ class Ranks:
         del without_end
         yield
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
-        return list(numbers)
+        return numbers
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -206,19 +214,29 @@ class RankGroup(Ranks):
         rank: This rank's number.
         store: The group's store.
         direct: Whether the group's backend takes tensors of this rank's device.
+        own_address: The address of this rank's machine; None: that of the place.
     """
 
-    def __init__(self, place: GroupPlace, rank: int, store: Store, *, direct: bool) -> None:
-        self.rank, self.size = rank, place.size
-        self._timeout = timedelta(seconds=place.timeout)
-        self._store = store
+    def __init__(
+        self,
+        place: GroupPlace,
+        rank: int,
+        store: Store,
+        *,
+        direct: bool,
+        own_address: str | None = None,
+    ) -> None:
+        self.rank, self.size, self.place = rank, place.size, place
+        self.own_address = own_address or place.address
+        self.store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
         self._further: list[Any] = []
         self._sockets = GroupSockets()
         self._leaves_on_failure = False
-        self._group.set_timeout(self._timeout)
+        self._step_timeout = timedelta(seconds=place.timeout)
+        self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
         self._gradients: GradientSums | None = None
         self._sends_early = False
         self._pending: list[Any] = []
@@ -261,7 +279,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with _interface(own_address or place.address), _own_excepthook():
+            with interface(own_address or place.address), _own_excepthook():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -275,7 +293,7 @@ class RankGroup(Ranks):
                 f"{place.port} within {place.join_timeout:g} s ({problem}); a rank has ended, or "
                 "its machine cannot be reached; the trial is retried"
             ) from problem
-        return cls(place, rank, store, direct=direct)
+        return cls(place, rank, store, direct=direct, own_address=own_address)
 
     def exchange(
         self,
@@ -338,9 +356,16 @@ class RankGroup(Ranks):
         """Return the sums over the ranks, in float64; raise if a rank has an error."""
         return self._sum_flagged([float(value) for value in values], error)
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error."""
-        self._sum_flagged([], error, _WITHOUT_END if without_end else None)
+        limit = timedelta(seconds=seconds) if seconds is not None else None
+        self._sum_flagged([], error, _WITHOUT_END if without_end else limit)
 
     @contextlib.contextmanager
     def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
@@ -356,7 +381,7 @@ class RankGroup(Ranks):
         else:
             self.together(None, without_end=without_end)
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self._broadcast(told)
@@ -468,7 +493,13 @@ class RankGroup(Ranks):
             if self.is_first:
                 raise
             return False
+        self._set_timeout(self._step_timeout)
         return True
+
+    def use_group(self, group: Any) -> None:
+        """Talk over this group, which only this rank has opened, and end torch's default group."""
+        dist.destroy_process_group()
+        self._group, self._direct = group, False
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
@@ -481,13 +512,17 @@ class RankGroup(Ranks):
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
             with contextlib.suppress(RuntimeError):  # the first rank may have ended
-                self._store.set(_FAILED, json.dumps(as_note(error, self.rank)))
+                self.store.compare_set(FAILED, "", json.dumps(as_note(error, self.rank)))
         if dist.group.WORLD is group:
             for one in (*self._further, group):
                 with contextlib.suppress(RuntimeError):
                     one.abort()
             self._sockets.shut_down()
             dist.destroy_process_group()
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._group.set_timeout(timeout)
 
     # The collective operations
 
@@ -598,7 +633,7 @@ class RankGroup(Ranks):
         try:
             call()
         except RuntimeError as problem:
-            reason = str(problem).splitlines()[0]
+            reason = str(problem)
         else:
             return
         # Not `from problem`: its frames hold the operation, and as long as anything does, the
@@ -612,25 +647,23 @@ class RankGroup(Ranks):
             return as_error(note)
         return RankLost(
             f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
-            f"was lost ({reason}); its process has ended, its machine is gone, or it did not come "
-            f"within {self._timeout.total_seconds():g} s; the trial is retried from its newest "
-            "checkpoint"
+            f"was lost ({reason.splitlines()[0]}); its process has ended, its machine is gone, or "
+            f"it did not come within {self._timeout.total_seconds():g} s; the trial is retried "
+            "from its newest checkpoint"
         )
 
     def _left(self, problem: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""
-        if isinstance(problem, RuntimeError) and _LOST.search(str(problem)):
-            cause: Exception = self._cause_of(str(problem).splitlines()[0])
-        else:
-            cause = problem
+        is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
+        cause = self._cause_of(str(problem)) if is_of_group else problem
         self.close(cause)
         return cause
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
-            if not self._store.check([_FAILED]):
+            if not self.store.check([FAILED]):
                 return None
-            note: dict[str, Any] = json.loads(self._store.get(_FAILED))
+            note: dict[str, Any] = json.loads(self.store.get(FAILED))
         except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
             return None
         return note if note["rank"] != self.rank else None
@@ -685,9 +718,9 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interface(address: str) -> Iterator[None]:
+def interface(address: str) -> Iterator[None]:
     """Have gloo use the network interface with an address; it would take that of the host name."""
-    name = _interface_of(address)
+    name = interface_of(address)
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -700,7 +733,8 @@ def _interface(address: str) -> Iterator[None]:
             os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def _interface_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface with an address; None if none has it."""
     if address.startswith("127."):
         return "lo"
     import psutil

@@ -31,7 +31,7 @@ from trainable.optimizers import evaluated_weights, modal_parameters
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
-from trainable.sums import Sums
+from trainable.sums import Sums, combined
 from trainable.task import Task
 from trainable.task_state import TaskState, modules_state
 
@@ -282,7 +282,9 @@ class TrainState:
             )
         rank = self._ranks.rank
         if rank == 0:
-            return state
+            # what ranks logged that are no more
+            lost = [other[_SUMS] for other in others[now - 1 :]]
+            return {**state, _SUMS: combined([state["progress"].get(_SUMS, {}), *lost])}
         if rank <= len(others):
             return others[rank - 1]
         return {**{key: state[key] for key in state if key != "random"}, _SUMS: {}}
