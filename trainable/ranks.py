@@ -439,6 +439,7 @@ class RankGroup(Ranks):
 
     def use_group(self, group: Any) -> None:
         """Talk over this group, which only this rank has opened, and end torch's default group."""
+        self._pending.clear()
         dist.destroy_process_group()
         self._group, self._direct = group, False
 
