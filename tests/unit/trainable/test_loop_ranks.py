@@ -18,7 +18,10 @@ from trainable.loop_steps import restored_state
 from trainable.metrics_file import read_rows
 from trainable.ranks import ALONE, Ranks
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # advice of the frameworks
+]
 PLAIN = "tests.loop_cases:plain"
 FRAMEWORKS = {
     "accelerate": ("sweeps.examples.accelerate_loop:run", 256),
