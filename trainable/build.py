@@ -68,7 +68,7 @@ def open_trainer(
     should_stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = ALONE,
     accept_workers: bool = False,
-) -> Trainer | CustomLoop | CustomLoopRank:
+) -> Trainer | CustomLoop:
     """Build a run; resume it when its directory has a valid checkpoint.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
@@ -114,7 +114,7 @@ def open_trainer(
     if function is not None:
         check_loop(config)
         if not ranks.is_first:
-            return CustomLoopRank(
+            follower: Any = CustomLoopRank(
                 function,
                 config,
                 directory,
@@ -122,6 +122,7 @@ def open_trainer(
                 ranks=ranks,
                 accept_workers=accept_workers,
             )
+            return follower  # has what is used of it: events(), close() and what a run has
         return CustomLoop(
             function,
             config,

@@ -25,7 +25,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.gradient_sums import GradientSums, by_kind
@@ -452,7 +452,7 @@ class RankGroup(Ranks):
         """
         try:
             with _interface(self.own_address):
-                store = dist.PrefixStore("loop", self._store)
+                store = PrefixStore("loop", self._store)
                 limit = timedelta(seconds=self.place.join_timeout)
                 group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
         except RuntimeError as problem:
