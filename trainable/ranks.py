@@ -11,16 +11,18 @@ processes start (`local_ranks.py`, `ray_ranks.py`).
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -35,6 +37,8 @@ from trainable.snapshot import parse_state, snapshot, write_state
 Scalar = float | Tensor
 
 _WITHOUT_END = timedelta(days=365)
+_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
+"""How torch words the errors of collective operations whose other ranks are gone."""
 _END = object()
 _FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
@@ -50,7 +54,8 @@ class GroupPlace:
         port: Its port.
         size: The number of ranks.
         timeout: Seconds for which a rank waits for the others in a step.
-        join_timeout: Seconds for which a rank waits until all have joined.
+        join_timeout: Seconds for which a rank waits until all have joined, and have opened the run
+            and begun its first report.
     """
 
     address: str
@@ -136,9 +141,9 @@ class Ranks:
         del without_end
         yield
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
-        return list(numbers)
+        return numbers
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -155,6 +160,19 @@ class Ranks:
     def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Return the states of all ranks on the first rank, and None on the others."""
         return [state]
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange.
+
+        They may be in an operation inside a sharded model, where they cannot be told.
+        """
+
+    def beside(self) -> Ranks:
+        """Return the same ranks in a second group, for another thread of each."""
+        return self
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values into tensors that each rank has in the same order."""
@@ -209,12 +227,14 @@ class RankGroup(Ranks):
     ) -> None:
         self.rank, self.size, self.place = rank, place.size, place
         self.own_address = own_address or place.address
-        self._timeout = timedelta(seconds=place.timeout)
         self._store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
-        self._group.set_timeout(self._timeout)
+        self._further: list[Any] = []
+        self._leaves_on_failure = False
+        self._step_timeout = timedelta(seconds=place.timeout)
+        self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
         self._gradients: GradientSums | None = None
         self._sends_early = False
         self._pending: list[Any] = []
@@ -289,6 +309,9 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
+            if self._leaves_on_failure:
+                self._leave(problem)
+                raise
             error, present = problem, [False] * len(parameters)
         gradients.send_rest()
         stays = device is not None and self._direct
@@ -303,7 +326,8 @@ class RankGroup(Ranks):
             return sums[2], sums[3], int(sums[0])
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
         self._all_reduce(on_device)
-        wide = torch.promote_types(parameters[0].dtype, torch.float32)
+        kind = next((p.dtype for p in parameters), torch.float32)
+        wide = torch.promote_types(kind, torch.float32)
         return on_device[0].to(wide), on_device[1].to(wide), int(sums[0])
 
     def in_step(self, window: Iterable[Any]) -> Iterator[Any]:
@@ -312,7 +336,10 @@ class RankGroup(Ranks):
         batch = next(batches, _END)
         while batch is not _END:
             following = next(batches, _END)
-            if following is _END and self._gradients is not None and self._sends_early:
+            early = (
+                self._sends_early and not self._leaves_on_failure
+            )  # it has operations in between
+            if following is _END and self._gradients is not None and early:
                 self._gradients.send_early()
             yield batch
             batch = following
@@ -348,11 +375,14 @@ class RankGroup(Ranks):
         except RankLost:
             raise  # there is no group any more
         except Exception as error:
+            if self._leaves_on_failure:
+                self._leave(error)
+                raise
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self._broadcast(told)
@@ -397,6 +427,33 @@ class RankGroup(Ranks):
             states.append(parse_state(received.numpy().tobytes()))
         return states
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the group's backend takes tensors of this rank's device."""
+        return self._direct
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+        self._all_reduce(tensor)
+
+    def beside(self) -> RankGroup:
+        """Return the same ranks in a second group, for another thread of each."""
+        other = copy.copy(self)
+        other._timeout = _WITHOUT_END
+        other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
+        self._further.append(other._group)
+        return other
+
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange."""
+        self._leaves_on_failure = True
+
+    def group_of_model(self) -> dist.ProcessGroup:
+        """Return a group for the collective operations inside a sharded model."""
+        group: Any = dist.new_group(timeout=self._timeout)
+        self._further.append(group)
+        return cast("dist.ProcessGroup", group)
+
     @torch.no_grad()
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values into tensors that each rank has in the same order."""
@@ -435,6 +492,7 @@ class RankGroup(Ranks):
             if self.is_first:
                 raise
             return False
+        self._set_timeout(self._step_timeout)
         return True
 
     # For a loop of the user's, which has a group of its own (`loop_group.py`)
@@ -495,9 +553,14 @@ class RankGroup(Ranks):
         if isinstance(error, Exception) and not isinstance(error, RankLost):
             self.tell_failure(error)
         if dist.group.WORLD is group:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+            for one in (*self._further, group):
+                with contextlib.suppress(RuntimeError):
+                    one.abort()
             dist.destroy_process_group()
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._group.set_timeout(timeout)
 
     # The collective operations
 
@@ -608,20 +671,37 @@ class RankGroup(Ranks):
         try:
             call()
         except RuntimeError as problem:
-            reason = str(problem).splitlines()[0]
+            reason = str(problem)
         else:
             return
         # Not `from problem`: its frames hold the operation, and as long as anything does, the
         # sockets stay open when this rank leaves, and the next rank waits in vain.
+        raise self._cause_of(reason)
+
+    def _cause_of(self, reason: str) -> TrainingError:
+        """Return why a collective operation failed: another rank has failed, or is lost."""
         note = self._note_of_failure()
         if note is not None:
-            raise as_error(note)
-        raise RankLost(
+            return as_error(note)
+        return RankLost(
             f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
-            f"was lost ({reason}); its process has ended, its machine is gone, or it did not come "
-            f"within {self._timeout.total_seconds():g} s; the trial is retried from its newest "
-            "checkpoint"
+            f"was lost ({reason.splitlines()[0]}); its process has ended, its machine is gone, or "
+            f"it did not come within {self._timeout.total_seconds():g} s; the trial is retried "
+            "from its newest checkpoint"
         )
+
+    def _leave(self, problem: Exception) -> None:
+        """Leave the group after an error inside a sharded model; raise its cause if there is one.
+
+        Raises:
+            RankLost: Another rank has left in the middle of an operation.
+            TrainingError: Another rank has failed.
+        """
+        is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
+        cause = self._cause_of(str(problem)) if is_of_group else problem
+        self.close(cause)
+        if cause is not problem:
+            raise cause from problem.with_traceback(None)  # its frames hold the operation
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
