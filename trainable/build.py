@@ -115,7 +115,8 @@ def open_trainer(
     if function is not None:
         check_loop(config)
         if not ranks.is_first:
-            follower: Any = CustomLoopRank(
+            # has what is used of it: events(), close() and what each run has
+            return CustomLoopRank(  # type: ignore[return-value]
                 function,
                 config,
                 directory,
@@ -123,7 +124,6 @@ def open_trainer(
                 ranks=ranks,
                 accept_workers=accept_workers,
             )
-            return follower  # has what is used of it: events(), close() and what a run has
         return CustomLoop(
             function,
             config,
