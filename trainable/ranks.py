@@ -200,6 +200,7 @@ class RankGroup(Ranks):
         self._group.set_timeout(self._timeout)
         self._gradients: GradientSums | None = None
         self._sends_early = False
+        self._pending: list[Any] = []
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
     @classmethod
@@ -276,10 +277,10 @@ class RankGroup(Ranks):
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
-        gradients.wait()
+        self._wait()
         if sums[1]:
             gradients.send_again()
-            gradients.wait()
+            self._wait()
         gradients.give_back(parameters, [count > 0 for count in sums[4:]])
         if device is None or not stays:
             return sums[2], sums[3], int(sums[0])
@@ -304,7 +305,7 @@ class RankGroup(Ranks):
         gradients = self._gradients_of(parameters)
         counts = self.sum([_has_gradient(parameter) for parameter in parameters])
         gradients.send_rest()
-        gradients.wait()
+        self._wait()
         gradients.give_back(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
@@ -418,6 +419,7 @@ class RankGroup(Ranks):
         self._group = None
         if group is None:
             return
+        self._pending.clear()
         if self._gradients is not None:
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
@@ -468,15 +470,19 @@ class RankGroup(Ranks):
         self._gradients.begin()
         return self._gradients
 
-    def _send(self, flat: Tensor) -> Callable[[], Any]:
-        """Begin to add up a tensor; return what waits for the end."""
+    def _send(self, flat: Tensor) -> None:
+        """Begin to add up a tensor; `_wait` waits for the end."""
         if not (self._direct or flat.device.type == "cpu"):
             self._all_reduce(flat)
-            return lambda: None
+            return
         options = self._options("AllreduceOptions")
         flat = torch.view_as_real(flat) if flat.is_complex() else flat
-        work = self._begun(lambda: self._group.allreduce([flat], options))
-        return lambda: self._run(lambda: work)
+        self._guarded(lambda: self._pending.append(self._group.allreduce([flat], options)))
+
+    def _wait(self) -> None:
+        """Wait for all tensors that were sent."""
+        while self._pending:
+            self._guarded(lambda: self._pending.pop(0).wait())
 
     def _all_reduce(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         options = self._options("AllreduceOptions", timeout)
@@ -524,23 +530,29 @@ class RankGroup(Ranks):
             RankLost: Another rank has left without a word, or did not come in time.
             TrainingError: Another rank has failed.
         """
-        self._begun(lambda: start().wait())
+        self._guarded(lambda: start().wait())
 
-    def _begun(self, start: Callable[[], Any]) -> Any:
+    def _guarded(self, call: Callable[[], Any]) -> None:
+        """Call what begins a collective operation, or waits for one; raise as `_run` does."""
         if self._group is None:
             raise RankLost(f"rank {self.rank} has left the group of its trial")
         try:
-            return start()
+            call()
         except RuntimeError as problem:
-            note = self._note_of_failure()
-            if note is not None:
-                raise as_error(note) from problem
-            raise RankLost(
-                f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and "
-                f"one was lost ({str(problem).splitlines()[0]}); its process has ended, its "
-                f"machine is gone, or it did not come within {self._timeout.total_seconds():g} s; "
-                "the trial is retried from its newest checkpoint"
-            ) from problem
+            reason = str(problem).splitlines()[0]
+        else:
+            return
+        # Not `from problem`: its frames hold the operation, and as long as anything does, the
+        # sockets stay open when this rank leaves, and the next rank waits in vain.
+        note = self._note_of_failure()
+        if note is not None:
+            raise as_error(note)
+        raise RankLost(
+            f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
+            f"was lost ({reason}); its process has ended, its machine is gone, or it did not come "
+            f"within {self._timeout.total_seconds():g} s; the trial is retried from its newest "
+            "checkpoint"
+        )
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
