@@ -293,8 +293,8 @@ class Trainer(BaseRun):
             report=progress.reports if at_report else None,
             certain=new_best or final,
         )
-        decided = self._ranks.decide([stopping, due, store.is_observed(progress.step)])
-        stopping, due, observed = map(bool, decided)
+        observed = store.is_observed(progress.step)
+        stopping, due, observed = map(bool, self._ranks.decide((stopping, due, observed)))
         final = stopping or (at_report and self._is_over())  # on each rank
         if observed:
             store.observe(progress.step, self._whole_snapshot)

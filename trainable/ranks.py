@@ -141,9 +141,9 @@ class Ranks:
         del without_end
         yield
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
-        return list(numbers)
+        return numbers
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -237,6 +237,7 @@ class RankGroup(Ranks):
         self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
         self._gradients: GradientSums | None = None
         self._sends_early = False
+        self._pending: list[Any] = []
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
     @classmethod
@@ -316,10 +317,10 @@ class RankGroup(Ranks):
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
-        gradients.wait()
+        self._wait()
         if sums[1]:
             gradients.send_again()
-            gradients.wait()
+            self._wait()
         gradients.give_back(parameters, [count > 0 for count in sums[4:]])
         if device is None or not stays:
             return sums[2], sums[3], int(sums[0])
@@ -348,7 +349,7 @@ class RankGroup(Ranks):
         gradients = self._gradients_of(parameters)
         counts = self.sum([_has_gradient(parameter) for parameter in parameters])
         gradients.send_rest()
-        gradients.wait()
+        self._wait()
         gradients.give_back(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
@@ -381,7 +382,7 @@ class RankGroup(Ranks):
         else:
             self.together(None, without_end=without_end)
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self._broadcast(told)
@@ -505,6 +506,7 @@ class RankGroup(Ranks):
         self._group = None
         if group is None:
             return
+        self._pending.clear()
         if self._gradients is not None:
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
@@ -560,15 +562,19 @@ class RankGroup(Ranks):
         self._gradients.begin()
         return self._gradients
 
-    def _send(self, flat: Tensor) -> Callable[[], Any]:
-        """Begin to add up a tensor; return what waits for the end."""
+    def _send(self, flat: Tensor) -> None:
+        """Begin to add up a tensor; `_wait` waits for the end."""
         if not (self._direct or flat.device.type == "cpu"):
             self._all_reduce(flat)
-            return lambda: None
+            return
         options = self._options("AllreduceOptions")
         flat = torch.view_as_real(flat) if flat.is_complex() else flat
-        work = self._begun(lambda: self._group.allreduce([flat], options))
-        return lambda: self._run(lambda: work)
+        self._guarded(lambda: self._pending.append(self._group.allreduce([flat], options)))
+
+    def _wait(self) -> None:
+        """Wait for all tensors that were sent."""
+        while self._pending:
+            self._guarded(lambda: self._pending.pop(0).wait())
 
     def _all_reduce(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         options = self._options("AllreduceOptions", timeout)
@@ -616,26 +622,32 @@ class RankGroup(Ranks):
             RankLost: Another rank has left without a word, or did not come in time.
             TrainingError: Another rank has failed.
         """
-        self._begun(lambda: start().wait())
+        self._guarded(lambda: start().wait())
 
-    def _begun(self, start: Callable[[], Any]) -> Any:
+    def _guarded(self, call: Callable[[], Any]) -> None:
+        """Call what begins a collective operation, or waits for one; raise as `_run` does."""
         if self._group is None:
             raise RankLost(f"rank {self.rank} has left the group of its trial")
         try:
-            return start()
+            call()
         except RuntimeError as problem:
-            raise self._cause_of(problem) from problem
+            reason = str(problem)
+        else:
+            return
+        # Not `from problem`: its frames hold the operation, and as long as anything does, the
+        # sockets stay open when this rank leaves, and the next rank waits in vain.
+        raise self._cause_of(reason)
 
-    def _cause_of(self, problem: Exception) -> TrainingError:
+    def _cause_of(self, reason: str) -> TrainingError:
         """Return why a collective operation failed: another rank has failed, or is lost."""
         note = self._note_of_failure()
         if note is not None:
             return as_error(note)
         return RankLost(
             f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
-            f"was lost ({str(problem).splitlines()[0]}); its process has ended, its machine is "
-            f"gone, or it did not come within {self._timeout.total_seconds():g} s; the trial is "
-            "retried from its newest checkpoint"
+            f"was lost ({reason.splitlines()[0]}); its process has ended, its machine is gone, or "
+            f"it did not come within {self._timeout.total_seconds():g} s; the trial is retried "
+            "from its newest checkpoint"
         )
 
     def _leave(self, problem: Exception) -> None:
@@ -646,10 +658,10 @@ class RankGroup(Ranks):
             TrainingError: Another rank has failed.
         """
         is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
-        cause = self._cause_of(problem) if is_of_group else problem
+        cause = self._cause_of(str(problem)) if is_of_group else problem
         self.close(cause)
         if cause is not problem:
-            raise cause from problem
+            raise cause from problem.with_traceback(None)  # its frames hold the operation
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:

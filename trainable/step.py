@@ -151,7 +151,7 @@ class Step:
         loss: Scalar = 0.0
         weight: Scalar = 0.0
         passes = 0
-        with translate_torch_errors(self.device):  # each rank raises the same
+        try:
             for batch in self.passes(window, backward=True):
                 with self.precision.autocast():
                     part, share = self.task.loss(self.model, batch)
@@ -161,6 +161,9 @@ class Step:
                 elif share:  # device synchronisation, if a constant loss has its weight on one
                     raise TaskError(_NO_GRADIENT)
                 loss, weight = loss + self._read(part), weight + self._read(share)
+        except Exception:
+            with translate_torch_errors(self.device):  # before it is sent to the other ranks
+                raise
         return loss, weight, passes
 
     def _backward(self, loss: Tensor) -> None:
