@@ -10,16 +10,20 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average, AveragingPlan, averaging_plan
+from trainable.batch_norm import batch_norm_cautions, check_passes, synchronize_batch_norm
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError, TrainingCaution
+from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
+from trainable.loop_rank import CustomLoopRank
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import prepare_model
@@ -27,14 +31,20 @@ from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
+from trainable.rank_checks import check_built_alike
+from trainable.rank_data import check_dealt, share_of
+from trainable.rank_values import evaluates_in_parts
+from trainable.ranks import ALONE, RankGroup, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
 from trainable.run_length import set_total_steps
 from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
+from trainable.shard_files import ShardGroup
 from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
+from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan, open_stream
 from trainable.task import Data, Task, check_data, load_loop, load_task
@@ -57,6 +67,8 @@ def open_trainer(
     restore: Path | str | None = None,
     until: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
+    accept_workers: bool = False,
 ) -> Trainer | CustomLoop:
     """Build a run; resume it when its directory has a valid checkpoint.
 
@@ -82,6 +94,9 @@ def open_trainer(
             the last one of the budget. The schedule spans the whole budget in either case.
         should_stop: Called after every step; once it returns true, the run saves and `events()`
             ends.
+        ranks: This rank of the trial. Each rank opens a trainer of the same configuration and
+            iterates over its `events()`.
+        accept_workers: Resume from a checkpoint of another number of ranks.
 
     Raises:
         ConfigError: The configuration cannot be trained.
@@ -99,6 +114,16 @@ def open_trainer(
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         check_loop(config)
+        if not ranks.is_first:
+            # has what is used of it: events(), close() and what each run has
+            return CustomLoopRank(  # type: ignore[return-value]
+                function,
+                config,
+                directory,
+                device=target,
+                ranks=ranks,
+                accept_workers=accept_workers,
+            )
         return CustomLoop(
             function,
             config,
@@ -109,49 +134,60 @@ def open_trainer(
             restore=restore,
             until=until,
             should_stop=should_stop,
+            ranks=ranks,
+            accept_workers=accept_workers,
         )
-    with translate_torch_errors(target):
-        compare = restore is None or (directory / BUILT).exists()
-        parts = build_parts(config, device=target, task=task, compare=compare)
-    if "train.batch_size" in searched:
-        check_batch_size_applies(parts.train.plan)
-    for caution in parts.cautions:
-        warnings.warn(caution, TrainingCaution, stacklevel=2)
-    train, schedule = config.train, parts.schedule
-    step = build_step(parts, train)
+    if config.train.sharding != "none":
+        ranks.leave_on_failure()
+    with ranks.failing_together(without_end=True), translate_torch_errors(target):
+        compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
+        parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
+        if "train.batch_size" in searched:
+            check_batch_size_applies(parts.train.plan)
+        step = build_step(parts, config.train, ranks)
+    check_built_alike(parts.summary, ranks)
+    if ranks.is_first:
+        for caution in parts.cautions:
+            warnings.warn(caution, TrainingCaution, stacklevel=2)
+    start_together(step, config.seed)
     state = TrainState(
         model=step.model,
         optimizer=step.optimizer,
-        schedule=schedule,
+        schedule=parts.schedule,
         precision=step.precision,
         task=parts.task,
         data=parts.data,
         average=step.average,
         trained_only=config.checkpoint.parameters == "trained",
         position=parts.train.position,
+        ranks=ranks,
+        accept_workers=accept_workers,
+        layout=step.layout,
     )
-    files = files_of(directory, checkpoints)
-    store = CheckpointStore(
-        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
-    )
+    with ranks.failing_together(without_end=True):
+        files = files_of(directory, checkpoints) if ranks.is_first else None
+        store, saved = _open_store(
+            config, directory, parts, files, restore, is_sharded=step.is_sharded
+        )
+    if step.is_sharded:
+        store.shard_group = ShardGroup(files, ranks)
     with store.closed_on_error():
-        if restore is None:
-            saved = with_inheritance(directory, store.resume(), store.set_aside)
-        else:
-            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
-        if parts.summary is not None:
-            resumed = restore is not None or bool(store.generations())
-            check_built(directory, parts.summary, resumed=resumed)
-        if saved is not None:
-            state.load_state_dict(saved)
-            schedule.set_lr(step.optimizer, state.progress.step)
+        saved = ranks.broadcast(saved)
+        with ranks.failing_together(without_end=True):
+            if saved is not None:
+                state.load_state_dict(saved)
+                parts.schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
         interrupted_before = (
             saved is not None and restore is None and progress.reports < config.budget.reports
         )
         saved_step = -1 if saved is None else progress.step
-        history = History(directory, files, step=saved_step, interrupted=interrupted_before)
-
+        history = (
+            NoHistory(directory)
+            if files is None
+            else History(directory, files, step=saved_step, interrupted=interrupted_before)
+        )
+    train = config.train
     return Trainer(
         step=step,
         state=state,
@@ -160,7 +196,7 @@ def open_trainer(
         store=store,
         history=history,
         plan=parts.reports,
-        last=until or config.budget.reports,
+        last=ranks.agree(until or config.budget.reports),
         patience=config.patience,
         metric=config.metrics[0],
         mode=config.modes[0],
@@ -168,11 +204,70 @@ def open_trainer(
         layer_norms_every=train.layer_norms_every,
         readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,
-        earlier=read_rows(directory),
+        earlier=read_rows(directory) if ranks.is_first else (),
         val_seed=val_seed(config),
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
     )
+
+
+def start_together(step: Step, seed: int) -> None:
+    """Give each rank the weights of the first one, and random generators of its own.
+
+    Dropout then differs from rank to rank. The first rank draws as a run of one process does.
+    """
+    ranks, model = step.ranks, step.model
+    if ranks.size == 1:
+        return
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise TaskError(
+            f"the model has parameters without a shape, of lazy modules, and {ranks.size} ranks "
+            "must start with the same weights; give each module its sizes in build_model(), or "
+            "train on one rank"
+        )
+    if not step.is_sharded:
+        ranks.copy_from_first([*model.parameters(), *model.buffers()])
+    inside = {id(parameter) for parameter in model.parameters()}
+    ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
+    if not ranks.is_first:
+        set_seed(derive_seed(seed, "rank", ranks.rank))
+
+
+def _open_store(
+    config: TrialConfig,
+    directory: Path,
+    parts: Parts,
+    files: RunFiles | None,
+    restore: Path | str | None,
+    *,
+    is_sharded: bool,
+) -> tuple[CheckpointStore, dict[str, Any] | None]:
+    """Open the run's checkpoints; return them and the state to start from.
+
+    Args:
+        config: The run.
+        directory: Its directory.
+        parts: What its task built.
+        files: Where the checkpoints lie; None on a rank that saves none.
+        restore: As in `open_trainer`.
+        is_sharded: Each rank reads and writes its own shard of the state.
+    """
+    if files is None:
+        return (ShardStore if is_sharded else NoCheckpoints)(directory), None
+    store = CheckpointStore(
+        directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
+    )
+    with store.closed_on_error():
+        if restore is None:
+            saved = with_inheritance(
+                directory, store.resume(in_shards=is_sharded), store.set_aside
+            )
+        else:
+            saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
+        if parts.summary is not None and (restore is None or (directory / BUILT).exists()):
+            resumed = restore is not None or bool(store.generations())
+            check_built(directory, parts.summary, resumed=resumed)
+    return store, saved
 
 
 @dataclass(frozen=True)
@@ -218,6 +313,7 @@ def build_parts(
     device: torch.device,
     task: Task | None = None,
     compare: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Parts:
     """Build the parts of a run, without its optimizer, and seed every generator.
 
@@ -249,11 +345,16 @@ def build_parts(
         if compared
         else None
     )
-    model = prepare_model(built.to(device), train)
+    synchronize_batch_norm(built, train, device=device, size=ranks.size)
+    model = _prepared(built, task, config, device=device, precision=precision, ranks=ranks)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
-        data, config, val_seed=val_seed(config) or config.seed, device=device
+        task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
     )
+    size = max(config.workers, ranks.size)  # a check of a sweep builds in one process
+    if isinstance(train_source.plan, StreamPlan) and train_source.plan.batched:
+        check_dealt(size, train.accumulation)
+    check_passes(train, train_source.plan, size)
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
@@ -284,6 +385,28 @@ def build_parts(
         averaging,
         summary,
     )
+
+
+def _prepared(
+    built: nn.Module,
+    task: Task,
+    config: TrialConfig,
+    *,
+    device: torch.device,
+    precision: Precision,
+    ranks: Ranks,
+) -> nn.Module:
+    """Return a built model as it is trained: on the device, whole or cut among the ranks."""
+    if config.train.sharding == "none":
+        return prepare_model(built.to(device), config.train)
+    from trainable.sharding import check_shardable, shard_model  # takes a second
+
+    check_shardable(config, task, built, precision.name)
+    if not isinstance(ranks, RankGroup):  # it is not trained here
+        return prepare_model(built.to(device), config.train)
+    model = prepare_model(built, config.train)
+    shard_model(model, task, ranks, device=device, precision=precision.name)
+    return model.to(device)  # buffers that no sharded module has
 
 
 def data_seed_of(config: TrialConfig) -> int:
@@ -339,7 +462,7 @@ def check_batch_size_applies(plan: Plan) -> None:
     )
 
 
-def build_step(parts: Parts, config: TrainConfig) -> Step:
+def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
     """Build the optimizer and its `Step`; the learning rate is that of the first step.
 
     Raises:
@@ -359,15 +482,20 @@ def build_step(parts: Parts, config: TrainConfig) -> Step:
         inside = {id(p) for p in parts.model.parameters()}
         given = (p for group in optimizer.param_groups for p in group["params"])
         average = Average(parts.model, (p for p in given if id(p) not in inside), parts.averaging)
-    return Step(
-        task=parts.task,
-        model=parts.model,
-        optimizer=optimizer,
-        schedule=parts.schedule,
-        precision=parts.precision,
-        clipper=Clipper(config.clip),
-        average=average,
-    )
+    made: dict[str, Any] = {
+        "task": parts.task,
+        "model": parts.model,
+        "optimizer": optimizer,
+        "schedule": parts.schedule,
+        "precision": parts.precision,
+        "average": average,
+        "ranks": ranks,
+    }
+    if config.sharding == "fsdp" and isinstance(ranks, RankGroup):
+        from trainable.sharded_step import ShardedStep  # takes a second
+
+        return ShardedStep(**made, clip=config.clip, val=parts.val)
+    return Step(**made, clipper=Clipper(config.clip))
 
 
 def find_device(name: str | None) -> torch.device:
@@ -434,19 +562,7 @@ def _cautions(model: nn.Module, data: Data, trial: TrialConfig) -> Iterator[str]
             "end: if it has no end, the first evaluation never ends; write budget: {val_batches: "
             "50}, or let the stream tell its length by __len__()"
         )
-    batch_norms = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
-    if batch_norms and config.accumulation > 1:
-        yield (
-            f"accumulation is {config.accumulation} and the model has BatchNorm "
-            f"({batch_norms[0]}), which normalizes over micro-batches of "
-            f"{config.micro_batch_size} samples, not over the batch of {config.batch_size}: the "
-            "result differs from that of the whole batch; use GroupNorm or LayerNorm, or "
-            "accumulation 1"
-        )
+    yield from batch_norm_cautions(model, trial)
 
 
 def _in_evaluation_mode(model: nn.Module) -> str | None:
@@ -495,18 +611,27 @@ def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
 
 
 def _open_sources(
-    data: Data, trial: TrialConfig, *, val_seed: int, device: torch.device
+    task: Task,
+    data: Data,
+    trial: TrialConfig,
+    *,
+    val_seed: int,
+    device: torch.device,
+    ranks: Ranks,
 ) -> tuple[Source, Source]:
     config = trial.train
     micro = config.micro_batch_size
+    val_ranks = ranks if evaluates_in_parts(task) else ALONE
 
     def open_split(
         split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
     ) -> Source:
-        samples = data.train if split == "train" else data.val
+        samples, own = (data.train, ranks) if split == "train" else (data.val, val_ranks)
         if is_stream(samples):
             most = trial.budget.val_batches if split == "val" else None
-            return open_stream(data, split, config, seed=seed, device=device, batches=most)
+            return open_stream(
+                data, split, config, seed=seed, device=device, batches=most, ranks=own
+            )
         return open_source(
             samples,
             plan(),
@@ -514,6 +639,7 @@ def _open_sources(
             device=device,
             loader=config.loader,
             collate=data.collate_of(split),
+            share=share_of(own),
         )
 
     # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 from redaction.secrets import redact
 from trainable import heartbeat
@@ -28,19 +29,32 @@ from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageErro
 from trainable.manifest import (
     Generation,
     Pointer,
+    Shard,
     best_first,
     describe_damage,
     format_manifest,
     read_manifest,
     read_state,
 )
+from trainable.sharded_state import SHARDS, Parts, flat, flat_key, unflat
 from trainable.storage.generations import STATE, Files, remedy
 from trainable.storage.locate import files_of
 
 if TYPE_CHECKING:
+    from trainable.shard_files import ShardGroup
     from trainable.snapshot import Snapshots
 
 __all__ = ["CheckpointStore", "Generation", "Pointer"]
+
+
+class StateObserver(Protocol):
+    """Looks at the states of a run in training."""
+
+    def wants(self, step: int) -> bool:
+        """Whether it looks at the state of this step, at which the run may save."""
+
+    def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Look at the state of a step."""
 
 
 class CheckpointStore:
@@ -79,8 +93,10 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
-        self.observer: Callable[[int, Callable[[], dict[str, Any]]], None] | None = None
-        """Receives the step and the state at each point where the run may save."""
+        self.shard_group: ShardGroup | None = None
+        """The ranks that write their shards of the state; None where one file has it all."""
+        self.observer: StateObserver | None = None
+        """Looks at states at the points where the run may save."""
         self.set_aside: list[str] = []
         """For each generation that `resume` found damaged: why, and what replaces it."""
         if config is not None:
@@ -154,12 +170,17 @@ class CheckpointStore:
             raise CheckpointError(
                 f"the checkpoint cannot be used: {reason}; choose another generation"
             )
-        return _parse(content)
+        assert isinstance(found, Generation)
+        return _parse(files, found, content)
 
     # Writing
 
-    def resume(self) -> dict[str, Any] | None:
+    def resume(self, *, in_shards: bool = False) -> dict[str, Any] | None:
         """Return the newest state that verifies; None when the run has never saved one.
+
+        Args:
+            in_shards: Leave a sharded state as its `state.pt` has it, with the generation's
+                address: each rank reads its own shard.
 
         Any newer generations are damaged. They are moved to `quarantine/`, where they can be
         inspected and are never read again.
@@ -187,7 +208,7 @@ class CheckpointStore:
                 )
         self._kept = self.generations()
         self._last_step = usable.step
-        return _parse(content)
+        return _parse(self._files, usable, content, in_shards=in_shards)
 
     def maybe_save(
         self,
@@ -207,8 +228,7 @@ class CheckpointStore:
         """Save if a checkpoint is due: by the interval, for a new best, or at the end of the run.
 
         The loop calls this after every step. It returns as soon as the state is copied; a
-        background thread writes the copy. A save that is due waits for the previous write. With an
-        interval in seconds no save is due during a write, so a slow disk does not delay training.
+        background thread writes the copy.
 
         Args:
             state: Returns the state; called only for a save. The state may change after the call.
@@ -233,33 +253,86 @@ class CheckpointStore:
             WriterReplaced: Another process has opened the run for writing.
             CheckpointError: The state cannot be saved.
         """
-        if self.observer is not None:
-            self.observer(step, state)
+        if self.is_observed(step):
+            self.observe(step, state)
+        reports = epoch if reports is None else reports
+        if not self.is_due(
+            step=step,
+            epoch=epoch if end_of_epoch else None,
+            report=reports if (end_of_epoch if at_report is None else at_report) else None,
+            certain=final or new_best,
+        ):
+            return False
+        self.save(
+            state,
+            step=step,
+            reports=reports,
+            value=value,
+            final=final,
+            before_commit=before_commit,
+            async_copy_keys=async_copy_keys,
+        )
+        return True
+
+    def is_observed(self, step: int) -> bool:
+        """Return whether the observer looks at the state of a step."""
+        return self.observer is not None and self.observer.wants(step)
+
+    def observe(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Let the observer look at the state of a step."""
+        assert self.observer is not None
+        self.observer(step, state)
+
+    def is_due(self, *, step: int, epoch: int | None, report: int | None, certain: bool) -> bool:
+        """Return whether a checkpoint is due; call it after every step.
+
+        With an interval in seconds none is due during a write, so a slow disk does not delay
+        training.
+
+        Args:
+            step: Optimizer steps taken.
+            epoch: The epoch that has just been completed, if one has.
+            report: The report that has just been made, if one has.
+            certain: One is due whatever the interval.
+
+        Raises:
+            CheckpointError: The generation before could not be written.
+        """
         if self._writing is not None and self._writing.done():
             self.wait()  # so an error of the write is raised at the next step
-        reports = epoch if reports is None else reports
-        at_report = end_of_epoch if at_report is None else at_report
-        ended = epoch if end_of_epoch else None
-        if not (final or new_best or self._is_due(step, ended, reports if at_report else None)):
-            return False
+        return certain or self._interval_has_passed(step, epoch, report)
+
+    def save(
+        self,
+        state: Callable[[], dict[str, Any]],
+        *,
+        step: int,
+        reports: int,
+        value: float | None = None,
+        final: bool = False,
+        before_commit: Callable[[], None] = lambda: None,
+        async_copy_keys: Collection[str] = (),
+    ) -> None:
+        """Save as `maybe_save` does, with its arguments; a previous write is waited for."""
         heartbeat.beat("save")
         self.wait()
         if self._snapshots is None:
             from trainable.snapshot import Snapshots  # imports torch, which readers do not need
 
             self._snapshots = Snapshots()
-        copied = self._snapshots.take(state(), async_copy_keys)
+        taken = flat(state())
+        begun = self._begin(step)
+        copied = self._snapshots.take(taken, [*async_copy_keys, *map(flat_key, async_copy_keys)])
         self._last_step, self._last_time = step, self._clock()
         # A thread for each save: none remains when a run is dropped or a data loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._copying = thread.submit(self._snapshots.finish)
         self._writing = thread.submit(
-            self._write, self._copying, copied, before_commit, step, reports, value
+            self._write, self._copying, copied, before_commit, begun, step, reports, value
         )
         thread.shutdown(wait=False)
         if final:
             self.close()
-        return True
 
     def wait_for_copy(self) -> None:
         """Wait until the state of the last save is copied. Free when no save is in progress."""
@@ -313,14 +386,7 @@ class CheckpointStore:
         self._raise_if_all_damaged()
         return None
 
-    def _is_due(self, step: int, epoch: int | None, report: int | None) -> bool:
-        """Return whether the interval has passed.
-
-        Args:
-            step: Optimizer steps taken.
-            epoch: The epoch that has just been completed, if one has.
-            report: The report that has just been made, if one has.
-        """
+    def _interval_has_passed(self, step: int, epoch: int | None, report: int | None) -> bool:
         assert self._config is not None, "a store without a config only reads"
         every = self._config.every
         if every.unit in ("epoch", "report"):
@@ -330,11 +396,18 @@ class CheckpointStore:
             return step % every.count == 0 and step not in (0, self._last_step)
         return self._writing is None and self._clock() - self._last_time >= every.count
 
+    def _begin(self, step: int) -> tuple[str, str]:
+        """Return the name of the next generation, and where the ranks write their shards."""
+        if self.shard_group is None:
+            return "", ""
+        return self.shard_group.begin(lambda: self._files.unused(step))
+
     def _write(
         self,
         copying: Future[None],
         state: dict[str, Any],
         before_commit: Callable[[], None],
+        begun: tuple[str, str],
         step: int,
         reports: int,
         value: float | None,
@@ -342,11 +415,14 @@ class CheckpointStore:
         """Commit a generation and remove those no longer kept; runs in the background thread."""
         from trainable.snapshot import num_bytes
 
-        name = self._files.unused(step)
+        name = begun[0] or self._files.unused(step)
+        shards = partial(self._shards, begun[1])
         try:
             copying.result()
             before_commit()
-            self._kept.append(self._commit(name, state, step=step, reports=reports, value=value))
+            self._kept.append(
+                self._commit(name, state, shards, step=step, reports=reports, value=value)
+            )
             self._retain()
         except CheckpointError:
             raise
@@ -362,14 +438,29 @@ class CheckpointStore:
                 f"{problem}); earlier checkpoints are untouched; correct this, then resume"
             ) from problem
 
+    def _shards(self, begun: str, parts: Parts) -> tuple[Shard, ...]:
+        """Write this rank's shard; return those of all ranks, or none of a whole state."""
+        return () if self.shard_group is None else self.shard_group.write(begun, parts)
+
     def _commit(
-        self, name: str, state: dict[str, Any], *, step: int, reports: int, value: float | None
+        self,
+        name: str,
+        flat_state: dict[str, Any],
+        write_shards: Callable[[Parts], tuple[Shard, ...]],
+        *,
+        step: int,
+        reports: int,
+        value: float | None,
     ) -> Generation:
         from trainable.snapshot import write_state
 
         committed: list[Generation] = []
 
         def write(file: BinaryIO) -> bytes:
+            state, parts = unflat(flat_state)
+            shards = write_shards(parts)
+            if shards:  # so that the digest of the state stands for all of it
+                state[SHARDS] = [list(shard) for shard in shards]
             length, sha256 = write_state(state, file)
             generation = Generation(
                 address=self._files.address(name),
@@ -381,6 +472,7 @@ class CheckpointStore:
                 value=None if value is None or not math.isfinite(value) else value,
                 length=length,
                 sha256=sha256,
+                shards=shards,
             )
             committed.append(generation)
             return format_manifest(generation)
@@ -411,8 +503,10 @@ class CheckpointStore:
             )
 
 
-def _parse(content: bytes) -> dict[str, Any]:
+def _parse(
+    files: Files, generation: Generation, content: bytes, *, in_shards: bool = False
+) -> dict[str, Any]:
     # Imports torch: reading manifests alone does not need it.
-    from trainable.snapshot import parse_state
+    from trainable.shard_files import noted_state, whole_state
 
-    return parse_state(content)
+    return (noted_state if in_shards else whole_state)(files, generation, content)

@@ -8,6 +8,7 @@ anything about sweeps, or an import of torch (the command line validates specs w
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -340,6 +341,11 @@ class SwaConfig(Section):
         return every
 
 
+def is_whole(value: object) -> bool:
+    """Return whether a key is left out of a written configuration; earlier ones lack it."""
+    return value == "none"
+
+
 class LoaderConfig(Section):
     """The options of the data loader."""
 
@@ -393,6 +399,13 @@ class TrainConfig(Section):
     """Lay out images as (N, H, W, C) in memory; convolutions on GPUs are often faster with it."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, more time."""
+    sharding: Literal["none", "fsdp"] = Field(default="none", exclude_if=is_whole)
+    """Where the model of a trial of several workers lies. `none`: each has a whole copy. `fsdp`:
+    each has a part of every parameter, gradient and moment (PyTorch's FSDP2), for models that are
+    too large for one device; every pass through the model then gathers its blocks one by one."""
+    sync_batch_norm: bool = Field(default=False, exclude_if=operator.not_)
+    """BatchNorm normalizes over the micro-batch of all ranks (`resources.workers`) instead of each
+    rank's part of it. Needs GPUs, and steps in which all ranks have equal parts."""
 
     @model_validator(mode="after")
     def _micro_batches_are_whole(self) -> TrainConfig:
@@ -423,6 +436,11 @@ class TrainConfig(Section):
 def is_zero(value: object) -> bool:
     """Return whether a number is left out of a written configuration; earlier ones lack it."""
     return value == 0
+
+
+def is_one(value: object) -> bool:
+    """Return whether a number is left out of a written configuration; earlier ones lack it."""
+    return value == 1
 
 
 def is_none(value: object) -> bool:
@@ -576,6 +594,8 @@ class TrialConfig(Section):
     run's seed."""
     patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
     """The run ends after so many reports without a new best; null: at the end of its budget."""
+    workers: int = Field(default=1, ge=1, exclude_if=is_one)
+    """Processes, called ranks, that train the model together; each has its own device."""
     training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a run keeps the version with which it started."""
 

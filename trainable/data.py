@@ -31,6 +31,7 @@ from trainable.batches import pin
 from trainable.config import LoaderConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.parent_death import end_with_parent
+from trainable.rank_data import WHOLE, RankShare
 from trainable.seeding import HostRngState, derive_seed, seed_host
 from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
@@ -187,6 +188,7 @@ def open_source(
     device: torch.device,
     loader: LoaderConfig,
     collate: Callable[[list[Any]], Batch] | None = None,
+    share: RankShare = WHOLE,
 ) -> Source:
     """Open the cheapest source that fits the samples.
 
@@ -197,34 +199,45 @@ def open_source(
         device: The device of the batches.
         loader: Options of the DataLoader, if one is needed.
         collate: Makes a batch of a list of samples; None: torch's default.
+        share: The part of each window that this rank reads.
     """
     if type(samples) is TensorDataset and collate is None:
         samples = samples.tensors
     if isinstance(samples, tuple):
-        return TensorSource(samples, plan, device=device)
+        return TensorSource(samples, plan, device=device, share=share)
     dataset = cast("Dataset[Any]", samples)
-    return LoaderSource(dataset, plan, split=split, device=device, loader=loader, collate=collate)
+    return LoaderSource(
+        dataset, plan, split=split, device=device, loader=loader, collate=collate, share=share
+    )
 
 
 class TensorSource:
     """Samples that are tensors in memory: indexed on the device, or on the host if too large."""
 
     def __init__(
-        self, tensors: tuple[Tensor, ...], plan: IndexPlan, *, device: torch.device
+        self,
+        tensors: tuple[Tensor, ...],
+        plan: IndexPlan,
+        *,
+        device: torch.device,
+        share: RankShare = WHOLE,
     ) -> None:
         self.plan = plan
         self.position = position_of(plan)
-        self._device = device
+        self._device, self._share = device, share
         resident = _fits(tensors, device)
         self._tensors = tuple(t.to(device) for t in tensors) if resident else tensors
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on."""
         for index in self.plan.indices(epoch, start, self._tensors[0].device):
+            micro = self._share.micro_size(self.plan.micro_size(index.size(0)))
+            index = index[self._share.part(index.size(0))]
             gathered = [self._gather(tensor, index) for tensor in self._tensors]
             size = index.size(0)
-            micro = self.plan.micro_size(size)
-            if micro >= size:
+            if size == 0:
+                yield ()
+            elif micro >= size:
                 yield (tuple(gathered),)
             else:
                 yield zip(*(torch.split(tensor, micro) for tensor in gathered), strict=True)
@@ -256,16 +269,17 @@ class LoaderSource:
         device: torch.device,
         loader: LoaderConfig,
         collate: Callable[[list[Any]], Batch] | None = None,
+        share: RankShare = WHOLE,
     ) -> None:
         self.plan = plan
         self.position = position_of(plan)
         self._device = device
         self._split = split
-        self._requests = _Requests(plan)
+        self._requests = _Requests(plan, share)
         workers = loader.num_workers
         pin = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededWindows(dataset, plan, split, collate or default_collate),
+            _SeededWindows(dataset, plan, split, collate or default_collate, share),
             batch_sampler=self._requests,
             num_workers=workers,
             persistent_workers=loader.persistent_workers and workers > 0,
@@ -310,10 +324,13 @@ class LoaderSource:
 
 
 class _Requests:
-    """Batch sampler: yields `[epoch, window, micro_size, index, index, ...]` for each window."""
+    """Batch sampler: yields `[epoch, window, micro_size, place, index, ...]` for each window.
 
-    def __init__(self, plan: IndexPlan) -> None:
-        self._plan = plan
+    The place is that of the first index in the window of all ranks.
+    """
+
+    def __init__(self, plan: IndexPlan, share: RankShare) -> None:
+        self._plan, self._share = plan, share
         self.epoch = 0
         self.start = 0
 
@@ -321,7 +338,9 @@ class _Requests:
         plan, host = self._plan, torch.device("cpu")
         windows = plan.indices(self.epoch, self.start, host)
         for window, index in enumerate(windows, start=self.start):
-            yield [self.epoch, window, plan.micro_size(len(index)), *index.tolist()]
+            micro_size = self._share.micro_size(plan.micro_size(len(index)))
+            part = self._share.part(len(index))
+            yield [self.epoch, window, micro_size, part.start, *index[part].tolist()]
 
 
 def end_loader_with_parent(_: int) -> None:
@@ -360,8 +379,9 @@ class _SeededWindows(Dataset[Any]):
         plan: IndexPlan,
         split: str,
         collate: Callable[[list[Any]], Batch],
+        share: RankShare,
     ) -> None:
-        self._dataset = dataset
+        self._dataset, self._share = dataset, share
         self._seed, self._count = plan.seed, plan.windows
         # A sampler may choose a sample several times: then each time is augmented differently.
         self._by_place = position_of(plan) is not None
@@ -371,49 +391,59 @@ class _SeededWindows(Dataset[Any]):
 
     def __getitems__(self, request: list[int]) -> list[Batch]:
         """Return the micro-batches of a window."""
-        epoch, window, micro_size, *indices = request
+        epoch, window, micro_size, place, *indices = request
         what = f"{self._split}: {window} of {self._count} windows of epoch {epoch + 1} came"
         with task_code(what):
-            return self._fetch(epoch, window, micro_size, indices)
+            return self._fetch(epoch, window, micro_size, dict(enumerate(indices, place)))
 
-    def _fetch(self, epoch: int, window: int, micro_size: int, indices: list[int]) -> list[Batch]:
+    def _fetch(
+        self, epoch: int, window: int, micro_size: int, indices: dict[int, int]
+    ) -> list[Batch]:
         if get_worker_info() is not None:  # a data set may seed its own generator from torch's
-            self._seed_host(epoch, "window", window)
+            self._seed_rank(epoch, "window", window)
         before = HostRngState()
         if not self._draws:
-            batches = self._collated([self._dataset[index] for index in indices], micro_size)
+            batches = self._collated(self._read(indices), micro_size)
             if not before.has_changed():
                 return batches
             self._draws = True
             before.restore()
         try:
             samples = self._samples(epoch, window, indices, before)
-            self._seed_host(epoch, "collate", window)
+            self._seed_rank(epoch, "collate", window)
             return self._collated(samples, micro_size)
         finally:
             # In the main process, dropout draws from the same generators: restore them.
             before.restore()
 
     def _samples(
-        self, epoch: int, window: int, indices: list[int], before: HostRngState
+        self, epoch: int, window: int, indices: dict[int, int], before: HostRngState
     ) -> list[Any]:
         if not self._samples_draw:  # perhaps only the collate function draws
-            samples = [self._dataset[index] for index in indices]
+            samples = self._read(indices)
             self._samples_draw = before.has_changed()
             if not self._samples_draw:
                 return samples
         samples = []
-        for place, index in enumerate(indices):
+        for place, index in indices.items():
             self._seed_host(epoch, *(("place", window, place) if self._by_place else (index,)))
             samples.append(self._dataset[index])
         return samples
+
+    def _read(self, indices: dict[int, int]) -> list[Any]:
+        return [self._dataset[index] for index in indices.values()]
 
     def _collated(self, samples: list[Any], size: int) -> list[Batch]:
         starts = range(0, len(samples), size)
         return [self._collate(samples[first : first + size]) for first in starts]
 
     def _seed_host(self, *parts: int | str) -> None:
+        """Seed for a sample, alike on all ranks."""
         seed_host(derive_seed(self._seed, self._split, *parts))
+
+    def _seed_rank(self, *parts: int | str) -> None:
+        """Seed for what is drawn for a rank's whole part of a window."""
+        seed_host(self._share.seed(derive_seed(self._seed, self._split, *parts)))
 
 
 def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:

@@ -7,6 +7,8 @@
     ├── NonFiniteGradient         the loss was finite, its gradient was not
     ├── NonFiniteMetric           a custom loop reported NaN or infinity as its metric
     ├── OutOfMemory               the device ran out of memory
+    ├── RankFailed                the user's code raised on another rank of the trial
+    ├── RankLost                  another rank of the trial is gone, or did not come in time
     └── CheckpointError           a checkpoint could not be written or read
         ├── AllCheckpointsDamaged every generation failed its digest
         ├── StorageError          the storage is full, read-only, broken or unreachable
@@ -27,6 +29,8 @@ class TrainingError(Exception):
     """A training run ended for a reason that is known."""
 
     kind = "error"
+    place: str | None = None
+    """File and line of the error on another rank; None: it was raised in this process."""
 
 
 class ConfigError(TrainingError, ValueError):
@@ -118,6 +122,19 @@ class OutOfMemory(TrainingError):
     """A training step needed more memory than the device has."""
 
     kind = "oom"
+
+
+class RankFailed(TrainingError):
+    """The user's code raised an exception on another rank of this trial."""
+
+
+class RankLost(TrainingError):
+    """Another rank of this trial is gone, or did not come in time; its code did not fail.
+
+    The trial is no failure of its own: it is tried again, as after the loss of a worker.
+    """
+
+    kind = "rank_lost"
 
 
 class CheckpointError(TrainingError):

@@ -33,6 +33,31 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def evaluated_model(
+    model: nn.Module, *, precision: Precision, seed: int | None, average: Average | None
+) -> Iterator[None]:
+    """Have the model, the generators and torch as an evaluation needs them; restore all on exit.
+
+    Args:
+        model: The model.
+        precision: Autocast of the forward passes.
+        seed: Seed of the evaluation; None: draw from the present generators.
+        average: The average of the weights; evaluated in their place.
+    """
+    # Not inference mode: training could not use what a model caches during evaluation, such as a
+    # longer table of positions.
+    with (
+        nullcontext() if average is None else average.in_model(),
+        evaluation_mode(model),
+        seeded(seed),
+        torch.no_grad(),
+        precision.autocast(),
+        task_code(),
+    ):
+        yield
+
+
 def run_evaluation(
     task: Task,
     model: nn.Module,
@@ -52,16 +77,7 @@ def run_evaluation(
         seed: Seed of the evaluation; None: draw from the present generators.
         average: The average of the weights; evaluated in their place.
     """
-    # Not inference mode: training could not use what a model caches during evaluation, such as a
-    # longer table of positions.
-    with (
-        nullcontext() if average is None else average.in_model(),
-        evaluation_mode(model),
-        seeded(seed),
-        torch.no_grad(),
-        precision.autocast(),
-        task_code(),
-    ):
+    with evaluated_model(model, precision=precision, seed=seed, average=average):
         return task.evaluate(model, batches)
 
 

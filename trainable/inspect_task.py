@@ -69,6 +69,7 @@ def inspect_config(
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.optimizer_check import check_optimizers
+    from trainable.rank_checks import FirstRank
     from trainable.read_back import check_resumable
     from trainable.task import default_arguments, load_loop, load_task
     from trainable.task_checks import quick_check
@@ -81,7 +82,11 @@ def inspect_config(
     loader = config.train.loader.model_copy(update={"num_workers": 0})
     plain = config.train.model_copy(update={"compile": False, "loader": loader})
     started = time.perf_counter()
-    parts = build_parts(config.model_copy(update={"train": plain}), device=find_device(None))
+    parts = build_parts(
+        config.model_copy(update={"train": plain}),
+        device=find_device(None),
+        ranks=FirstRank(config.workers),
+    )
     build_seconds = time.perf_counter() - started
     with closing(parts.train), closing(parts.val):
         plans = parts.train.plan, parts.val.plan

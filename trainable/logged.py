@@ -306,13 +306,19 @@ _OPEN: dict[Path, Log] = {}
 """The logs of the runs that are open in this process, by the runs' directories."""
 
 
-def run_log(directory: Path) -> Log:
+def run_log(directory: Path, *, writes: bool = True) -> Log:
     """Open and return the log of the run in a directory.
 
     Calls of MLflow's API that name no run go to the log that was opened last.
+
+    Args:
+        directory: The run's directory.
+        writes: Whether files, parameters and tags are written: by the first rank alone.
     """
     if directory not in _OPEN:
         log = _OPEN[directory] = Log()
+        if not writes:
+            return log
         log.directory = directory
         log.own_steps.update(key for _, row in read_logged(directory) for key in row.metrics)
         log.load_values()
@@ -339,9 +345,9 @@ def current_run() -> tuple[Log, Path] | None:
     return (_OPEN[last], last) if (last := next(reversed(_OPEN), None)) else None
 
 
-def open_log(task: Any, directory: Path) -> Log:
+def open_log(task: Any, directory: Path, *, writes: bool = True) -> Log:
     """Send what a task logs to the run in a directory from now on."""
-    log = _LOGS[id(task)] = run_log(directory)
+    log = _LOGS[id(task)] = run_log(directory, writes=writes)
     return log
 
 
@@ -353,6 +359,18 @@ def collecting(task: Any) -> Iterator[Log]:
         yield log
     finally:
         close_log(task, log)
+
+
+@contextmanager
+def muted(task: Any) -> Iterator[None]:
+    """Forget what a task logs within the context."""
+    log = _LOGS.get(id(task))
+    try:
+        with collecting(task):
+            yield
+    finally:
+        if log is not None:
+            _LOGS[id(task)] = log
 
 
 def close_log(task: Any, log: Log) -> None:

@@ -39,7 +39,6 @@ from trainable.errors import (
     NonFiniteMetric,
     TaskError,
 )
-from trainable.evaluation import as_metrics, run_evaluation
 from trainable.held_out import HeldOut
 from trainable.hooks import Hooks
 from trainable.logged import close_log, close_run, merge_logged, open_log
@@ -48,9 +47,11 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
+from trainable.rank_checks import check_weights_alike
+from trainable.rank_values import evaluate, means_of_ranks
+from trainable.ranks import Ranks
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
-from trainable.sums import means
 from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
@@ -128,7 +129,7 @@ class Trainer(BaseRun):
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
         self.state = state
         self._remap_position(train.plan.batch_size)
-        self._step = step
+        self._step, self._ranks = step, step.ranks
         self._train, self._val, self._val_seed = train, val, val_seed
         self.held_out = held_out
         self._plan, self._last, self._patience = plan, last, patience
@@ -140,7 +141,7 @@ class Trainer(BaseRun):
         self._throughput = Throughput(clock)
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
         self._sample_memory_every = max(1, plan.windows_per_report // _MEMORY_SAMPLES)
-        self._log = open_log(step.task, history.directory)
+        self._log = open_log(step.task, history.directory, writes=self._ranks.is_first)
         self._log.resume_epoch(state.progress.sums)
         self._hooks = Hooks(step.task, self._log, step.model, step.parameters)
         self._hooks.forbid_steps(step.optimizer)
@@ -174,33 +175,35 @@ class Trainer(BaseRun):
             ConfigError: A metric is not reported.
             CheckpointError: A checkpoint could not be written.
         """
+        try:
+            yield from self._events()
+        except Exception as error:
+            self._ranks.close(error)  # the other ranks raise, too
+            raise
+
+    def _events(self) -> Iterator[RunReport]:
         progress, stopping = self.state.progress, False
         if self._is_over():
             yield self._make_report([])
-        while not self._is_over() and not stopping:
+        while not self._is_over() and not stopping and self._ranks.next_report():
             with translate_torch_errors(self._step.device), self._rows_written_on_error():
                 self._throughput.start()
                 heartbeat.beat("step")
                 ended = self._train_one()
                 while not self._plan.is_due(progress):  # else saved after evaluation
-                    stopping = self._should_stop()
-                    self._maybe_save(end_of_epoch=ended, final=stopping)
-                    if stopping:
+                    if self._maybe_save(end_of_epoch=ended):
                         return
                     ended = self._train_one()
                 found = self._metrics_since_report()
+                check_weights_alike(self._step.exchanged, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
+                self._last_metrics, found = self._ranks.agree([self._last_metrics, found])
                 value = self._value_of_metric(found)
                 new_best = self._update_best(value, found)
             self._step.schedule.observe(value, progress.step)
             self._close_report(found)
-            stopping = self._should_stop()
-            self._maybe_save(
-                end_of_epoch=ended,
-                at_report=True,
-                value=value,
-                new_best=new_best,
-                final=stopping or self._is_over(),
+            stopping = self._maybe_save(
+                end_of_epoch=ended, at_report=True, value=value, new_best=new_best
             )
             yield self._make_report(self._rows_to_report())
 
@@ -245,6 +248,10 @@ class Trainer(BaseRun):
         return self._plan
 
     def _release(self) -> None:
+        try:
+            self.store.wait()  # the ranks may be writing their shards together
+        finally:
+            self._ranks.close()
         close_log(self._step.task, self._log)
         close_run(self._history.directory)
         self._train.close()
@@ -268,17 +275,40 @@ class Trainer(BaseRun):
         number = progress.reports if report is None else report
         return number >= self._last or is_out_of_patience(self._patience, progress.since_best)
 
-    def _maybe_save(self, **options: Any) -> None:
-        progress = self.state.progress
-        self.store.maybe_save(
-            self._snapshot,
+    def _maybe_save(
+        self,
+        *,
+        end_of_epoch: bool,
+        at_report: bool = False,
+        value: float | None = None,
+        new_best: bool = False,
+    ) -> bool:
+        """Save if a checkpoint is due; return whether the run stops. The first rank decides."""
+        progress, store = self.state.progress, self.store
+        stopping = self._ranks.is_first and self._should_stop()
+        final = stopping or (at_report and self._is_over())
+        due = store.is_due(
             step=progress.step,
-            epoch=progress.epoch,
-            reports=progress.reports,
-            before_commit=self._history.sync,
-            async_copy_keys=_ASYNC_COPY_KEYS,
-            **{"at_report": False, **options},
+            epoch=progress.epoch if end_of_epoch else None,
+            report=progress.reports if at_report else None,
+            certain=new_best or final,
         )
+        observed = store.is_observed(progress.step)
+        stopping, due, observed = map(bool, self._ranks.decide((stopping, due, observed)))
+        final = stopping or (at_report and self._is_over())  # on each rank
+        if observed:
+            store.observe(progress.step, self._whole_snapshot)
+        if due:
+            store.save(
+                self._snapshot,
+                step=progress.step,
+                reports=progress.reports,
+                value=value,
+                final=final,
+                before_commit=self._history.sync,
+                async_copy_keys=_ASYNC_COPY_KEYS,
+            )
+        return stopping
 
     def _train_one(self) -> bool:
         """Train one window, of the next epoch if this one has ended; return whether it ends one.
@@ -292,7 +322,7 @@ class Trainer(BaseRun):
                 progress.sums = self._log.end_step(taken=True)
             progress.epoch_begun = True
             self._windows = iter(self._train.windows(progress.epoch, progress.window))
-        window = next(self._windows, None)
+        window = self._next_window(self._windows)
         if window is not None:
             self._take_step(window)
         if window is not None and not self._is_last_window():
@@ -305,6 +335,19 @@ class Trainer(BaseRun):
         self._windows = None
         progress.epoch, progress.window, progress.epoch_begun = progress.epoch + 1, 0, False
         return True
+
+    def _next_window(self, windows: Iterator[Iterable[Batch]]) -> Iterable[Batch] | None:
+        """Return the next window, None after the last one.
+
+        With several ranks, an error of its data is raised by its micro-batches instead: within the
+        exchange, on every rank.
+        """
+        try:
+            return next(windows, None)
+        except Exception as error:
+            if self._ranks.size == 1:
+                raise
+            return _raising(error)
 
     def _rows_to_report(self) -> list[Row]:
         rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
@@ -331,13 +374,15 @@ class Trainer(BaseRun):
         progress = self.state.progress
         number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
+        self._ranks.sync_buffers(self._step.model)
+        in_step = self._ranks.in_step
         with task_code():
             if self._device_time is None:
-                outcome = self._step(window, number)
+                outcome = self._step(in_step(window), number)
             else:
                 window = list(window)  # fetched first: loading does not count as device time
                 with self._device_time.measure():
-                    outcome = self._step(window, number)
+                    outcome = self._step(in_step(window), number)
         heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1
@@ -361,7 +406,7 @@ class Trainer(BaseRun):
         now = int(self._wall_clock() * 1000)
         self._pending.append(PendingStep(number, now, outcome, lr, layers, logged))
         if len(self._pending) >= _FETCH_EVERY:
-            self._fetch()
+            self._fetch(self._ranks)
 
     def _count_skipped(self, outcome: StepOutcome, number: int) -> None:
         progress = self.state.progress
@@ -370,15 +415,18 @@ class Trainer(BaseRun):
         if progress.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteGradient(number, float(outcome.grad_norm))
 
-    def _fetch(self) -> None:
+    def _fetch(self, ranks: Ranks | None) -> None:
         """Fetch the pending steps' values from the device and make rows of them.
+
+        Args:
+            ranks: All ranks call this; None after an error, where they no longer act in step.
 
         Raises:
             NonFiniteLoss: A step's loss is not finite; rows are made of the steps before it.
             NonFiniteGradient: The same for its gradient norm.
         """
         pending, self._pending = self._pending, []
-        all_logged = means(entry.logged for entry in pending)
+        all_logged = means_of_ranks([entry.logged for entry in pending], ranks)
         values = fetch_values(pending)
         for entry, (loss, norm, clipped, weight), logged in zip(
             pending, values, all_logged, strict=True
@@ -403,9 +451,9 @@ class Trainer(BaseRun):
         self._unreported += self._unwritten
         self._unwritten = []
 
-    def _write_fetched(self) -> None:
+    def _write_fetched(self, ranks: Ranks | None) -> None:
         try:
-            self._fetch()
+            self._fetch(ranks)
         finally:
             self._write()
 
@@ -416,21 +464,27 @@ class Trainer(BaseRun):
             yield
         except Exception:
             with contextlib.suppress(RuntimeError):  # the device may no longer respond
-                self._write_fetched()
+                self._write_fetched(self._ranks if self._ranks.size == 1 else None)
             raise
 
     def _snapshot(self) -> dict[str, Any]:
         """Write the rows of all steps, then return the state to be saved."""
-        self._write_fetched()
+        self._write_fetched(self._ranks)
         return self.state.state_dict()
+
+    def _whole_snapshot(self) -> dict[str, Any]:
+        """As `_snapshot`; on the first rank, the state of a sharded model is put together."""
+        state, layout = self._snapshot(), self._step.layout
+        return state if layout is None else layout.put_together(state)
 
     def _metrics_since_report(self) -> dict[str, float]:
         """Fetch the steps' values and return the metrics counted since the previous report."""
         # Device synchronisation: one transfer. No step is in flight when throughput is read.
-        self._fetch()
+        self._fetch(self._ranks)
         progress = self.state.progress
         taken = progress.step - progress.reported_step
-        (logged,) = means([self._log.take_epoch()])  # where it has tensors, one more transfer
+        # where it has tensors, one more transfer
+        (logged,) = means_of_ranks([self._log.take_epoch()], self._ranks)
         metrics = logged | {
             "train/clip_fraction": progress.clipped / taken if taken else 0.0,
             "train/samples_per_second": self._throughput.read(),
@@ -458,23 +512,25 @@ class Trainer(BaseRun):
             The metrics that `evaluate()` returned, and those that it logged.
         """
         heartbeat.beat("evaluation")
-        batches = _with_heartbeat(batch for window in source.windows(0) for batch in window)
-        task, precision = self._step.task, self._step.precision
+        step = self._step
         self._log.prefix = f"{split}/"
         try:
-            with evaluated_weights(self._step.optimizer):
-                found = run_evaluation(
-                    task,
-                    self._step.model,
-                    batches,
-                    precision=precision,
+            with evaluated_weights(step.optimizer):
+                metrics = evaluate(
+                    step.task,
+                    step.model,
+                    (_with_heartbeat(step.passes(window)) for window in source.windows(0)),
+                    split=split,
+                    precision=step.precision,
                     seed=seed,
-                    average=self._step.average,
+                    average=step.average,
+                    ranks=self._ranks,
+                    on_all=step.is_sharded,
                 )
         finally:
             self._log.prefix = ""
-        metrics = as_metrics(found, task, self._step.device, split)
-        (logged,) = means([self._log.take()])  # device synchronisation where it holds tensors
+        # device synchronisation where it holds tensors
+        (logged,) = means_of_ranks([self._log.take()], self._ranks)
         return metrics, logged
 
     def _evaluate(self) -> dict[str, float]:
@@ -543,6 +599,11 @@ class Trainer(BaseRun):
             finished=self._is_over(),
             out_of_patience=is_out_of_patience(self._patience, progress.since_best),
         )
+
+
+def _raising(error: Exception) -> Iterator[Batch]:
+    raise error
+    yield
 
 
 def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:

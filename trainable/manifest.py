@@ -1,6 +1,8 @@
-"""`manifest.json` of a checkpoint: metric, length and sha256 of `state.pt`, and its own digest.
+"""`manifest.json` of a checkpoint: metric, length and sha256 of its files, and its own digest.
 
-What must not live here: torch, or when generations are written and removed (`checkpoint.py`).
+Format 1 has one file, `state.pt`. Format 2 is that of a sharded state: it lists the shard of each
+rank, too. What must not live here: torch, or when generations are written and removed
+(`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from trainable.storage.generations import MANIFEST, STATE, Files
+from trainable.storage.generations import MANIFEST, STATE, Files, shard_name
 
-_FORMAT = 1
+_FORMAT, _SHARDED_FORMAT = 1, 2
 _FIELDS = ("number", "step", "epoch", "metric", "mode", "value")
 _VALUES = (*_FIELDS, "length", "sha256")
 
@@ -33,6 +35,13 @@ class Pointer(NamedTuple):
     sha256: str
 
 
+class Shard(NamedTuple):
+    """Length in bytes and sha256 of the file with a rank's part of a sharded state."""
+
+    length: int
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Generation:
     """The contents of a manifest.
@@ -47,6 +56,7 @@ class Generation:
         value: The metric at this state; None if it was not evaluated.
         length: Bytes of `state.pt`.
         sha256: Digest of `state.pt`.
+        shards: The shard of each rank; none where `state.pt` has everything.
     """
 
     address: str
@@ -58,6 +68,18 @@ class Generation:
     value: float | None
     length: int
     sha256: str
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def contents(self) -> dict[str, Shard]:
+        """Length and digest of each file that has tensors, by name."""
+        shards = {shard_name(rank): shard for rank, shard in enumerate(self.shards)}
+        return {STATE: Shard(self.length, self.sha256), **shards}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of all its files, the manifest last."""
+        return (*self.contents, MANIFEST)
 
     @property
     def pointer(self) -> Pointer:
@@ -84,6 +106,12 @@ def best_first(generation: Generation) -> tuple[float, int]:
 
 def format_manifest(generation: Generation) -> bytes:
     """Return the bytes of `manifest.json`."""
+    if generation.shards:
+        contents = {name: one._asdict() for name, one in generation.contents.items()}
+        fields = {key: getattr(generation, key) for key in _FIELDS}
+        manifest = {"format": _SHARDED_FORMAT, **fields, "files": contents}
+        sealed = {"manifest": manifest, "sha256": _seal(manifest)}
+        return f"{json.dumps(sealed, indent=1, sort_keys=True)}\n".encode()
     values = {key: _encode(getattr(generation, key)) for key in _VALUES}
     # Without a digest of the manifest a flipped bit could make the wrong generation the best.
     seal = hashlib.sha256((_SEALED % values).encode()).hexdigest()
@@ -134,16 +162,19 @@ def read_manifest(files: Files, name: str) -> Generation | str:
         content = files.read(name, MANIFEST)
         record = json.loads(content)
         manifest = record["manifest"]
-        if manifest["format"] != _FORMAT:
-            return f"{path} has format {manifest['format']}, this version reads {_FORMAT}"
-        file = manifest["files"][STATE]
+        if manifest["format"] not in (_FORMAT, _SHARDED_FORMAT):
+            return (
+                f"{path} has format {manifest['format']}, this version reads {_SHARDED_FORMAT} "
+                f"and {_FORMAT}"
+            )
+        found = {file: Shard(**entry) for file, entry in manifest["files"].items()}
         generation = Generation(
             address=address,
             **{key: manifest[key] for key in _FIELDS},
-            length=file["length"],
-            sha256=file["sha256"],
+            **found[STATE]._asdict(),
+            shards=tuple(found[shard_name(rank)] for rank in range(len(found) - 1)),
         )
-        length = files.length(name, STATE)
+        lengths = {file: files.length(name, file) for file in found}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         return f"{path} cannot be read ({type(problem).__name__}: {problem})"
     if content != format_manifest(generation):
@@ -151,25 +182,40 @@ def read_manifest(files: Files, name: str) -> Generation | str:
         if seal != (recorded := record.get("sha256")):
             return f"{path} has sha256 {seal}, it says {recorded}"
         return f"{path} is not as it was written"  # equal as JSON, but not byte for byte
-    if length != generation.length:
-        return (
-            f"{address}/{STATE} has {length} bytes of {generation.length}, sha256 "
-            f"{generation.sha256}"
-        )
+    for file, one in found.items():
+        if lengths[file] != one.length:
+            return (
+                f"{address}/{file} has {lengths[file]} bytes of {one.length}, sha256 {one.sha256}"
+            )
     return generation
 
 
 def read_state(files: Files, generation: Generation) -> bytes | None:
-    """Return the bytes of a generation's state; None if it is missing or its digest differs.
+    """Return the bytes of a generation's state; None if a file is missing or a digest differs.
+
+    Reads the shards of a sharded state, one after another, to verify their digests.
+
+    Raises:
+        StorageError: The storage cannot be read.
+    """
+    shards = [name for name in generation.contents if name != STATE]
+    if any(read_verified(files, generation, name) is None for name in shards):
+        return None
+    return read_verified(files, generation, STATE)
+
+
+def read_verified(files: Files, generation: Generation, file: str) -> bytes | None:
+    """Return the bytes of a state or shard; None if it is missing or its digest differs.
 
     Raises:
         StorageError: The storage cannot be read.
     """
     try:
-        content = files.read(generation.name, STATE)
+        content = files.read(generation.name, file)
     except OSError:
         return None
-    return content if hashlib.sha256(content).hexdigest() == generation.sha256 else None
+    expected = generation.contents[file].sha256
+    return content if hashlib.sha256(content).hexdigest() == expected else None
 
 
 def describe_damage(files: Files, name: str) -> str:
@@ -177,9 +223,14 @@ def describe_damage(files: Files, name: str) -> str:
     found = read_manifest(files, name)
     if isinstance(found, str):
         return found
-    path = f"{files.address(name)}/{STATE}"
-    try:
-        actual = hashlib.sha256(files.read(name, STATE)).hexdigest()
-    except OSError as problem:
-        return f"{path} cannot be read ({problem})"
-    return f"{path} has sha256 {actual}, its manifest says {found.sha256}"
+    damage = ""
+    for file, one in found.contents.items():
+        path = f"{files.address(name)}/{file}"
+        try:
+            actual = hashlib.sha256(files.read(name, file)).hexdigest()
+        except OSError as problem:
+            return f"{path} cannot be read ({problem})"
+        damage = f"{path} has sha256 {actual}, its manifest says {one.sha256}"
+        if actual != one.sha256:
+            break
+    return damage

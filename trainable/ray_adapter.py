@@ -11,37 +11,34 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import json
 import os
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
-from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
-from trainable.errors import OutOfMemory, StorageError, TrainingError
-from trainable.exception_text import reason_of, traceback_of
+from trainable.errors import OutOfMemory, RankLost, StorageError
 from trainable.lazy_imports import load_training, without_collection
-from trainable.memory import finer_accumulation, is_out_of_memory, release_memory
+from trainable.memory import finer_accumulation, release_memory
 from trainable.process_state import ProcessState
+from trainable.raylet_watch import exit_with_raylet
 from trainable.storage.durable import make_directory
 from trainable.task_import import prepare_process
+from trainable.trial_failure import failure_of
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 with without_collection():
-    import ray
     from ray import tune
     from ray.tune.result import DONE, SHOULD_CHECKPOINT
+
+    from trainable.ray_ranks import OtherRanks, RankOrder, RankProcess
 
 OBJECTIVE = "objective"
 """The result key of the value of the trial's first metric, whatever that metric is called."""
@@ -51,8 +48,8 @@ OBJECTIVES = "objectives"
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
-_RAYLET_POLL_SECONDS, _RAY_GRACE_SECONDS = 2.0, 10.0
-"""How often a worker checks its raylet, and how long Ray then has to end the worker itself."""
+_RANK_SECONDS = 1800.0
+"""How long a rank waits for the others in a step, unless the configuration says otherwise."""
 
 
 class TuneTrial(tune.Trainable):
@@ -73,7 +70,15 @@ class TuneTrial(tune.Trainable):
     - `report_buffer_seconds`: how long reports are collected before Tune receives them; 0 where a
       stopping rule decides after each one.
     - `heartbeat`: the file to which the run's progress is written.
+    - `rank_timeout`: for how many seconds a rank waits for the others in a step.
+
+    A trial of several ranks has one bundle of resources for each. This process is the first rank.
     """
+
+    rank_process: type[RankProcess] = RankProcess
+    """The class of the actors that train the other ranks."""
+    _others: OtherRanks | None = None
+    """The processes of the other ranks, which are kept for the next trial."""
 
     _torch_state: Any = None
     """Torch's global state before this process' first trial; None before torch is loaded."""
@@ -86,7 +91,7 @@ class TuneTrial(tune.Trainable):
         This method does not open the run; the first `step` does. Tune may set up an actor and then
         give the trial to a reused one. If both opened the run, only the later one could write.
         """
-        _exit_with_raylet()
+        exit_with_raylet()
         prepare_process()
         self._process = self._process or ProcessState()
         self._leftovers: list[str] = []
@@ -105,11 +110,14 @@ class TuneTrial(tune.Trainable):
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
         self._failure: dict[str, Any] | None = None
+        self._ranks: Any = None
+        self._lost: RankLost | None = None
         self._drain, self._stop = config["drain"], config["stop"]
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._pause_at_epoch: int | None = config.get("pause_at_epoch")
         self._searched = tuple(config.get("params", ()))
+        self._rank_timeout: float = config.get("rank_timeout", _RANK_SECONDS)
         self._report_buffer_seconds: float = config.get("report_buffer_seconds", 0.0)
         self._batch_was_split = False
         self._set_aside: list[str] = []
@@ -154,6 +162,11 @@ class TuneTrial(tune.Trainable):
         while self._is_out_of_memory() and self._split_batch():
             *more, report = self._next_reports(deadline)
             earlier += more
+        if self._lost is not None:  # Tune starts the trial again, as if this process were lost
+            if self._others is not None:
+                self._others.close()
+            self._close_run()
+            raise self._lost
         result = self._result(report)
         if earlier:
             result["earlier"] = [self._report_dict(one) for one in earlier]
@@ -251,7 +264,7 @@ class TuneTrial(tune.Trainable):
         self._log.close()
 
     def _close_run(self) -> None:
-        """Shut loaders down, wait for pending writes, release memory."""
+        """Shut loaders down, wait for pending writes and the other ranks, release memory."""
         if self._torch_state is not None:  # else torch was never loaded
             from trainable.logged import close_run
 
@@ -266,6 +279,7 @@ class TuneTrial(tune.Trainable):
                     traceback.print_exc()
                 finally:
                     self._trainer, self._events = None, iter(())
+        self._leave_ranks()
         self._leftovers += self._process.end_children()  # they may hold GPU memory
         if self._failure is not None:
             release_memory()
@@ -283,6 +297,7 @@ class TuneTrial(tune.Trainable):
                 "joins later; mount them there, or remove the node, then resume"
             ) from problem
         run_log(self._directory)  # before the task is built: it may log in its constructor
+        self._ranks = self._join_ranks()
         self._trainer = open_trainer(
             self._config,
             self._directory,
@@ -292,12 +307,42 @@ class TuneTrial(tune.Trainable):
             memory_share=self._gpu_share(),
             until=self._pause_at_epoch,
             should_stop=self._is_stop_requested,
+            ranks=self._ranks,
+            accept_workers=True,  # the driver has checked that it may
         )
         self._resolved = self._trainer.resolved
         self._set_aside += self._trainer.store.set_aside
         for sentence in self._trainer.store.set_aside:
             print(sentence)
         self._events = self._trainer.events()
+
+    def _join_ranks(self) -> Any:
+        """Return the ranks of the trial, after the others have begun to open the run."""
+        from trainable.ranks import Ranks
+
+        if self._config.workers == 1:
+            return Ranks()
+        order = RankOrder(
+            config=self._config.model_dump(mode="json"),
+            directory=self._directory,
+            searched=self._searched,
+            threads=self._threads,
+            memory_share=self._gpu_share(),
+            timeout=self._rank_timeout,
+        )
+        self._others = self._others or OtherRanks(self.rank_process)
+        resources = self.trial_resources
+        assert resources is not None
+        return self._others.join(order, resources.bundles)
+
+    def _leave_ranks(self, error: BaseException | None = None) -> None:
+        """Leave the other ranks, which end the run, too."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.close(error)
+        if self._others is not None:
+            for what in self._others.leave():
+                print(f"a process is replaced; the trial has changed it: {what}", file=self._log)
 
     def _is_stop_requested(self) -> bool:
         # Called after every step: the two checks take 1.4 µs, less than one call of pathlib.
@@ -344,6 +389,7 @@ class TuneTrial(tune.Trainable):
         with self._reporting_failures(), self._logged():
             self._trainer.close()
             self._trainer, self._events = None, iter(())
+            self._leave_ranks()
             release_memory()
             self._open()
             add_earlier(self._directory, self._trainer.resumed_at, before)
@@ -354,31 +400,30 @@ class TuneTrial(tune.Trainable):
         return True
 
     def _gpu_share(self) -> float:
-        """Return the trial's share of its GPU; 1 where it has a whole GPU, or none."""
+        """Return this rank's share of its GPU; 1 where it has a whole GPU, or none."""
         resources = self.trial_resources
-        share = resources.required_resources.get("GPU", 0.0) if resources is not None else 0.0
+        share = resources.bundles[0].get("GPU", 0.0) if resources is not None else 0.0
         return share if 0 < share < 1 else 1.0
 
     @contextlib.contextmanager
     def _reporting_failures(self) -> Iterator[None]:
         try:
             yield
+        except RankLost as error:
+            heartbeat.beat("step")  # the driver must not end this process meanwhile
+            cause = self._others.cause(error) if self._others is not None else error
+            if isinstance(cause, RankLost):
+                self._lost = cause
+                print(cause, file=self._log, flush=True)
+            else:
+                self._failure = cause
+                print(cause["traceback"], file=self._log, flush=True)
         # Whatever the user's code raises ends this trial, and its next result reports it. That
         # includes SystemExit and KeyboardInterrupt: user code must not end the worker process.
         except BaseException as error:
-            if isinstance(error, TrainingError):
-                kind = error.kind
-            else:
-                kind = OutOfMemory.kind if is_out_of_memory(error) else "error"
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self._failure = {
-                "kind": kind,
-                "reason": reason_of(error, kind),
-                "traceback": traceback_of(error),
-                "place": f"{where.filename}:{where.lineno}",
-            }
-            if isinstance(error, StorageError) and isinstance(error.__cause__, OSError):
-                self._failure |= _os_error_details(error.__cause__)
+            self._failure = failure_of(error)
+            if self._ranks is not None:  # the others learn why
+                self._ranks.close(error)
             print(self._failure["traceback"], file=self._log, flush=True)
 
     @contextlib.contextmanager
@@ -392,30 +437,3 @@ class TuneTrial(tune.Trainable):
                 except ValueError:  # the task has closed its standard output
                     self._log = self._log.reopened()
                     faulthandler.enable(self._log.fileno())
-
-
-def _os_error_details(problem: OSError) -> dict[str, Any]:
-    """Return what the driver needs to tell a limit of this process from a failed storage."""
-    number, host = problem.errno, socket.gethostname()
-    return {"errno": number, "system": redact(str(problem)), "host": host}
-
-
-@functools.cache
-def _exit_with_raylet() -> None:
-    """Exit some seconds after this process' raylet ended, unless Ray ends the process first.
-
-    On a node that lost its network, Ray did not end it: a worker lived for minutes and kept its
-    GPU memory.
-    """
-    if not (ray.is_initialized() and ray.get_runtime_context().get_actor_id()):
-        return  # this process is no Ray worker
-    raylet = psutil.Process(int(os.environ["RAY_RAYLET_PID"]))  # not always the parent process
-
-    def watch() -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(_RAYLET_POLL_SECONDS)
-        time.sleep(_RAY_GRACE_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="raylet", daemon=True).start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,12 @@ from trainable.errors import (
 from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar, scheduled_lr
 from trainable.precision import Precision, device_name
+from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
+
+if TYPE_CHECKING:
+    from trainable.sharding import Layout
 
 _NO_GRADIENT = (
     "no parameter received a gradient; the loss does not depend on any parameter of "
@@ -75,7 +79,16 @@ class Step:
         clipper: Divides and clips the gradients.
         average: The average of the weights, which the loop updates after the task's hook of a
             step; None without one.
+        ranks: This rank of the trial.
     """
+
+    layout: Layout | None = None
+    """How the tensors of a sharded model are saved and restored; None: the model is whole."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the model."""
+        return self.layout is not None
 
     def __init__(
         self,
@@ -87,35 +100,35 @@ class Step:
         precision: Precision,
         clipper: Clipper,
         average: Average | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.task, self.model, self.optimizer = task, model, optimizer
         self.schedule, self.precision, self.clipper = schedule, precision, clipper
         self.average = average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.exchanged = self.parameters
+        """The parameters whose gradients the exchange adds up."""
         self.device = device = self.parameters[0].device
         # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
         # any case.
         self._reads_at_once = device.type == "cpu" or precision.scaler is not None
+        self._stays_on = None if self._reads_at_once else device
         self._stop_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)
         self._stopped = torch.zeros((), device=device)
         precision.clear_cast_cache_each_forward(model)
 
     def __call__(self, window: Iterable[Batch], step: int) -> StepOutcome:
-        """Take step number `step` (counted from 1) on the micro-batches of one window."""
-        loss: Scalar = 0.0
-        weight: Scalar = 0.0
-        constant = True
+        """Take step number `step` (counted from 1) on the micro-batches of one window.
+
+        The ranks of a trial each have a part of the window. After the exchange, loss, weight and
+        gradients are those of the whole window on every rank, and each takes the same step.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        for batch in window:
-            with self.precision.autocast():
-                part, share = self.task.loss(self.model, batch)
-            if part.requires_grad:
-                self._backward(part)
-                constant = False
-            elif share:  # device synchronisation, where a constant loss has its weight on a device
-                raise TaskError(_NO_GRADIENT)
-            loss, weight = loss + self._read(part), weight + self._read(share)
-        if constant:  # no micro-batch has targets: the gradients are 0
+        loss, weight, passes = self.ranks.exchange(
+            lambda: self._micro_batches(window), self.exchanged, self._stays_on
+        )
+        if not passes:  # no micro-batch has targets: the gradients are 0
             self._backward(sum((p * 0).sum() for p in self.parameters if p.requires_grad))
         self.precision.unscale(self.optimizer)
         weight = self._divisor(weight)
@@ -127,6 +140,31 @@ class Step:
         if taken:
             self.schedule.set_lr(self.optimizer, step)
         return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
+
+    def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
+        """Return the micro-batches of a window; those of a sharded model keep ranks in step."""
+        del backward
+        return window
+
+    def _micro_batches(self, window: Iterable[Batch]) -> tuple[Scalar, Scalar, int]:
+        """Add up the gradients of micro-batches; return loss, weight and backward passes."""
+        loss: Scalar = 0.0
+        weight: Scalar = 0.0
+        passes = 0
+        try:
+            for batch in self.passes(window, backward=True):
+                with self.precision.autocast():
+                    part, share = self.task.loss(self.model, batch)
+                if part.requires_grad or self.is_sharded:
+                    self._backward(part)
+                    passes += 1
+                elif share:  # device synchronisation, if a constant loss has its weight on one
+                    raise TaskError(_NO_GRADIENT)
+                loss, weight = loss + self._read(part), weight + self._read(share)
+        except Exception:
+            with translate_torch_errors(self.device):  # before it is sent to the other ranks
+                raise
+        return loss, weight, passes
 
     def _backward(self, loss: Tensor) -> None:
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -209,8 +247,15 @@ def translate_torch_errors(device: torch.device) -> Iterator[None]:
             raise ConfigError(
                 f"BatchNorm was given a single sample to train on ({problem}); if that is the "
                 "epoch's last batch, write train.loader.drop_last: true; otherwise raise the "
-                "micro-batch, which is batch_size / accumulation",
+                "micro-batch, which is batch_size / accumulation / resources.workers",
                 key="train.batch_size",
+            ) from problem
+        if "mixed torch.Tensor and DTensor" in str(problem):
+            raise TaskError(
+                "a part of the model was used outside of the module that gathers it under "
+                f"train.sharding: fsdp ({str(problem).splitlines()[0]}); call the modules "
+                "themselves and not only their weights, let Task.sharded_modules() name the "
+                "modules that use them, or write train.sharding: none"
             ) from problem
         if "does not support sparse gradients" in str(problem):
             raise TaskError(

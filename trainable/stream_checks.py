@@ -1,6 +1,6 @@
 """Check before a run starts that a stream would resume with the same samples.
 
-What must not live here: reading a stream (`streams.py`).
+What must not live here: reading a stream (`stream_reader.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 from trainable.built import summary_of
 from trainable.errors import TaskError
+from trainable.rank_data import WHOLE
 from trainable.splits import has_state
-from trainable.streams import StreamReader, StreamSource, stream_name
+from trainable.stream_reader import StreamReader
+from trainable.streams import StreamSource, stream_name
 from trainable.train_state import check_state
 
 _CHECKED = 2
@@ -33,7 +35,7 @@ def check_stream(source: StreamSource) -> None:
         TaskError: The samples differ, or the state cannot be saved.
     """
     stream = source.stream
-    format = replace(source.format, items=_CHECKED, batched=True, drop_last=False)
+    format = replace(source.format, items=_CHECKED, batched=True, drop_last=False, share=WHOLE)
     if format.skips or not has_state(stream):
         first = _read_some(StreamReader(stream, format, 0, 0, None))
         _read_some(StreamReader(stream, format, 0, 1, None))

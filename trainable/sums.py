@@ -6,8 +6,8 @@ What must not live here: which names may be logged, and what a sum covers (`logg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ Number = float | Tensor
 Sums = dict[str, tuple[Number, Number | None]]
 """For each name the sum of its values and the sum of their weights; no weights where the sum
 itself is wanted. Plain data and tensors, as a checkpoint holds them."""
+FetchedSums = dict[str, tuple[float, float | None]]
+"""The same as plain data."""
+AnySums = TypeVar("AnySums", Sums, FetchedSums)
 
 
 def add_value(sums: Sums, name: str, value: Number, weight: Number | None, reduce: Reduce) -> None:
@@ -44,16 +47,43 @@ def means(taken: Iterable[Sums]) -> list[dict[str, float]]:
 
     Device synchronisation: once for each device with values.
     """
+    return means_of(fetched(taken))
+
+
+def means_of(taken: Iterable[FetchedSums]) -> list[dict[str, float]]:
+    """Return the mean or the sum of each name; NaN for a mean whose weights are all 0."""
+    return [{name: _mean(*pair) for name, pair in sums.items()} for sums in taken]
+
+
+def fetched(taken: Iterable[Sums]) -> list[FetchedSums]:
+    """Return the sums as plain data.
+
+    Device synchronisation: once for each device with values.
+    """
     taken = list(taken)
-    fetched = _fetched(number for sums in taken for pair in sums.values() for number in pair)
-    return [
-        {name: _mean(next(fetched), next(fetched)) for name in sums}  # in the order of `pair`
-        for sums in taken
-    ]
+    values = _fetched(number for sums in taken for pair in sums.values() for number in pair)
+    pairs = zip(values, values, strict=True)  # in the order of `pair`
+    return [{name: _pair(*next(pairs)) for name in sums} for sums in taken]
 
 
-def _mean(total: float | None, weights: float | None) -> float:
+def combined(of_ranks: Sequence[AnySums]) -> AnySums:
+    """Return the sums of all ranks as one; a name counts where it was logged."""
+    found = dict(of_ranks[0])
+    for sums in of_ranks[1:]:
+        for name, (total, weights) in sums.items():
+            before, weights_before = found.get(name, (0.0, None))
+            if weights is not None and weights_before is not None:
+                weights = weights_before + weights
+            found[name] = before + total, weights
+    return found
+
+
+def _pair(total: float | None, weights: float | None) -> tuple[float, float | None]:
     assert total is not None
+    return total, weights
+
+
+def _mean(total: float, weights: float | None) -> float:
     if weights is None:
         return total
     return total / weights if weights else math.nan

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 
 from trainable import task_state
 from trainable.config import TrainConfig
+from trainable.default_evaluation import evaluation_sums
 from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
@@ -179,27 +180,7 @@ class Task:
         The model is in evaluation mode and autograd is off. The default returns `loss`, the mean
         over all targets, and `accuracy` if the model's output is logits over classes.
         """
-        loss: Tensor | float = 0.0
-        weight: Tensor | float = 0.0
-        correct: Tensor | float = 0.0
-        counted: Tensor | float = 0.0
-        with _last_output(model) as output:
-            for batch in batches:
-                part, share = self.loss(model, batch)
-                loss, weight = loss + part, weight + share
-                hits = _count_correct(output(), batch)
-                if hits is not None:
-                    correct, counted = correct + hits[0], counted + hits[1]
-        if not weight:  # device synchronisation, once for each evaluation
-            raise TaskError(
-                "the validation batches have no targets that count (their weight is 0), so there "
-                "is no val/loss; every evaluation needs at least one target that is not ignored "
-                "(-100); correct the targets of val"
-            )
-        metrics: dict[str, float | Tensor] = {"loss": loss / weight}
-        if isinstance(counted, Tensor):
-            metrics["accuracy"] = correct / counted
-        return metrics
+        return evaluation_sums(self.loss, model, batches).metrics()
 
     def on_epoch_start(self, epoch: int) -> None:
         """Called before the first step of an epoch, counted from 0; does nothing by default.
@@ -318,6 +299,17 @@ class Task:
         than two dimensions (biases, norms, layer scales) into a group without weight decay.
         """
         return decay_groups(model)
+
+    def sharded_modules(self, model: nn.Module) -> Sequence[nn.Module] | None:
+        """Return the modules whose parameters are gathered together under `train.sharding: fsdp`.
+
+        Their parameters are whole only while the module's own `forward` computes; those of the
+        rest of the model, while the model's does. List inner modules before those that contain
+        them. The default returns None: the members of each `nn.ModuleList`, or of the
+        `nn.Sequential` that the model is.
+        """
+        del model
+        return None
 
     def build_optimizer(
         self, model: nn.Module, config: TrainConfig
@@ -524,38 +516,6 @@ def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) 
             "add it below task:",
             key="task",
         )
-
-
-class _last_output:
-    """Keep the model's last output, so that accuracy needs no second forward pass."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._output: object = None
-
-    def __enter__(self) -> Callable[[], object]:
-        self._hook = self._model.register_forward_hook(self._keep)
-        return lambda: self._output
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-        self._output = None
-
-    def _keep(self, _module: nn.Module, _inputs: object, output: object) -> None:
-        self._output = output
-
-
-def _count_correct(output: object, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Return the number of hits and of targets; None unless `output` and targets are classes."""
-    if not isinstance(output, Tensor) or not isinstance(batch, Sequence) or len(batch) != 2:
-        return None
-    targets = batch[1]
-    if not isinstance(targets, Tensor) or targets.is_floating_point() or output.ndim < 2:
-        return None
-    if output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != targets.shape:
-        return None
-    counted = targets >= 0  # ignored targets are negative by convention (-100)
-    return (output.argmax(dim=1) == targets).logical_and(counted).sum(), counted.sum()
 
 
 def check_data(data: object, task: Task) -> Data:

@@ -22,20 +22,22 @@ from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average
 from trainable.base_run import describe
-from trainable.errors import CheckpointError, TaskError
+from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.frozen_base import FrozenBase, completed
 from trainable.object_state import ObjectState
 from trainable.object_values import has_overlap
 from trainable.optimizer_state import OptimizerState
 from trainable.optimizers import evaluated_weights, modal_parameters
 from trainable.precision import Precision
+from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
-from trainable.sums import Sums
+from trainable.sums import Sums, combined
 from trainable.task import Task
 from trainable.task_state import TaskState, modules_state
 
 if TYPE_CHECKING:
     from trainable.data import Position
+    from trainable.sharding import Layout
 
 FORMAT = 2
 """Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
@@ -43,6 +45,9 @@ FORMAT = 2
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _LATER_PROGRESS = {"batch_size": 0, "evaluated": [], "epoch_begun": False, "sums": {}}
 """Entries of the progress that states of earlier versions lack."""
+_RANKS = "ranks"
+"""The entry with what differs on the ranks after the first: a list, absent with one rank."""
+_SUMS = "sums"
 _TRAINED = "trained_weights"
 """The entry with the weights in training, if the optimizer evaluates others: `model` has those."""
 
@@ -101,6 +106,9 @@ class TrainState:
         average: The average of the weights; None without one.
         trained_only: Save of the model only what is trained or has changed since it was built.
         position: The position in the data, where the number of windows does not say it.
+        ranks: This rank of the trial. The first one saves what differs on the others, too.
+        accept_workers: Restore the state of another number of ranks.
+        layout: How the tensors of a sharded model are saved and restored; None: they are whole.
     """
 
     def __init__(
@@ -115,8 +123,13 @@ class TrainState:
         average: Average | None = None,
         trained_only: bool = False,
         position: Position | None = None,
+        ranks: Ranks = ALONE,
+        accept_workers: bool = False,
+        layout: Layout | None = None,
     ) -> None:
+        self._layout = layout
         self._position = position
+        self._ranks, self._accept_workers = ranks, accept_workers
         self.progress = TrainProgress()
         self._model = model
         self._optimizer = optimizer
@@ -132,7 +145,8 @@ class TrainState:
         self._task = task
         self._was_read_back = False
         trained = [*model.parameters(), *self._outside]
-        self._modules = modules_state(model, trained, task, data)
+        internals = [] if layout is None else layout.internals()
+        self._modules = modules_state(model, [*trained, *internals], task, data)
         files = {} if task is None else task.files_read
         self._base = FrozenBase(model, files) if trained_only else None
         self._held = None if task is None else TaskState(task, model, trained, data)
@@ -140,33 +154,46 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Its tensors are not copies: copy or write them before the next step.
 
+        Every rank calls this at the same step. The first one returns the state of all.
+
         Raises:
             CheckpointError: The model's state could not be read back.
             TaskError: The task or the model has an attribute that changed and cannot be restored.
         """
-        more: dict[str, Any] = {"outside": self._outside.state_dict()} if self._outside else {}
+        own = self._own_state()
+        others = self._ranks.gather({**own, _SUMS: self.progress.sums})
+        if others is None and self._layout is None:  # the first rank saves it
+            return own
+        more: dict[str, Any] = {_RANKS: others[1:]} if others and len(others) > 1 else {}
+        more |= {"outside": self._outside.state_dict()} if self._outside else {}
         more |= {} if self._average is None else {"average": self._average.state_dict()}
-        more |= {} if self._position is None else {"position": self._position.state_dict()}
-        held = {} if self._task is None else self._task.state_dict()
-        modules = self._modules.state_dict()
+        more |= {"position": own["position"]} if self._position is not None else {}
         more |= self._weights()
         if self._base is not None:
             more["model"], more["base"] = self._base.split(more["model"])
         if not self._was_read_back and not any(map(is_lazy, self._model.parameters())):
             self._was_read_back = True
             check_loading(self._model)
-        check_state(held, "the state of the task")
-        check_state(modules, "the state of the model's modules")
-        return more | {
+        state = more | {
             "format": FORMAT,
-            "modules": modules,
-            "task": held,
+            "modules": own["modules"],
+            "task": own["task"],
             "optimizer": self._optimizer_state.state_dict(),
             "schedule": self._schedule.state_dict(),
             "scaler": self._precision.state_dict(),
             "progress": asdict(self.progress),
-            "random": _capture_random(),
+            "random": own["random"],
         }
+        return state if self._layout is None else self._layout.taken_apart(state)
+
+    def _own_state(self) -> dict[str, Any]:
+        """Return what differs from rank to rank."""
+        held = {} if self._task is None else self._task.state_dict()
+        modules = self._modules.state_dict()
+        check_state(held, "the state of the task")
+        check_state(modules, "the state of the model's modules")
+        position = {} if self._position is None else {"position": self._position.state_dict()}
+        return position | {"modules": modules, "task": held, "random": _capture_random()}
 
     def _weights(self) -> dict[str, Any]:
         """Return the model's state, and the weights in training if it has others."""
@@ -196,16 +223,20 @@ class TrainState:
                 f"the state has format {state['format']}; this version reads {FORMAT} and 1; use "
                 "the version that wrote it"
             )
+        if self._layout is not None:
+            state = self._layout.restored(state)
         # A state of format 1 may have them if its run warm-started from one of format 2.
         optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
         # Without one in the state, averaging begins now; without averaging, it ends now.
-        average, base = state.get("average"), state.get("base")
+        average, base, others = state.get("average"), state.get("base"), state.get(_RANKS, [])
         state = {**optional, **state, "average": None, "base": None}
+        state.pop(_RANKS, None)
         _check_keys("the state", state, self._expected_keys())
         weights = completed(self._model, state["model"], base)
         progress = with_reports({**_LATER_PROGRESS, **state["progress"]})
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
-        self._modules.load_state_dict(state["modules"])  # before the buffers that it registers
+        own = self._own_part(state, others)
+        self._modules.load_state_dict(own["modules"])  # before the buffers that it registers
         try:
             load_model_state(self._model, weights)
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
@@ -221,14 +252,42 @@ class TrainState:
                 "with the code, the version and the configuration that wrote it, or start a new "
                 "run"
             ) from problem
-        if self._task is not None and state["task"]:
-            self._task.load_state_dict(state["task"])
+        if self._task is not None and own["task"]:
+            self._task.load_state_dict(own["task"])
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])
         self.progress = TrainProgress(**progress)
+        self.progress.sums = own.get(_SUMS, self.progress.sums)
         if self._position is not None:
-            self._position.load_state_dict(state["position"])
-        _restore_random(state["random"])
+            self._position.load_state_dict(own["position"])
+        if "random" in own:
+            _restore_random(own["random"])
+
+    def _own_part(self, state: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the part of a state that belongs to this rank.
+
+        A rank that the run did not have before has the first rank's part, without its random
+        generators and sums.
+
+        Raises:
+            ConfigError: The state is of another number of ranks, which is not accepted.
+        """
+        before, now = len(others) + 1, self._ranks.size
+        if before != now and not self._accept_workers:
+            raise ConfigError(
+                f"{now}, and the checkpoint is of a run on {before}; a run resumes bit for bit on "
+                "as many ranks as it had, and on another number it is equal up to rounding; write "
+                f"workers: {before}, or accept the change",
+                key="resources.workers",
+            )
+        rank = self._ranks.rank
+        if rank == 0:
+            # what ranks logged that are no more
+            lost = [other[_SUMS] for other in others[now - 1 :]]
+            return {**state, _SUMS: combined([state["progress"].get(_SUMS, {}), *lost])}
+        if rank <= len(others):
+            return others[rank - 1]
+        return {**{key: state[key] for key in state if key != "random"}, _SUMS: {}}
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}

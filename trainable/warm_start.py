@@ -10,6 +10,7 @@ its own. What must not live here: the choice of the other run (`sweeps.populatio
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,8 @@ from trainable.storage.local import LocalFiles
 
 _DIRECTORY = "inherited"
 _POSITION = "position"
-_NOT_INHERITED = ("progress", "random", _POSITION)
+_RANKS, _SUMS, _RANDOM = "ranks", "sums", "random"
+_NOT_INHERITED = ("progress", _RANDOM, _POSITION, _RANKS)
 """The entries of a state that a run keeps from its own state."""
 _BEST = ("best", "since_best")
 """The counters that it keeps of its own even if it has lost later checkpoints."""
@@ -40,7 +42,7 @@ def link_checkpoint_from_donor(generation: Generation, run: Path) -> None:
     files.open()
     try:
         earlier = files.names()
-        files.link(generation.path, files.unused(generation.step))
+        files.link(generation.path, files.unused(generation.step), generation.files)
         for name in earlier:
             files.remove(name)
     finally:
@@ -70,14 +72,23 @@ def copy_generations(source: Files, target: RunFiles) -> None:
 def _copy(generation: Generation, source: Files, target: RunFiles) -> None:
     name = target.unused(generation.step)
     if isinstance(target, LocalFiles):
-        target.link(generation.path, name)
+        target.link(generation.path, name, generation.files)
         return
+    begun = target.begin(name)
+    for file in generation.contents:
+        if file != STATE:
+            content = source.read(generation.name, file)
+            target.add_shard(begun, file, partial(_write_to, content))
 
     def write(file: BinaryIO) -> bytes:
         file.write(source.read(generation.name, STATE))
         return source.read(generation.name, MANIFEST)
 
     target.commit(name, write)
+
+
+def _write_to(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def inherited(run: Path) -> Generation | None:
@@ -116,7 +127,23 @@ def with_inheritance(
     progress = latest["progress"] | own_best
     learned = {key: value for key, value in state.items() if key not in _NOT_INHERITED}
     place = {key: latest[key] for key in (_POSITION,) if key in latest}  # where the counters are
-    return {**own, **learned, **place, "progress": progress}
+    ranks = _merged_ranks(own.get(_RANKS, []), state.get(_RANKS, []), latest.get(_RANKS, []))
+    return {**own, **learned, **place, **ranks, "progress": progress}
+
+
+def _merged_ranks(
+    own: list[dict[str, Any]], learned: list[dict[str, Any]], latest: list[dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Merge what differs on the further ranks, as the rest of the state is merged."""
+    if not own or not len(own) == len(learned) == len(latest):
+        return {_RANKS: own} if own else {}
+    counted = (_POSITION, _SUMS)
+    return {
+        _RANKS: [
+            {**other, _RANDOM: mine[_RANDOM], **{key: now[key] for key in counted if key in now}}
+            for mine, other, now in zip(own, learned, latest, strict=True)
+        ]
+    }
 
 
 def _position(state: dict[str, Any] | None) -> tuple[int, int]:

@@ -215,6 +215,8 @@ def input_errors() -> Iterator[None]:
     The code is 2 for input that the user can correct, 3 for training that cannot continue, and 4
     for a sweep that another driver holds.
     """
+    from redaction.escapes import visible
+    from redaction.secrets import redact
     from sweeps.errors import LedgerBusy, LedgerError, SweepLockedError
     from trainable.errors import (
         CheckpointError,
@@ -222,6 +224,8 @@ def input_errors() -> Iterator[None]:
         NonFiniteLoss,
         NonFiniteMetric,
         OutOfMemory,
+        RankFailed,
+        RankLost,
         TaskError,
     )
     from trainable.exception_text import traceback_of
@@ -233,6 +237,10 @@ def input_errors() -> Iterator[None]:
     except OSError as error:
         fail(_sentence(error), code=WRONG_INPUT)
     except (NonFiniteLoss, NonFiniteGradient, NonFiniteMetric, OutOfMemory) as error:
+        fail(str(error), code=NO_SUCCESS)
+    except (RankFailed, RankLost) as error:
+        for note in getattr(error, "__notes__", ()):  # its traceback, or its last words
+            err.print(visible(redact(note)), soft_wrap=True)
         fail(str(error), code=NO_SUCCESS)
     except TaskError as error:
         if error.__cause__ is not None:  # the traceback of the user's task

@@ -23,6 +23,7 @@ from sweeps.commands import messages
 from sweeps.config.error_messages import key_path
 from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec, trial_yaml
+from sweeps.config.trial_run import num_threads
 from sweeps.engine.system_limits import LimitTooSmall, shortages
 from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, check_names
 from sweeps.errors import Issue, UserError
@@ -33,6 +34,7 @@ from sweeps.recording.trial_config import read_config
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError, TrainingCaution
+from trainable.local_ranks import local_ranks
 from trainable.storage.regular_files import replace_regular
 
 if TYPE_CHECKING:
@@ -151,16 +153,23 @@ def train_once(
             )
         config = _resumed_config(directory, run.config)
         device = "cpu" if spec.resources.gpu == 0 else None  # as in a sweep's trials
+        threads = run.threads
+        if config.workers > 1 and threads is None:  # the ranks share this machine
+            threads = num_threads(spec.resources.cpu)
         stack.enter_context(_locating_config_errors())
+        ranks = stack.enter_context(
+            local_ranks(config, directory, searched=run.searched, device=device, threads=threads)
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingCaution)  # `check_task` prints them
             trainer = open_trainer(
                 config,
                 directory,
                 device=device,
-                threads=run.threads,
+                threads=threads,
                 searched=run.searched,
                 until=run.until,
+                ranks=ranks,
             )
         stack.callback(trainer.close)
         for sentence in trainer.store.set_aside:

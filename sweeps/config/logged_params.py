@@ -31,6 +31,7 @@ def run_start(config: TrialConfig, params: Mapping[str, Any]) -> RunStart:
             the configuration, which has the leaves of that mapping.
     """
     data = config.model_dump(mode="json")
+    data.pop("workers", None)  # a resume may change it, and a parameter stays; the runs have a tag
     seeds = {tag: data.pop(key) for key, tag in _SEED_TAGS.items()}
     tags = {tag: str(seed) for tag, seed in seeds.items() if seed is not None}
     return RunStart({**params, **dict(flatten(data))}, tags)

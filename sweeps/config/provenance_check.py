@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,12 @@ def check_origin(
                 f"{key} is {was} in this sweep and cannot become {wanted}: all of its trials are "
                 "ranked and found by it; start a new sweep with `sweep run FILE --name NAME`"
             )
+    if "resources.workers" in differing and not accepted:
+        raise OriginChanged(
+            f"trials of this sweep were trained with {_workers(old)}, and this resume asks for "
+            f"{new.resources.workers}: a trial that has begun goes on as before up to rounding, "
+            "not bit for bit; undo the change, or accept it with --accept-changes"
+        )
     found = [*_spec_differences(differing), *_code_differences(before.code, now.code)]
     if before.data is not None and now.data != before.data:
         found.append(f"data {_short(before.data)} -> {_short(now.data)}")
@@ -79,6 +85,22 @@ def check_origin(
             "trials before and after could not be compared; undo the change, or accept it with "
             "--accept-changes"
         )
+
+
+def workers_tag(revisions: Sequence[SweepSpec]) -> dict[str, str]:
+    """Return the number of workers of each trial as a tag; none if it has always been one.
+
+    Args:
+        revisions: The revisions of the sweep's spec, the newest last.
+    """
+    if all(one.resources.workers == 1 for one in revisions):
+        return {}
+    return {"gradsweep.workers": str(revisions[-1].resources.workers)}
+
+
+def _workers(spec: SweepSpec) -> str:
+    count = spec.resources.workers
+    return f"{count} worker{'s' if count > 1 else ''} each"
 
 
 def code_changes(before: Origin, now: Origin) -> Iterator[str]:

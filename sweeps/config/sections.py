@@ -256,14 +256,30 @@ class StopConfig(Section):
     plateau: PlateauConfig = PlateauConfig()
 
 
+def _is_one(workers: object) -> bool:
+    return workers == 1
+
+
+def _is_pack(placement: object) -> bool:
+    return placement == "pack"
+
+
 class ResourcesConfig(Section):
     """The resources of one trial."""
 
     cpu: Number = Field(default=1, gt=0)
-    """CPUs of one trial, and the number of its threads. Loader processes are not counted."""
+    """CPUs of each process of a trial, and the number of its threads. Loader processes are not
+    counted."""
     gpu: Annotated[Literal["auto"] | Number, BeforeValidator(_check_gpu)] = "auto"
-    """GPUs of one trial: a share below 1, a whole number, or auto: equal shares, with enough
-    memory for the measured steps. 0 hides all GPUs from the trial."""
+    """GPUs of each process of a trial: a share below 1, a whole number, or auto: equal shares,
+    with enough memory for the measured steps; with several workers 1. 0 hides all GPUs from the
+    trial."""
+    workers: int = Field(default=1, ge=1, examples=[2], exclude_if=_is_one)
+    """The processes (ranks) of one trial, which share each batch; `cpu` and `gpu` are those of
+    each process. A trial that has begun keeps its number, unless a resume accepts the change."""
+    placement: Literal["pack", "spread"] = Field(default="pack", exclude_if=_is_pack)
+    """Where the workers of one trial run on a cluster: on as few nodes as possible (pack), or on
+    as many (spread)."""
 
 
 def _without_credentials(uri: str) -> str:

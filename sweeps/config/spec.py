@@ -268,6 +268,8 @@ class SweepSpec(Section):
         seed = seed if isinstance(seed, TrialSeed) else TrialSeed("trial", seed)
         data["seed"] = derive_seed(self.seed, seed.purpose, seed.number)
         data["patience"] = self.early_stopping.patience
+        if self.resources.workers > 1:
+            data["workers"] = self.resources.workers
         if rules_of(self.training_rules).shared_data:
             data["data_seed"] = derive_seed(self.seed, "data")
         if seed.purpose == "confirm":  # all that is drawn is drawn under the common seed

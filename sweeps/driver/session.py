@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sweeps.checkpoint_locations import trial_files, trial_store
-from sweeps.config.provenance_check import Origin, check_origin
+from sweeps.config.provenance_check import Origin, check_origin, workers_tag
 from sweeps.config.resume_checks import check_search_changes
 from sweeps.config.revisions import (
     changes,
@@ -296,7 +296,8 @@ def open_sweep(
         warn=warn,
     )
     complete_retries(paths, spec, ledger)
-    now = {**provenance(), **ledger.origin.tags()}
+    revisions = read_revisions(paths.spec)
+    now = {**provenance(), **ledger.origin.tags(), **workers_tag(revisions)}
     ledger.add_attempt(now)
     root = paths.root
     tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
@@ -308,7 +309,7 @@ def open_sweep(
         ledger.sweep_id,
         tags={
             **attempt_tags(ledger.attempts),
-            **curve_tags([one.tracking.every for one in read_revisions(paths.spec)]),
+            **curve_tags([one.tracking.every for one in revisions]),
             **({} if new else SWEEP_RESUMED),
         },
         inherited=now,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ray import tune
 from ray.tune import TuneError
@@ -90,7 +91,7 @@ class _TrialLoop:
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
         self._interruption, self._requests, self._lock = interruption, requests, lock
-        sweep.ledger.trial_resources = (plan.cpu, plan.gpu)
+        sweep.ledger.trial_resources = (plan.trial_cpus, plan.trial_gpus)
         self._observer = observer
         self._stopped: set[int] = set()
         self._scheduler = _replayed_scheduler(sweep)
@@ -150,7 +151,7 @@ class _TrialLoop:
     def _tuner(self) -> tune.Tuner:
         withhold_env(is_secret)
         return tune.Tuner(
-            tune.with_resources(SweepTrial, {"cpu": self._plan.cpu, "gpu": self._plan.gpu}),
+            tune.with_resources(SweepTrial, _requested(self._plan)),
             tune_config=tune.TuneConfig(
                 num_samples=-1,
                 search_alg=self._searcher,
@@ -220,6 +221,16 @@ def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
                 repeats=trial.origin,
             )
     return scheduler
+
+
+def _requested(plan: ResourcePlan) -> Any:
+    """Return the resources of a trial for Tune: of several workers one bundle each."""
+    if plan.workers == 1:
+        return {"cpu": plan.cpu, "gpu": plan.gpu}
+    bundle = {"CPU": plan.cpu, **({"GPU": plan.gpu} if plan.gpu else {})}
+    return tune.PlacementGroupFactory(
+        [dict(bundle) for _ in range(plan.workers)], strategy=plan.placement.upper()
+    )
 
 
 def _next_attempt(ray_directory: Path) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -123,24 +123,39 @@ class ResourcePlan:
     """The resources of each trial, and how many trials run at once.
 
     Attributes:
-        cpu: CPUs of each trial.
-        gpu: GPUs of each trial: a share below 1, or a whole number.
+        cpu: CPUs of each worker of a trial.
+        gpu: GPUs of each worker of a trial: a share below 1, or a whole number.
         concurrency: How many trials run at once.
         because: The measurement behind the share of a GPU; empty without one.
+        workers: How many processes one trial has.
+        placement: Whether they run on as few nodes as possible, or on as many.
     """
 
     cpu: float
     gpu: float
     concurrency: int
     because: str = ""
+    workers: int = 1
+    placement: Literal["pack", "spread"] = "pack"
+
+    @property
+    def trial_cpus(self) -> float:
+        """CPUs of one trial with all of its workers."""
+        return _whole(self.cpu * self.workers)
+
+    @property
+    def trial_gpus(self) -> float:
+        """GPUs of one trial with all of its workers."""
+        return _whole(self.gpu * self.workers)
 
     def describe(self) -> str:
         """Return a description of the plan for messages."""
         gpu = f", {self.gpu:g} GPU" if self.gpu else ""
         at_once = f"{self.concurrency} trial{'s' if self.concurrency != 1 else ''} at a time"
+        workers = f"{self.workers} workers of " if self.workers > 1 else ""
         cpus = f"{self.cpu:g} CPU{'s' if self.cpu > 1 else ''}"
         because = f": {self.because}" if self.because else ""
-        return f"{at_once}, each with {cpus}{gpu}{because}"
+        return f"{at_once}, each with {workers}{cpus}{gpu}{because}"
 
 
 def plan(
@@ -174,8 +189,12 @@ def plan(
         )
     most = min(trials, concurrency or trials)
     by_cpu = sum(_fit(node, cpu, 0) for node in nodes)
-    wanted = min(most, by_cpu)
-    gpu = _equal_share(nodes, cpu, wanted, step) if resources.gpu == "auto" else resources.gpu
+    if resources.gpu != "auto":
+        gpu = resources.gpu
+    elif resources.workers > 1:  # workers of a trial that share a GPU exchange slowly
+        gpu = 1 if any(node.gpus for node in nodes) else 0
+    else:
+        gpu = _equal_share(nodes, cpu, min(most, by_cpu), step)
     if gpu and not any(_fit(node, 0, gpu) for node in nodes):
         largest = max(nodes, key=lambda node: len(node.gpus))
         fix = (
@@ -195,8 +214,34 @@ def plan(
             message=f"{cpu:g} CPUs together with {gpu:g} GPU are more than any node has; a trial "
             f"runs on one node, the largest is {largest}; write cpu: {largest.cpus} or less"
         )
+    workers = resources.workers
+    # A trial starts when there is room for all of its workers, on one node or on several.
+    if fitting < workers:
+        raise ResourceError(
+            "workers",
+            message=_too_many_workers(nodes, workers, fitting, cpu, gpu),
+        )
     because = str(step) if step is not None else ""
-    return ResourcePlan(_whole(cpu), _whole(gpu), min(most, fitting), because)
+    return ResourcePlan(
+        _whole(cpu),
+        _whole(gpu),
+        min(most, fitting // workers),
+        because,
+        workers,
+        resources.placement,
+    )
+
+
+def _too_many_workers(
+    nodes: Sequence[Machine], workers: int, fitting: int, cpu: float, gpu: float
+) -> str:
+    where = str(nodes[0]) if len(nodes) == 1 else f"the {len(nodes)} nodes together"
+    each = f"{cpu:g} CPU{'s' if cpu > 1 else ''}" + (f" and {gpu:g} GPU" if gpu else "")
+    return (
+        f"{workers} workers of {each} each are more than {where} can hold; a trial starts when "
+        f"all of its workers fit; write workers: {fitting} or less, or ask for less with "
+        "resources.cpu or resources.gpu"
+    )
 
 
 def share_of_gpu(needed: int, total: int, wanted: int) -> float:

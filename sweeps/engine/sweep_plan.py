@@ -12,6 +12,7 @@ from typing import Any
 
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.simulation import SimulatedSweep, simulate
+from sweeps.engine.rank_sizes import RankSizes
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskFacts
 from sweeps.formatting import (
@@ -70,6 +71,7 @@ class SweepPlan:
         disk_free_bytes: What the disk has free; None if the checkpoints lie elsewhere.
         measured_with: The searched values with which all this was measured, as far as they change
             what a trial takes.
+        ranks: What each rank of a trial holds; None where a trial is one process.
     """
 
     trials: int
@@ -95,6 +97,7 @@ class SweepPlan:
     disk_bytes: int | None
     disk_free_bytes: int | None
     measured_with: dict[str, Any]
+    ranks: RankSizes | None = None
 
     @property
     def max_epochs(self) -> int:
@@ -128,6 +131,7 @@ class SweepPlan:
             "hours": None if self.seconds is None else self.seconds / 3600,
             "device": device,
             "device_seconds": None if trial_seconds is None else trial_seconds * count,
+            "ranks": None if self.ranks is None else self.ranks.as_dict(),
         }
 
     def expected(self) -> dict[str, Any]:
@@ -176,6 +180,9 @@ class SweepPlan:
             found.append(("", f"stop.hours ends it after {format_number(self.stop_hours)} h"))
         if self.trial_memory_bytes is not None:
             found.append(("memory", self._memory()))
+        if self.ranks is not None:
+            words = ("ranks", *[""] * len(self.ranks.sentences()))
+            found += zip(words, self.ranks.sentences(), strict=False)
         if self.disk_bytes is not None:
             assert self.checkpoint_bytes is not None
             found.append(
@@ -316,13 +323,13 @@ def make_plan(
         simulation=simulation,
         patience=spec.early_stopping.patience,
         trials_at_once=resources.concurrency,
-        cpu=resources.cpu,
-        gpu=resources.gpu,
+        cpu=resources.trial_cpus,
+        gpu=resources.trial_gpus,
         epoch_seconds=epoch_seconds,
         start_seconds=start_seconds,
         seconds=None if epoch_seconds is None else simulation.length * epoch_seconds,
         stop_hours=spec.stop.hours,
-        trial_memory_bytes=facts.process_bytes,
+        trial_memory_bytes=_times(facts.process_bytes, resources.workers),
         trial_gpu_bytes=facts.gpu_bytes,
         machine_memory_bytes=memory,
         checkpoint_bytes=size,
@@ -334,7 +341,12 @@ def make_plan(
             for key, value in spec.example_params().items()
             if key.startswith("task.") or key in _CHANGES_SIZE
         },
+        ranks=RankSizes.of(spec.trial_config(0, spec.example_params()), facts),
     )
+
+
+def _times(size: int | None, workers: int) -> int | None:
+    return None if size is None else size * workers
 
 
 def _counted(count: int, thing: str) -> str:

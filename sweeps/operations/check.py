@@ -102,8 +102,12 @@ def check_sweep(
 
 
 def not_checked(spec: SweepSpec) -> list[str]:
-    """Return the keys that only a run checks: a check has no root and connects to nothing."""
+    """Return the keys that only a run checks: a check has no root and connects to nothing.
+
+    And it builds and trains the task in one process.
+    """
     outside = {
+        "resources.workers": spec.resources.workers > 1,
         "search.warm_start": spec.search.warm_start,
         "tracking.uri": spec.tracking.uri,
         "storage.ledger": spec.storage.ledger,

@@ -36,16 +36,16 @@ from sweeps.results.sweep_status import SweepStatus
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
+from trainable.local_ranks import local_ranks
 from trainable.manifest import best_first, read_manifest
 from trainable.metrics_file import Row, read_logged, read_rows
 from trainable.rules import BUILT
-from trainable.storage.generations import MANIFEST, STATE
 from trainable.storage.local import LocalFiles
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import TESTED
-from trainable.trial_log import TRIAL_LOG
+from trainable.trial_log import RANK_LOGS, TRIAL_LOG
 
-_NOT_COPIED = shutil.ignore_patterns(TRIAL_LOG, TESTED, "checkpoints", "figures", ".*")
+_NOT_COPIED = shutil.ignore_patterns(TRIAL_LOG, RANK_LOGS, TESTED, "checkpoints", "figures", ".*")
 FIRST, LATEST, BEST = "first", "latest", "best"
 
 
@@ -232,7 +232,7 @@ def _copy_start(
     files = trial_files(view.paths, view.spec, record.number)
     target = Path(LocalFiles.of(directory).address(generation.name))
     target.mkdir(parents=True)
-    for name in (STATE, MANIFEST):
+    for name in generation.files:
         (target / name).write_bytes(files.read(generation.name, name))
 
 
@@ -268,17 +268,23 @@ class _Run:
         spec, end = self.view.spec, self.kept.end if part.until is None else part.until
         word = spec.budget.report_word
         run_log(self.directory)  # as in a worker: the task may log in its constructor
+        shared: dict[str, Any] = {
+            "device": "cpu" if spec.resources.gpu == 0 else None,
+            "threads": num_threads(spec.resources.cpu),
+            "searched": tuple(self.record.params),
+            "accept_workers": True,  # a stage after a change of their number, as in the trial
+        }
         with ExitStack() as stack:
             stack.callback(close_run, self.directory)
+            ranks = stack.enter_context(local_ranks(part.config, self.directory, **shared))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TrainingCaution)
                 trainer = open_trainer(
                     part.config,
                     self.directory,
-                    device="cpu" if spec.resources.gpu == 0 else None,
-                    threads=num_threads(spec.resources.cpu),
-                    searched=tuple(self.record.params),
                     should_stop=lambda: trainer.position >= end,
+                    ranks=ranks,
+                    **shared,
                 )
             stack.callback(trainer.close)
             trainer.store.observer = watch
@@ -370,13 +376,20 @@ class _StateWatch:
         self._damaged = list(kept.damaged)
         self._has_states = False
 
+    def wants(self, step: int) -> bool:
+        """Whether a checkpoint of a step is still to be compared."""
+        self._has_states = True
+        return bool(self._of_step(step))
+
     def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         """Compare a state with the checkpoints of its step."""
-        self._has_states = True
-        for generation in self._expected:
-            before = self._checks.get(generation.name)
-            if generation.step == step and not (before and before.is_equal):
-                self._compare(generation, state())
+        now = state()
+        for generation in self._of_step(step):
+            self._compare(generation, now)
+
+    def _of_step(self, step: int) -> list[Generation]:
+        checks = {name for name, check in self._checks.items() if check.is_equal}
+        return [one for one in self._expected if one.step == step and one.name not in checks]
 
     def checks(self) -> list[StateCheck]:
         """Return the comparisons, in the order of steps."""

@@ -585,5 +585,5 @@ def test_results_and_resets_of_a_trainable() -> None:
             for each in (TuneTrial, _find("ray.tune.Trainable"))
         )
         assert ours == known
-    with relied_on("RAY_RAYLET_PID", ADAPTER):
+    with relied_on("RAY_RAYLET_PID", "trainable/raylet_watch.py"):
         assert "RAY_RAYLET_PID" in _find("ray._private.ray_constants").RAY_INTERNAL_FLAGS

@@ -29,6 +29,7 @@ MANIFEST = "manifest.json"
 # an older generation, or when fp16 skipped each window between a checkpoint and the epoch's end.
 # In an object store the name has the writer's token too: `step-00000120-0f3a91c2d4e5`.
 _NAME = re.compile(r"step-\d{8,}(?:-[0-9a-f]{12})?(?:\.\d+)?")
+_SHARD = re.compile(r"shard-\d{5,}\.pt")
 _QUARANTINE = "quarantine"
 MISSING = (FileNotFoundError, NotADirectoryError)
 """The exceptions of a storage for a missing file."""
@@ -44,13 +45,16 @@ _LIMITS = {
 
 Write = Callable[[BinaryIO], bytes]
 """Writes a state into an open file and returns the manifest that describes what it wrote."""
+WriteShard = Callable[[BinaryIO], None]
+"""Writes a shard into an open file."""
 
 
 class Files(Protocol):
-    """The generations of one run. A generation is a name and two files, `STATE` and `MANIFEST`.
+    """The generations of one run. A generation is a name and its files: `STATE` and `MANIFEST`.
 
-    Any process may read. A writer calls `open` first; its writing methods raise `WriterReplaced`
-    once another process has opened the same generations.
+    A sharded state has one more file for each rank, named by `shard_name`. Any process may read.
+    A writer calls `open` first; its writing methods raise `WriterReplaced` once another process
+    has opened the same generations.
     """
 
     remedy: str
@@ -91,6 +95,18 @@ class Files(Protocol):
 
     def open(self) -> None:
         """Become the only writer: block the one before, and remove its unfinished generations."""
+        ...
+
+    def begin(self, name: str) -> str:
+        """Return where the shards of a new generation are written; `commit` adds them with it."""
+        ...
+
+    def add_shard(self, begun: str, file: str, write: WriteShard) -> None:
+        """Write a shard of a generation, durably. Every rank may call this; none is the writer.
+
+        Args:
+            begun: What the writer's `begin` returned.
+        """
         ...
 
     def commit(self, name: str, write: Write) -> None:
@@ -158,6 +174,16 @@ def remedy(problem: OSError, otherwise: str) -> str:
 def is_generation(name: str) -> bool:
     """Whether a name has the form of a generation's name."""
     return _NAME.fullmatch(name) is not None
+
+
+def shard_name(rank: int) -> str:
+    """Return the name of the file with a rank's part of a sharded state."""
+    return f"shard-{rank:05d}.pt"
+
+
+def has_tensors(file: str) -> bool:
+    """Whether a file of a generation is as large as its tensors: a state or a shard."""
+    return file == STATE or _SHARD.fullmatch(file) is not None
 
 
 def quarantined(name: str = "") -> str:

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
@@ -22,7 +22,9 @@ from trainable.storage.generations import (
     MISSING,
     STATE,
     Write,
+    WriteShard,
     fenced,
+    has_tensors,
     is_generation,
     quarantined,
     reading,
@@ -103,10 +105,21 @@ class LocalFiles:
         if not self.writer_dir.is_dir():  # two writers opened at once, and the other one won
             raise fenced(self._root)
 
-    def commit(self, name: str, write: Write) -> None:
+    def begin(self, name: str) -> str:
         aside = self.writer_dir / f"{_NEW}{name}"
         with self.translate_fenced():
             aside.mkdir()
+        return str(aside)
+
+    def add_shard(self, begun: str, file: str, write: WriteShard) -> None:
+        with (Path(begun) / file).open("xb") as shard:
+            write(shard)
+            sync_open_file(shard)
+
+    def commit(self, name: str, write: Write) -> None:
+        aside = self.writer_dir / f"{_NEW}{name}"
+        with self.translate_fenced():
+            aside.mkdir(exist_ok=True)  # `begin` makes it, too
             try:
                 with (aside / STATE).open("xb") as file:
                     manifest = write(file)
@@ -121,10 +134,15 @@ class LocalFiles:
             self.rename(aside, self._root / name)
             sync_directory(self._root)
 
-    def link(self, generation: Path, name: str) -> None:
+    def link(self, generation: Path, name: str, files: Iterable[str]) -> None:
         """Add a generation of another run as hard links, or as a copy if links are impossible.
 
         It stays when the other run removes its own.
+
+        Args:
+            generation: The directory of the other run's generation.
+            name: The name of this one.
+            files: The files that it has.
 
         Raises:
             WriterReplaced: Another process has opened the run.
@@ -132,7 +150,7 @@ class LocalFiles:
         aside = self.writer_dir / f"{_NEW}{name}"
         with self.translate_fenced():
             aside.mkdir()
-            for file in (STATE, MANIFEST):
+            for file in files:
                 _link(generation / file, aside / file)
             sync_directory(aside)
             self.rename(aside, self._root / name)
@@ -224,8 +242,8 @@ def _retry_once(read: Callable[[str], _T], path: str) -> _T:
 
 def _content(path: str) -> bytes:
     # A state may be a symbolic link to another disk; its manifest says its size.
-    state = path.endswith(f"/{STATE}")
-    return read_regular(path, UNLIMITED if state else LARGEST_NOTE, follow=state)
+    large = has_tensors(path.rpartition("/")[2])
+    return read_regular(path, UNLIMITED if large else LARGEST_NOTE, follow=large)
 
 
 def _remove_tree(path: Path) -> None:

@@ -23,6 +23,7 @@ from trainable.storage.generations import (
     MANIFEST,
     STATE,
     Write,
+    WriteShard,
     fenced,
     is_generation,
     quarantined,
@@ -137,6 +138,13 @@ class ObjectFiles:
         self._write_writer(_Writer(self._token, found, replaced))
         self._remove_invalid()
 
+    def begin(self, name: str) -> str:
+        return self.address(name)
+
+    def add_shard(self, begun: str, file: str, write: WriteShard) -> None:
+        with self._system.open(f"{begun.removeprefix(SCHEME)}/{file}", "wb") as shard:
+            write(shard)
+
     def commit(self, name: str, write: Write) -> None:
         self._check_fence()
         with self._system.open(self._key(name, STATE), "wb") as file:
@@ -158,9 +166,8 @@ class ObjectFiles:
         while self._system.exists(self._key(target)):
             count += 1
             target = quarantined(f"{name}-{count}")
-        for file in (STATE, MANIFEST):
-            if self._system.exists(self._key(name, file)):
-                self._system.cp_file(self._key(name, file), self._key(target, file))
+        for file in self._list(self._root / name):
+            self._system.cp_file(self._key(name, file), self._key(target, file))
         self.remove(name)
 
     def close(self) -> None:

@@ -413,13 +413,9 @@ def test_failing_clean_up_is_logged_only(tmp_path: Path, task: str) -> None:
 
 WORKER = """
 import time
-from types import SimpleNamespace
-import ray
-from trainable import ray_adapter
-ray.is_initialized = lambda: True
-ray.get_runtime_context = lambda: SimpleNamespace(get_actor_id=lambda: "an actor's")
-ray_adapter._RAYLET_POLL_SECONDS, ray_adapter._RAY_GRACE_SECONDS = 0.05, 0.1
-ray_adapter._exit_with_raylet()
+from trainable import raylet_watch
+raylet_watch._POLL_SECONDS, raylet_watch._GRACE_SECONDS = 0.05, 0.1
+raylet_watch.exit_with_raylet()
 print("ready", flush=True)
 time.sleep(60)
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.provenance_check import Origin, check_origin
+from sweeps.config.provenance_check import Origin, check_origin, workers_tag
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.errors import OriginChanged
 from sweeps.ledger.ledger import Ledger
@@ -63,6 +63,23 @@ def test_ranking_settings_never_change(spec: SweepSpec, settings: list[str]) -> 
     key = settings[0].partition("=")[0]
     with pytest.raises(OriginChanged, match=rf"{key} is .* cannot become .*`sweep run FILE"):
         check_origin(BEFORE, BEFORE, spec, with_overrides(spec, settings), accepted=True)
+
+
+def test_other_number_of_workers_must_be_accepted(spec: SweepSpec) -> None:
+    two, three = (with_overrides(spec, [f"resources.workers={n}"]) for n in (2, 3))
+    for old, new in ((spec, two), (two, three), (two, spec)):
+        with pytest.raises(OriginChanged, match=r"up to rounding.*--accept-changes"):
+            check_origin(BEFORE, BEFORE, old, new, accepted=False)
+        check_origin(BEFORE, BEFORE, old, new, accepted=True)
+    spread = with_overrides(two, ["resources.placement=spread"])
+    check_origin(BEFORE, BEFORE, two, spread, accepted=False)
+
+
+def test_workers_are_a_tag_once_there_were_several(spec: SweepSpec) -> None:
+    two = with_overrides(spec, ["resources.workers=2"])
+    assert workers_tag([spec, spec]) == {}
+    assert workers_tag([spec, two]) == {"gradsweep.workers": "2"}
+    assert workers_tag([two, spec]) == {"gradsweep.workers": "1"}
 
 
 def test_equivalent_spelling_is_no_change(spec: SweepSpec) -> None:

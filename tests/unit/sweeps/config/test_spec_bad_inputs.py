@@ -106,6 +106,10 @@ CASES = [
         id="36 gpu by a word, no cpu",
     ),
     pytest.param(
+        HEAD + "resources: {workers: 0, placement: alone}\n",
+        id="no workers, placed by another word",
+    ),
+    pytest.param(
         "name: digits\ntask: digits\nmetric: val/loss\nmode: minimize\ntrials: 24\n",
         id="39 mode by another word",
     ),

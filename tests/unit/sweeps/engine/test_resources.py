@@ -34,8 +34,8 @@ def _machine(cpus: int = 8, gpus: int = 0, memory: int = 80, name: str = "node")
     return Machine(name, cpus, 64 * GIB, (Gpu("GPU", memory * GIB),) * gpus)
 
 
-def _ask(cpu: float = 1, gpu: float | str = "auto") -> ResourcesConfig:
-    return ResourcesConfig.model_validate({"cpu": cpu, "gpu": gpu})
+def _ask(cpu: float = 1, gpu: float | str = "auto", **more: object) -> ResourcesConfig:
+    return ResourcesConfig.model_validate({"cpu": cpu, "gpu": gpu, **more})
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,20 @@ def test_plans(
             "resources: 4 CPUs together with 1 GPU are more than any node has; a trial runs on "
             "one node, the largest is gpus (2 CPUs, 1 GPU); write cpu: 2 or less",
         ),
+        (
+            _ask(workers=3),
+            _machine(8, gpus=2),
+            "resources.workers: 3 workers of 1 CPU and 1 GPU each are more than node (8 CPUs, 2 "
+            "GPUs) can hold; a trial starts when all of its workers fit; write workers: 2 or "
+            "less, or ask for less with resources.cpu or resources.gpu",
+        ),
+        (
+            _ask(cpu=2, workers=4),
+            [_machine(3), _machine(5)],
+            "resources.workers: 4 workers of 2 CPUs each are more than the 2 nodes together can "
+            "hold; a trial starts when all of its workers fit; write workers: 3 or less, or ask "
+            "for less with resources.cpu or resources.gpu",
+        ),
     ],
 )
 def test_impossible_request(
@@ -105,6 +119,33 @@ def test_impossible_request(
     with pytest.raises(ResourceError) as caught:
         plan(ask, 24, None, machine)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("ask", "machine", "gpu", "concurrency"),
+    [
+        (_ask(workers=2), _machine(8), 0, 4),
+        (_ask(workers=3), _machine(8), 0, 2),  # two CPUs stay free: no half of a trial
+        (_ask(cpu=2, workers=2), [_machine(3), _machine(3), _machine(3)], 0, 1),
+        (_ask(workers=2), [_machine(1), _machine(1), _machine(2)], 0, 2),
+        (_ask(workers=2), _machine(8, gpus=4), 1, 2),  # auto: a whole GPU for each worker
+        (_ask(gpu=2, workers=2), _machine(8, gpus=4), 2, 1),
+        (_ask(gpu=0.5, workers=2), _machine(8, gpus=3), 0.5, 3),
+        (_ask(gpu=0, workers=2), _machine(8, gpus=4), 0, 4),
+    ],
+)
+def test_whole_groups_are_counted(
+    ask: ResourcesConfig, machine: Machine | list[Machine], gpu: float, concurrency: int
+) -> None:
+    made = plan(ask, 24, None, machine)
+    assert (made.gpu, made.concurrency, made.workers) == (gpu, concurrency, ask.workers)
+    assert made.trial_cpus == ask.cpu * ask.workers
+    assert made.trial_gpus == gpu * ask.workers
+
+
+def test_plan_says_the_workers() -> None:
+    made = plan(_ask(workers=2), 24, None, _machine(8, gpus=4))
+    assert made.describe() == "2 trials at a time, each with 2 workers of 1 CPU, 1 GPU"
 
 
 def test_equal_shares_never_exceed_a_gpu() -> None:

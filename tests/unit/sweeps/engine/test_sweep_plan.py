@@ -155,3 +155,21 @@ def test_wording_of_a_plan(case: str, request: pytest.FixtureRequest) -> None:
     compare_messages(request, [*lines, plan.in_one_line()])
     assert max(map(len, lines)) <= COLUMNS - 2
     assert len(plan.in_one_line()) <= COLUMNS - 2
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_ranks_divide_a_step_and_what_is_sharded(sharding: str) -> None:
+    more = "resources: {workers: 3, gpu: 0}\n" + SPACE
+    more += f"train: {{batch_size: 64, accumulation: 4, sharding: {sharding}}}\n"
+    plan = _plan(more, weight_bytes=3_000, optimizer_bytes=6_000)
+    assert plan.ranks is not None
+    assert plan.ranks.micro_batch_size == 6
+    # weights, gradients and two moments; whole ones also have the exchanged copy of the gradients
+    assert plan.ranks.rank_bytes == (12_000 / 3 if sharding == "fsdp" else 12_000 + 3_000)
+    assert "saves 7.8 KiB" in " ".join(plan.ranks.sentences()) or sharding == "none"
+    assert plan.as_dict()["ranks"]["rank_bytes"] == plan.ranks.rank_bytes
+
+
+def test_plan_of_one_process_has_no_ranks() -> None:
+    assert _plan().ranks is None
+    assert "ranks" not in dict(_plan().rows())

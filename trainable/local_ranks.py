@@ -1,0 +1,303 @@
+"""Start the ranks above 0 of a run as child processes of rank 0, on this machine and without Ray.
+
+    python -m trainable.local_ranks PARENT
+
+The child imports torch, says so, and reads one line: which function it calls as which rank. It
+answers with one line: what the function returned, or how it failed. Both lines are JSON. The
+kernel kills a child when its parent ends, and `close` kills it with its own child processes.
+What must not live here: what a rank does (`ranks_follow.py`), and how ranks talk to each other
+(`ranks.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from redaction.secrets import redact
+from trainable.config import TrialConfig
+from trainable.errors import RankFailed, RankLost, TrainingError
+from trainable.exception_text import reason_of, traceback_of
+from trainable.lazy_imports import load_training
+from trainable.parent_death import end_with_parent
+from trainable.task_import import prepare_process
+
+if TYPE_CHECKING:
+    from trainable.ranks import Ranks
+
+_STEP_SECONDS = 7 * 24 * 3600.0
+"""How long a rank waits for the others in a step: a user may debug one of them. The end of
+a process is noticed at once."""
+_GRACE_SECONDS = 1.0
+"""How long after its sockets the process of a lost rank may end."""
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended.
+
+    Attributes:
+        rank: Its number.
+        result: What its function returned; None if it failed.
+        reason: Why it failed, in one line; None if it did not.
+        kind: The kind of its failure; see `errors.py`. That of `RankLost` if its process ended.
+        traceback: The traceback of its failure, or the last lines that the process printed.
+    """
+
+    rank: int
+    result: Any = None
+    reason: str | None = None
+    kind: str = ""
+    traceback: str = ""
+
+    def error(self) -> TrainingError:
+        """Return its failure as an error of this process."""
+        kind = RankLost if self.kind == RankLost.kind else RankFailed
+        error = kind(f"rank {self.rank}: {self.reason}")
+        if self.traceback:
+            error.add_note(f"Rank {self.rank}:\n{self.traceback}")
+        return error
+
+
+@contextmanager
+def local_ranks(
+    config: TrialConfig,
+    directory: Path,
+    *,
+    searched: Collection[str] = (),
+    device: str | None = None,
+    threads: int | None = None,
+    accept_workers: bool = False,
+) -> Iterator[Ranks]:
+    """Start the further ranks of a run on this machine, and give the ranks to its first one.
+
+    All but `config` is as in `open_trainer`, which receives the ranks. The further ranks train
+    until the context ends. Of several GPUs each rank takes one, and starts again with the first
+    where there are fewer.
+
+    Raises:
+        RankLost: The process of a rank has ended.
+    """
+    from trainable.build import find_device
+    from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
+
+    if config.workers == 1:
+        yield ALONE
+        return
+    found = find_device(device)
+    environments = _environments(config.workers) if found.type == "cuda" else ()
+    with LocalRanks(config.workers, environments) as children, listen() as listening:
+        place = GroupPlace(*listening.getsockname()[:2], config.workers, timeout=_STEP_SECONDS)
+        children.begin(
+            "trainable.local_ranks:follow_in_child",
+            asdict(place),
+            config=config.model_dump(mode="json"),
+            directory=str(directory),
+            searched=list(searched),
+            device="cpu" if found.type == "cpu" else None,
+            threads=threads,
+            accept_workers=accept_workers,
+        )
+        try:
+            with RankGroup.join(place, 0, device=found, listening=listening) as ranks:
+                yield ranks
+        except RankLost as problem:
+            if (end := children.cause()) is None:
+                raise
+            raise end.error() from problem
+
+
+def follow_in_child(rank: int, place: dict[str, Any], config: Any, **options: Any) -> None:
+    """Train as a further rank: `ranks_follow.follow` with plain data."""
+    from trainable.ranks import GroupPlace
+    from trainable.ranks_follow import follow
+
+    options["directory"] = Path(options["directory"])
+    follow(TrialConfig.model_validate(config), place=GroupPlace(**place), rank=rank, **options)
+
+
+def _environments(size: int) -> list[dict[str, str]]:
+    """Return the variables that show each rank above 0 one GPU; rank 0 takes the first."""
+    import torch
+
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
+    return [{"CUDA_VISIBLE_DEVICES": names[rank % count]} for rank in range(1, size)]
+
+
+class LocalRanks:
+    """The child processes of a run's ranks above 0; as a context manager it ends them.
+
+    The children start immediately and import torch while the caller works. Each prints to
+    a temporary file; `end` shows its last lines if the process ended by itself.
+
+    Args:
+        size: How many ranks the run has, with rank 0, which is this process.
+        environments: Variables of the ranks 1, 2 and so on, beside those of this process.
+    """
+
+    def __init__(self, size: int, environments: Sequence[Mapping[str, str]] = ()) -> None:
+        self.size = size
+        variables = environments or [{}] * (size - 1)
+        self._children = [_Child(rank + 1, own) for rank, own in enumerate(variables)]
+
+    def begin(self, function: str, place: Mapping[str, Any], **arguments: Any) -> None:
+        """Have each rank call a function, once it has imported torch; return when all have.
+
+        Args:
+            function: `module:name`; it is called with `rank`, `place` and the arguments.
+            place: Where the ranks meet, as plain data.
+            arguments: Plain data.
+
+        Raises:
+            RankLost: A rank ended while it imported torch.
+        """
+        for child in self._children:
+            child.wait_until_ready()
+        for child in self._children:
+            child.send({"function": function, "place": place, "arguments": arguments})
+
+    def ends(self) -> list[RankEnd]:
+        """Wait until all ranks have ended, and return how."""
+        return [child.end() for child in self._children]
+
+    def cause(self) -> RankEnd | None:
+        """Return how the rank ended that the others lost: killed, or failed; None if unknown."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while True:
+            for child in self._children:
+                # one that only lost another rank says so, and is not the cause
+                if child.has_ended() and (end := child.end()).reason and not child.lost_another:
+                    return end
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Kill the ranks that still run, with their own child processes."""
+        for child in self._children:
+            child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Child:
+    """The process of one rank."""
+
+    def __init__(self, rank: int, environment: Mapping[str, str]) -> None:
+        self.rank = rank
+        self._output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        # no terminal for a debugger in this process; its group is its own, for `close`
+        variables = {**os.environ, "PYTHONBREAKPOINT": "0", **environment}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trainable.local_ranks", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,  # no pipe: nobody reads it while the rank trains
+            text=True,
+            env=variables,
+            process_group=0,
+        )
+        self._end: RankEnd | None = None
+        self._is_gone = False
+
+    def wait_until_ready(self) -> None:
+        if not self._read():
+            self._end = self._gone()
+            raise self._end.error()
+
+    def send(self, call: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone, and `end` says so
+            self._process.stdin.write(json.dumps({**call, "rank": self.rank}) + "\n")
+            self._process.stdin.flush()
+
+    def end(self) -> RankEnd:
+        if self._end is None:
+            answer = self._read()
+            self._end = RankEnd(self.rank, **json.loads(answer)) if answer else self._gone()
+        return self._end
+
+    def has_ended(self) -> bool:
+        return self._end is not None or self._process.poll() is not None
+
+    @property
+    def lost_another(self) -> bool:
+        """Whether it ended because it had lost another rank."""
+        return self._end is not None and self._end.kind == RankLost.kind and not self._is_gone
+
+    def close(self) -> None:
+        if self._output.closed:  # the group's id may belong to other processes by now
+            return
+        with self._output, self._process, contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def _gone(self) -> RankEnd:
+        self._is_gone = True
+        code = self._process.wait()
+        self._output.seek(0)
+        printed = self._output.read().strip().splitlines()[-_LAST_LINES:]
+        what = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return RankEnd(
+            self.rank,
+            reason=f"its process ended ({what})",
+            kind=RankLost.kind,
+            traceback=redact("\n".join(printed)),
+        )
+
+
+def _main() -> None:
+    end_with_parent()
+    if os.getppid() != int(sys.argv[1]):  # it ended before this line
+        sys.exit(128 + signal.SIGKILL)
+    # What the user's code prints must not mix with the answers.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.register_at_fork(after_in_child=answers.close)
+        os.dup2(2, 1)
+        load_training()  # before the group is made: its time-out does not cover an import
+        prepare_process()
+        _write(answers, {"ready": True})
+        if not (line := sys.stdin.readline()):  # rank 0 needs it no longer
+            return
+        call = json.loads(line)
+        try:
+            module, _, name = call["function"].partition(":")
+            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+            result = function(rank=call["rank"], place=call["place"], **call["arguments"])
+            _write(answers, {"result": result})
+        # a user's code may raise anything; rank 0 says what
+        except BaseException as error:
+            kind = error.kind if isinstance(error, TrainingError) else "error"
+            failure = {"reason": reason_of(error, kind), "traceback": traceback_of(error)}
+            _write(answers, {**failure, "kind": kind})
+
+
+def _write(answers: IO[str], answer: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _main()

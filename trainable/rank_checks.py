@@ -1,0 +1,136 @@
+"""Refuse a task that builds or reads other things on one rank than on another.
+
+Each rank takes its part of samples that all ranks have alike. A task that divides its data itself,
+by the environment or by torch.distributed, would train on a part of a part, and silently lose
+samples. What must not live here: how samples are divided (`rank_data.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from trainable.errors import ConfigError, TaskError
+from trainable.fingerprint import differences
+from trainable.ranks import Ranks, Scalar
+
+_SHOWN = 3
+_REMEDY = (
+    "each rank reads all samples, and Gradsweep gives it its part of each batch; let nothing in "
+    "the data depend on the rank or the process: no split_by_node, split_dataset_by_node or "
+    "DistributedSampler, no order of a set or a directory"
+)
+
+
+class FirstRank(Ranks):
+    """The first rank without the others, to check and time its part of a step in one process.
+
+    The others are taken to have the same values.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
+        """Return the sums if all ranks had these values."""
+        return [self.size * value for value in super().sum(values, error)]
+
+    def gather_plain(self, value: Any) -> list[Any]:
+        """Return the value of each rank."""
+        return [value] * self.size
+
+
+class Summarised(Protocol):
+    """A window with a summary of its items; None for all but the first one that is read."""
+
+    summary: Any
+
+
+Window = TypeVar("Window", bound=Summarised)
+
+
+def check_built_alike(summary: dict[str, Any] | None, ranks: Ranks) -> None:
+    """Refuse a task that builds another model or other data on one rank; every rank must call it.
+
+    Args:
+        summary: Of what this rank's task built; None where nothing is compared.
+        ranks: The ranks of the trial.
+
+    Raises:
+        ConfigError: The summaries differ.
+    """
+    first, *others = ranks.gather_plain(summary)
+    for rank, other in enumerate(others, 1):
+        if first and other and (found := differences(first, other)):
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise ConfigError(
+                f"rank {rank} builds something else than rank 0 ({', '.join(found[:_SHOWN])}"
+                f"{more}); {_REMEDY}",
+                key="task",
+            )
+
+
+def check_weights_alike(parameters: Sequence[Tensor], ranks: Ranks) -> None:
+    """Refuse weights that differ from rank to rank; every rank must call it.
+
+    Device synchronisation, with several ranks.
+
+    Raises:
+        TaskError: They differ.
+    """
+    if ranks.size == 1 or not parameters:
+        return
+    norms = [norm.double().item() for norm in torch._foreach_norm([*parameters])]
+    first, *others = ranks.gather_plain([repr(norm) for norm in norms])
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise TaskError(
+                f"the weights of rank {rank} differ from those of rank 0; each rank takes the "
+                "same step, and what else changes weights must do the same on each: let no hook "
+                "and no optimizer draw from the global random generators, or depend on the rank; "
+                "seed a generator of its own"
+            )
+
+
+def alike_on_ranks(windows: Iterator[Window], name: str, ranks: Ranks) -> Iterator[Window]:
+    """Yield the windows of a stream while every rank has one; every rank must iterate.
+
+    Args:
+        windows: The windows, as this rank reads them.
+        name: The stream, for the message.
+        ranks: The ranks of the trial.
+
+    Raises:
+        TaskError: The ranks read different first windows, or different numbers of windows.
+    """
+    if ranks.size == 1:
+        yield from windows
+        return
+    compared = False
+    while True:
+        window, error = None, None
+        try:
+            window = next(windows, None)
+        except Exception as problem:
+            error = problem
+        (count,) = ranks.sum([window is not None], error)
+        if 0 < count < ranks.size:
+            raise TaskError(
+                f"{name} ended on {ranks.size - int(count)} of {ranks.size} ranks before the "
+                f"others; {_REMEDY}"
+            )
+        if window is None:
+            return
+        if not compared:
+            _compare(ranks.gather_plain(window.summary), name)
+            compared = True
+        yield window
+
+
+def _compare(summaries: list[Any], name: str) -> None:
+    for rank, summary in enumerate(summaries):
+        if differences({name: summaries[0]}, {name: summary}):
+            raise TaskError(f"{name} gives other samples on rank {rank} than on rank 0; {_REMEDY}")

@@ -1,0 +1,60 @@
+"""Tell the other ranks of a trial why one of them failed: as plain data, without pickling.
+
+What must not live here: how it is sent (`ranks.py`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from trainable.errors import ConfigError, OutOfMemory, RankFailed, TrainingError
+from trainable.exception_text import place_of
+from trainable.memory import is_out_of_memory
+
+_LONGEST = 20_000
+"""Characters sent of a message, and of a traceback."""
+
+
+def as_note(error: BaseException, rank: int) -> dict[str, Any]:
+    """Return an error of a rank as plain data."""
+    kind = OutOfMemory.__name__ if is_out_of_memory(error) else type(error).__name__
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return {
+        "rank": rank,
+        "class": kind,
+        "known": isinstance(error, TrainingError) or kind == OutOfMemory.__name__,
+        "text": str(error)[:_LONGEST],
+        "traceback": "".join(lines)[-_LONGEST:],
+        "place": place_of(error),
+        "facts": {
+            name: value
+            for name, value in vars(error).items()
+            if isinstance(value, (int, float, str)) and not name.startswith("_")
+        },
+    }
+
+
+def as_error(note: dict[str, Any]) -> TrainingError:
+    """Return an error of the same kind as that of another rank.
+
+    An exception of the user's code becomes a `RankFailed`, whose kind is the same.
+    """
+    classes = {one.__name__: one for one in _below(TrainingError)}
+    known = note["known"] and note["class"] in classes
+    kind = classes[note["class"]] if known else RankFailed
+    text = note["text"] if known else f"{note['class']}: {note['text']}"
+    error = kind.__new__(kind)
+    message = f"rank {note['rank']}: {text}"
+    Exception.__init__(error, message)
+    for name, value in note["facts"].items():
+        setattr(error, name, value)
+    if isinstance(error, ConfigError):
+        error.message, error.key = message, note["facts"].get("key", "")
+    error.place = note["place"]
+    error.add_note(f"The traceback of rank {note['rank']}:\n{note['traceback']}")
+    return error
+
+
+def _below(kind: type[TrainingError]) -> list[type[TrainingError]]:
+    return [kind, *(one for direct in kind.__subclasses__() for one in _below(direct))]

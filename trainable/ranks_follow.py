@@ -1,0 +1,72 @@
+"""What each further rank of a trial does: it trains in lock-step with the first rank.
+
+What must not live here: how its process starts (`local_ranks.py`, `ray_ranks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from trainable.build import find_device, open_trainer
+from trainable.config import TrialConfig
+from trainable.logged import closed_on_error, run_log
+from trainable.ranks import GroupPlace, RankGroup
+from trainable.task import Task
+
+
+def follow(
+    config: TrialConfig,
+    directory: Path,
+    place: GroupPlace,
+    rank: int,
+    *,
+    searched: Collection[str] = (),
+    device: str | None = None,
+    threads: int | None = None,
+    memory_share: float = 1.0,
+    task: Task | None = None,
+    own_address: str | None = None,
+    accept_workers: bool = False,
+) -> None:
+    """Train as one of the further ranks of a trial, until the first rank ends the run.
+
+    Import the task before: the time-out of joining does not cover it.
+
+    Args:
+        config: The run, as the first rank has it.
+        directory: The run's directory on the first rank; nothing is read or written there.
+        place: Where the ranks meet.
+        rank: This rank's number, 1 or more.
+        searched: As in `open_trainer`.
+        device: As in `open_trainer`.
+        threads: As in `open_trainer`.
+        memory_share: As in `open_trainer`.
+        task: As in `open_trainer`.
+        own_address: The address of this rank's machine, if it is not that of the first rank.
+        accept_workers: As in `open_trainer`.
+
+    Raises:
+        RankLost: Another rank is gone.
+        TrainingError: The run failed, on this rank or another one.
+    """
+    target = find_device(device)
+    run_log(directory, writes=False)  # the task may log in its constructor
+    with (
+        closed_on_error(directory),
+        RankGroup.join(place, rank, device=target, own_address=own_address) as ranks,
+    ):
+        run = open_trainer(
+            config,
+            directory,
+            searched=searched,
+            device=device,
+            threads=threads,
+            memory_share=memory_share,
+            task=task,
+            ranks=ranks,
+            accept_workers=accept_workers,
+        )
+        with run:
+            for _ in run.events():
+                pass
