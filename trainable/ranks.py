@@ -27,10 +27,11 @@ from typing import Any, Self, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.gradient_sums import GradientSums, by_kind
+from trainable.group_sockets import GroupSockets
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
 
@@ -40,7 +41,7 @@ _WITHOUT_END = timedelta(days=365)
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
 """How torch words the errors of collective operations whose other ranks are gone."""
 _END = object()
-FAILED = "failed"
+_FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
 
@@ -227,11 +228,12 @@ class RankGroup(Ranks):
     ) -> None:
         self.rank, self.size, self.place = rank, place.size, place
         self.own_address = own_address or place.address
-        self.store = store
+        self._store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
         self._further: list[Any] = []
+        self._sockets = GroupSockets()
         self._leaves_on_failure = False
         self._step_timeout = timedelta(seconds=place.timeout)
         self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
@@ -277,7 +279,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with interface(own_address or place.address), _own_excepthook():
+            with _interface(own_address or place.address), _own_excepthook():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -309,10 +311,9 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
-            if self._leaves_on_failure:
-                self._leave(problem)
-                raise
             error, present = problem, [False] * len(parameters)
+        if error is not None and self._leaves_on_failure:
+            raise self._left(error)
         gradients.send_rest()
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
@@ -336,9 +337,8 @@ class RankGroup(Ranks):
         batch = next(batches, _END)
         while batch is not _END:
             following = next(batches, _END)
-            early = (
-                self._sends_early and not self._leaves_on_failure
-            )  # it has operations in between
+            # Not in a sharded model, whose own operations come in between.
+            early = self._sends_early and not self._leaves_on_failure
             if following is _END and self._gradients is not None and early:
                 self._gradients.send_early()
             yield batch
@@ -376,8 +376,7 @@ class RankGroup(Ranks):
             raise  # there is no group any more
         except Exception as error:
             if self._leaves_on_failure:
-                self._leave(error)
-                raise
+                raise self._left(error) from None
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
@@ -440,7 +439,8 @@ class RankGroup(Ranks):
         """Return the same ranks in a second group, for another thread of each."""
         other = copy.copy(self)
         other._timeout = _WITHOUT_END
-        other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
+        with self._sockets.collected():
+            other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
         self._further.append(other._group)
         return other
 
@@ -450,7 +450,8 @@ class RankGroup(Ranks):
 
     def group_of_model(self) -> dist.ProcessGroup:
         """Return a group for the collective operations inside a sharded model."""
-        group: Any = dist.new_group(timeout=self._timeout)
+        with self._sockets.collected():
+            group: Any = dist.new_group(timeout=self._timeout)
         self._further.append(group)
         return cast("dist.ProcessGroup", group)
 
@@ -495,10 +496,51 @@ class RankGroup(Ranks):
         self._set_timeout(self._step_timeout)
         return True
 
-    def use_group(self, group: Any) -> None:
-        """Talk over this group, which only this rank has opened, and end torch's default group."""
+    # For a loop of the user's, which has a group of its own (`loop_group.py`)
+
+    @property
+    def interface(self) -> str | None:
+        """The network interface by which the other ranks reach this one."""
+        return _interface_of(self.own_address)
+
+    def leave_default_group(self) -> None:
+        """End torch's default group, and talk over another one from now on: on the CPU.
+
+        Raises:
+            RankLost: Another rank is gone.
+        """
+        try:
+            with _interface(self.own_address):
+                store = PrefixStore("loop", self._store)
+                limit = timedelta(seconds=self.place.join_timeout)
+                group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
+        except RuntimeError as problem:
+            raise RankLost(
+                f"rank {self.rank} of {self.size} could not reach the others ({problem}); the "
+                "trial is retried"
+            ) from problem
+        self._pending.clear()
         dist.destroy_process_group()
         self._group, self._direct = group, False
+
+    def count_failure(self) -> int:
+        """Count a failure of the trial's ranks; return how many there are, 0 if unknown."""
+        try:
+            return int(self._store.add(f"{_FAILED}/number", 1))
+        except RuntimeError:  # the first rank, which keeps the store, has ended
+            return 0
+
+    def tell_failure(self, error: Exception) -> None:
+        """Tell the other ranks why this one fails, unless one has failed before."""
+        with contextlib.suppress(RuntimeError):  # the first rank may have ended
+            self._store.compare_set(_FAILED, "", json.dumps(as_note(error, self.rank)))
+
+    def failure(self, seconds: float) -> TrainingError | None:
+        """Return why another rank has failed; wait for it so long."""
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([_FAILED], timedelta(seconds=seconds))
+        note = self._note_of_failure()
+        return None if note is None else as_error(note)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
@@ -510,12 +552,12 @@ class RankGroup(Ranks):
         if self._gradients is not None:
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
-            with contextlib.suppress(RuntimeError):  # the first rank may have ended
-                self.store.compare_set(FAILED, "", json.dumps(as_note(error, self.rank)))
+            self.tell_failure(error)
         if dist.group.WORLD is group:
             for one in (*self._further, group):
                 with contextlib.suppress(RuntimeError):
                     one.abort()
+            self._sockets.shut_down()
             dist.destroy_process_group()
 
     def _set_timeout(self, timeout: timedelta) -> None:
@@ -650,24 +692,18 @@ class RankGroup(Ranks):
             "from its newest checkpoint"
         )
 
-    def _leave(self, problem: Exception) -> None:
-        """Leave the group after an error inside a sharded model; raise its cause if there is one.
-
-        Raises:
-            RankLost: Another rank has left in the middle of an operation.
-            TrainingError: Another rank has failed.
-        """
+    def _left(self, problem: Exception) -> Exception:
+        """Leave the group after an error inside a sharded model, and return its cause."""
         is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
         cause = self._cause_of(str(problem)) if is_of_group else problem
         self.close(cause)
-        if cause is not problem:
-            raise cause from problem.with_traceback(None)  # its frames hold the operation
+        return cause
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
-            if not self.store.check([FAILED]):
+            if not self._store.check([_FAILED]):
                 return None
-            note: dict[str, Any] = json.loads(self.store.get(FAILED))
+            note: dict[str, Any] = json.loads(self._store.get(_FAILED))
         except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
             return None
         return note if note["rank"] != self.rank else None
@@ -722,9 +758,9 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interface(address: str) -> Iterator[None]:
+def _interface(address: str) -> Iterator[None]:
     """Have gloo use the network interface with an address; it would take that of the host name."""
-    name = interface_of(address)
+    name = _interface_of(address)
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -737,8 +773,7 @@ def interface(address: str) -> Iterator[None]:
             os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def interface_of(address: str) -> str | None:
-    """Return the name of the network interface with an address; None if none has it."""
+def _interface_of(address: str) -> str | None:
     if address.startswith("127."):
         return "lo"
     import psutil
