@@ -32,7 +32,7 @@ from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.rank_checks import check_built_alike
-from trainable.rank_data import share_of
+from trainable.rank_data import check_dealt, share_of
 from trainable.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, RankGroup, Ranks
 from trainable.report_plan import ReportPlan
@@ -69,7 +69,7 @@ def open_trainer(
     should_stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = ALONE,
     accept_workers: bool = False,
-) -> Trainer | CustomLoop | CustomLoopRank:
+) -> Trainer | CustomLoop:
     """Build a run; resume it when its directory has a valid checkpoint.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
@@ -115,7 +115,8 @@ def open_trainer(
     if function is not None:
         check_loop(config)
         if not ranks.is_first:
-            return CustomLoopRank(
+            # has what is used of it: events(), close() and what each run has
+            return CustomLoopRank(  # type: ignore[return-value]
                 function,
                 config,
                 directory,
@@ -350,7 +351,10 @@ def build_parts(
     train_source, val_source = _open_sources(
         task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
     )
-    check_passes(train, train_source.plan, ranks.size)
+    size = max(config.workers, ranks.size)  # a check of a sweep builds in one process
+    if isinstance(train_source.plan, StreamPlan) and train_source.plan.batched:
+        check_dealt(size, train.accumulation)
+    check_passes(train, train_source.plan, size)
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
