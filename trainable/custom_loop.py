@@ -530,7 +530,8 @@ def open_context(
         accept_workers: Resume from a checkpoint of another number of ranks.
 
     Raises:
-        CheckpointError: The checkpoint is not one of a custom loop, or of other ranks.
+        CheckpointError: The checkpoint is not one of a custom loop.
+        ConfigError: It is of another number of ranks.
     """
     saved = ranks.broadcast(saved)
     if saved is not None and (
