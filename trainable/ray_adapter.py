@@ -24,7 +24,7 @@ from typing import Any, Literal
 from trainable import heartbeat
 from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
-from trainable.errors import OutOfMemory, StorageError
+from trainable.errors import OutOfMemory, RankLost, StorageError
 from trainable.lazy_imports import load_training, without_collection
 from trainable.memory import finer_accumulation, release_memory
 from trainable.process_state import ProcessState
@@ -38,6 +38,8 @@ with without_collection():
     from ray import tune
     from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
+    from trainable.ray_ranks import OtherRanks, RankOrder, RankProcess
+
 OBJECTIVE = "objective"
 """The result key of the value of the trial's first metric, whatever that metric is called."""
 OBJECTIVES = "objectives"
@@ -46,6 +48,8 @@ OBJECTIVES = "objectives"
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
+_RANK_SECONDS = 1800.0
+"""How long a rank waits for the others in a step, unless the configuration says otherwise."""
 
 
 class TuneTrial(tune.Trainable):
@@ -66,7 +70,15 @@ class TuneTrial(tune.Trainable):
     - `report_buffer_seconds`: how long reports are collected before Tune receives them; 0 where a
       stopping rule decides after each one.
     - `heartbeat`: the file to which the run's progress is written.
+    - `rank_timeout`: for how many seconds a rank waits for the others in a step.
+
+    A trial of several ranks has one bundle of resources for each. This process is the first rank.
     """
+
+    rank_process: type[RankProcess] = RankProcess
+    """The class of the actors that train the other ranks."""
+    _others: OtherRanks | None = None
+    """The processes of the other ranks, which are kept for the next trial."""
 
     _torch_state: Any = None
     """Torch's global state before this process' first trial; None before torch is loaded."""
@@ -98,11 +110,14 @@ class TuneTrial(tune.Trainable):
         self._events: Iterator[Any] = iter(())
         self._checkpoint: Any = None
         self._failure: dict[str, Any] | None = None
+        self._ranks: Any = None
+        self._lost: RankLost | None = None
         self._drain, self._stop = config["drain"], config["stop"]
         self._address: str | None = config.get("checkpoints")
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._pause_at_epoch: int | None = config.get("pause_at_epoch")
         self._searched = tuple(config.get("params", ()))
+        self._rank_timeout: float = config.get("rank_timeout", _RANK_SECONDS)
         self._report_buffer_seconds: float = config.get("report_buffer_seconds", 0.0)
         self._batch_was_split = False
         self._set_aside: list[str] = []
@@ -147,6 +162,11 @@ class TuneTrial(tune.Trainable):
         while self._is_out_of_memory() and self._split_batch():
             *more, report = self._next_reports(deadline)
             earlier += more
+        if self._lost is not None:  # Tune starts the trial again, as if this process were lost
+            if self._others is not None:
+                self._others.close()
+            self._close_run()
+            raise self._lost
         result = self._result(report)
         if earlier:
             result["earlier"] = [self._report_dict(one) for one in earlier]
@@ -244,7 +264,7 @@ class TuneTrial(tune.Trainable):
         self._log.close()
 
     def _close_run(self) -> None:
-        """Shut loaders down, wait for pending writes, release memory."""
+        """Shut loaders down, wait for pending writes and the other ranks, release memory."""
         if self._torch_state is not None:  # else torch was never loaded
             from trainable.logged import close_run
 
@@ -259,6 +279,7 @@ class TuneTrial(tune.Trainable):
                     traceback.print_exc()
                 finally:
                     self._trainer, self._events = None, iter(())
+        self._leave_ranks()
         self._leftovers += self._process.end_children()  # they may hold GPU memory
         if self._failure is not None:
             release_memory()
@@ -276,6 +297,7 @@ class TuneTrial(tune.Trainable):
                 "joins later; mount them there, or remove the node, then resume"
             ) from problem
         run_log(self._directory)  # before the task is built: it may log in its constructor
+        self._ranks = self._join_ranks()
         self._trainer = open_trainer(
             self._config,
             self._directory,
@@ -285,12 +307,40 @@ class TuneTrial(tune.Trainable):
             memory_share=self._gpu_share(),
             until=self._pause_at_epoch,
             should_stop=self._is_stop_requested,
+            ranks=self._ranks,
+            accept_workers=True,  # the driver has checked that it may
         )
         self._resolved = self._trainer.resolved
         self._set_aside += self._trainer.store.set_aside
         for sentence in self._trainer.store.set_aside:
             print(sentence)
         self._events = self._trainer.events()
+
+    def _join_ranks(self) -> Any:
+        """Return the ranks of the trial, after the others have begun to open the run."""
+        from trainable.ranks import Ranks
+
+        if self._config.workers == 1:
+            return Ranks()
+        order = RankOrder(
+            config=self._config.model_dump(mode="json"),
+            directory=self._directory,
+            searched=self._searched,
+            threads=self._threads,
+            memory_share=self._gpu_share(),
+            timeout=self._rank_timeout,
+        )
+        self._others = self._others or OtherRanks(self.rank_process)
+        return self._others.join(order, self.trial_resources.bundles)
+
+    def _leave_ranks(self, error: BaseException | None = None) -> None:
+        """Leave the other ranks, which end the run, too."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.close(error)
+        if self._others is not None:
+            for what in self._others.leave():
+                print(f"a process is replaced; the trial has changed it: {what}", file=self._log)
 
     def _is_stop_requested(self) -> bool:
         # Called after every step: the two checks take 1.4 µs, less than one call of pathlib.
@@ -337,6 +387,7 @@ class TuneTrial(tune.Trainable):
         with self._reporting_failures(), self._logged():
             self._trainer.close()
             self._trainer, self._events = None, iter(())
+            self._leave_ranks()
             release_memory()
             self._open()
             add_earlier(self._directory, self._trainer.resumed_at, before)
@@ -347,19 +398,29 @@ class TuneTrial(tune.Trainable):
         return True
 
     def _gpu_share(self) -> float:
-        """Return the trial's share of its GPU; 1 where it has a whole GPU, or none."""
+        """Return this rank's share of its GPU; 1 where it has a whole GPU, or none."""
         resources = self.trial_resources
-        share = resources.required_resources.get("GPU", 0.0) if resources is not None else 0.0
+        share = resources.bundles[0].get("GPU", 0.0) if resources is not None else 0.0
         return share if 0 < share < 1 else 1.0
 
     @contextlib.contextmanager
     def _reporting_failures(self) -> Iterator[None]:
         try:
             yield
+        except RankLost as error:
+            cause = self._others.cause(error) if self._others is not None else error
+            if isinstance(cause, RankLost):
+                self._lost = cause
+                print(cause, file=self._log, flush=True)
+            else:
+                self._failure = cause
+                print(cause["traceback"], file=self._log, flush=True)
         # Whatever the user's code raises ends this trial, and its next result reports it. That
         # includes SystemExit and KeyboardInterrupt: user code must not end the worker process.
         except BaseException as error:
             self._failure = failure_of(error)
+            if self._ranks is not None:  # the others learn why
+                self._ranks.close(error)
             print(self._failure["traceback"], file=self._log, flush=True)
 
     @contextlib.contextmanager

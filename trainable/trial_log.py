@@ -19,6 +19,8 @@ from trainable.storage.regular_files import UNLIMITED, open_regular
 
 TRIAL_LOG = "trial.log"
 """The file in a trial's directory with the trial's output."""
+RANK_LOGS = "trial.rank*.log"
+"""The files with the output of the trial's further ranks, as a pattern."""
 MOST_LOG_BYTES = 10 << 20
 _HEAD, _TAIL = 2 << 20, 4 << 20
 _PIECE = 1 << 20
@@ -28,6 +30,11 @@ LONGEST_LINE = 2 << 20
 """The most characters of an incomplete line that are kept in memory."""
 _KEPT_BACK = 8 << 10
 """Characters at the end of a longer line that are not written yet: a secret may begin there."""
+
+
+def rank_log(rank: int) -> str:
+    """Return the name of the file with the output of a further rank of a trial."""
+    return RANK_LOGS.replace("*", str(rank))
 
 
 class TrialLog(io.TextIOWrapper):

@@ -248,6 +248,7 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         "step",
         "attempts",
         "accumulation",
+        "workers",
         "finishes",
         "reason",
         "mlflow_run_id",

@@ -11,6 +11,11 @@ from typing import Literal, NamedTuple
 
 from trainable.config import TrialConfig
 
+_AUTOMATIC_RANK_SECONDS = 1800.0
+"""As long as gloo waits by default: a rank may save while the others wait."""
+_YEAR_SECONDS = 365 * 24 * 3600.0
+_OF_STEP_TIMEOUT = 0.9
+
 
 class TrialSeed(NamedTuple):
     """What the seed of a trial is derived from, besides the seed of the sweep.
@@ -33,6 +38,18 @@ def num_threads(cpu: float) -> int:
         cpu: `resources.cpu` of the spec.
     """
     return max(1, int(cpu))
+
+
+def rank_timeout(step_timeout: float | Literal["off"] | None) -> float:
+    """Return for how many seconds a rank of a trial waits for the others in a step.
+
+    Args:
+        step_timeout: `failures.step_timeout` of the spec. A rank that does not come in that time
+            is known as lost before the driver ends the whole trial as hanging.
+    """
+    if step_timeout is None:
+        return _AUTOMATIC_RANK_SECONDS
+    return _YEAR_SECONDS if step_timeout == "off" else _OF_STEP_TIMEOUT * step_timeout
 
 
 def with_accumulation(config: TrialConfig, stored: int | None) -> TrialConfig:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sweeps.engine.rank_process import SweepRank
 from tracking.trial_redirect import redirect
 from trainable.metrics_file import ARTIFACTS
 from trainable.ray_adapter import TuneTrial
@@ -16,6 +17,8 @@ from trainable.ray_adapter import TuneTrial
 
 class SweepTrial(TuneTrial):
     """A trial whose calls of `mlflow.log_metric` and the like log into the trial's own run."""
+
+    rank_process = SweepRank
 
     def setup(self, config: dict[str, Any]) -> None:
         """Redirect MLflow's fluent API, then set up as `TuneTrial` does."""

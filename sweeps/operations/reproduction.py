@@ -43,9 +43,9 @@ from trainable.rules import BUILT
 from trainable.storage.local import LocalFiles
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import TESTED
-from trainable.trial_log import TRIAL_LOG
+from trainable.trial_log import RANK_LOGS, TRIAL_LOG
 
-_NOT_COPIED = shutil.ignore_patterns(TRIAL_LOG, TESTED, "checkpoints", "figures", ".*")
+_NOT_COPIED = shutil.ignore_patterns(TRIAL_LOG, RANK_LOGS, TESTED, "checkpoints", "figures", ".*")
 FIRST, LATEST, BEST = "first", "latest", "best"
 
 

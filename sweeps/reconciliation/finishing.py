@@ -11,6 +11,7 @@ directory. What must not live here: training, and what such a trial means for th
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shutil
 import tempfile
@@ -29,7 +30,7 @@ from trainable.config import TrialConfig
 from trainable.storage.durable import make_directory, sync_directory, sync_file
 from trainable.storage.locate import files_of
 from trainable.tested import TESTED
-from trainable.trial_log import TRIAL_LOG
+from trainable.trial_log import RANK_LOGS, TRIAL_LOG
 from trainable.warm_start import copy_generations
 
 _NOT_COPIED = {TRIAL_CONFIG, TRIAL_LOG, TESTED, "checkpoints", "figures", "inherited"}
@@ -155,6 +156,7 @@ def _left_out(trial: Path, directory: str, names: list[str]) -> set[str]:
     Everything else is copied, because a custom loop may keep files of its own there.
     """
     found = {name for name in names if not _is_plain(Path(directory, name))}
+    found |= set(fnmatch.filter(names, RANK_LOGS))
     return found | _NOT_COPIED if Path(directory) == trial else found
 
 

@@ -416,6 +416,7 @@ class SweepStatus:
             "reports": self.ledger.reports_of(number),
             "lineage": [mutation._asdict() for mutation in record.lineage],
             "accumulation": record.accumulation,
+            "workers": self.spec.resources.workers if self.spec.resources.workers > 1 else None,
             "cpu_seconds": record.cpu_seconds,
             "gpu_seconds": record.gpu_seconds,
             "failed_attempts": [one._asdict() for one in record.failed_attempts],

@@ -14,13 +14,15 @@ from pathlib import Path
 from redaction.escapes import visible
 from sweeps.results.sweep_status import SweepStatus
 from trainable.storage.regular_files import LARGEST_TEXT, open_regular
-from trainable.trial_log import TRIAL_LOG
+from trainable.trial_log import RANK_LOGS, TRIAL_LOG
 
 _POLL_SECONDS = 0.5
 
 
 def trial_output(view: SweepStatus, number: int, *, follow: bool) -> Iterator[str]:
     """Yield what a trial printed: prints, warnings, and how its process ended.
+
+    The output of its further ranks follows that of its first.
 
     Args:
         view: The sweep.
@@ -36,7 +38,18 @@ def trial_output(view: SweepStatus, number: int, *, follow: bool) -> Iterator[st
         now = SweepStatus(view.paths)
         return now.state == "running" and not now.record(number).finished
 
-    return _texts(view.paths.trial(number) / TRIAL_LOG, lambda: follow and is_open())
+    directory = view.paths.trial(number)
+    return _of_ranks(directory, _texts(directory / TRIAL_LOG, lambda: follow and is_open()))
+
+
+def _of_ranks(directory: Path, first: Iterator[str]) -> Iterator[str]:
+    """Yield the output of the first rank, then that of each further one below its number."""
+    yield from first
+    logs = {int(path.name.split(".")[1][4:]): path for path in directory.glob(RANK_LOGS)}
+    for rank, path in sorted(logs.items()):
+        if path.stat().st_size:
+            yield f"[rank {rank}]\n"
+            yield from _texts(path, lambda: False)
 
 
 def _texts(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ray.tune.search import Searcher
 from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SweepSpec
-from sweeps.config.trial_run import with_accumulation
+from sweeps.config.trial_run import rank_timeout, with_accumulation
 from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted, replay
@@ -155,6 +155,7 @@ class LedgerSearcher(Searcher):
                 "heartbeat": str(self._paths.heartbeat(trial.number)),
                 "halve_batch": self._spec.failures.out_of_memory == "halve_batch",
                 "threads": self._threads,
+                "rank_timeout": rank_timeout(self._spec.failures.step_timeout),
                 "report_buffer_seconds": 0.0
                 if self._spec.early_stopping.rule.decides_per_report
                 else _REPORT_BUFFER_SECONDS,

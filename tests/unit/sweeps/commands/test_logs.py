@@ -104,3 +104,10 @@ def test_follow_of_a_sweep_that_no_driver_runs_ends(sweep: MadeSweep) -> None:
     sweep.paths.trial(number).mkdir(parents=True)
     _log(sweep, number).write_text("one\n")
     assert _logs(sweep, str(number), "-f").stdout == "one\n"
+
+
+def test_output_of_further_ranks_follows_that_of_the_first(sweep: MadeSweep) -> None:
+    _log(sweep).write_text("first\n")
+    for rank, text in ((10, "tenth\n"), (2, "second\n"), (3, "")):
+        (sweep.paths.trial(0) / f"trial.rank{rank}.log").write_text(text)
+    assert _logs(sweep, "0").stdout == "first\n[rank 2]\nsecond\n[rank 10]\ntenth\n"
