@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from trainable.errors import RankLost, TaskError
 from trainable.rank_errors import as_error, as_note

@@ -1,0 +1,218 @@
+"""Runs of several ranks for the tests: the further ranks are child processes that import this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainable.build import open_trainer
+from trainable.config import TrialConfig
+from trainable.errors import TrainingError
+from trainable.local_ranks import LocalRanks
+from trainable.loop import Trainer
+from trainable.metrics_file import Row, read_rows
+from trainable.ranks import GroupPlace, RankGroup, listen
+from trainable.ranks_follow import follow
+from trainable.task import Batch, Data, Task
+
+TIMEOUT = 60.0
+
+
+class Odd(Task):
+    """Float64; tied, unused and rarely used parameters; targets of which some are ignored.
+
+    Args:
+        samples: With 37 of them and a batch of 12, the last window has one sample.
+        dropout: Of the hidden layer.
+        batch_norm: Whether the model has BatchNorm, and so buffers.
+        fails: Which rank raises which error in which call of `loss`: `1 oom 5`.
+    """
+
+    def __init__(
+        self, samples: int = 37, dropout: float = 0.0, batch_norm: bool = False, fails: str = ""
+    ) -> None:
+        self.samples, self.dropout, self.batch_norm = samples, dropout, batch_norm
+        self.fails = fails.split()
+        self.calls = 0
+
+    def build_model(self) -> nn.Module:
+        return _Net(self.dropout, self.batch_norm).double()
+
+    def build_data(self) -> Data:
+        generator = torch.Generator().manual_seed(3)
+        inputs = torch.randn(self.samples, 5, generator=generator).double()
+        targets = torch.randint(3, (self.samples,), generator=generator)
+        targets[::4] = -100
+        return Data(train=(inputs, targets), val=(inputs[:13], targets[:13]))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        self.calls += 1
+        if self.fails and [str(rank_of_process), str(self.calls)] == self.fails[::2]:
+            raise _ERRORS[self.fails[1]]
+        inputs, targets = batch
+        logits = model(inputs)
+        counted = targets >= 0
+        loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+        return loss, counted.sum()
+
+
+_ERRORS = {
+    "oom": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB"),
+    "value": ValueError("bad sample 17"),
+}
+rank_of_process = 0
+"""The rank of this process, for tasks that fail on one rank."""
+
+
+class _Net(nn.Module):
+    def __init__(self, dropout: float, batch_norm: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.norm: nn.Module = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
+        self.drop = nn.Dropout(dropout)
+        self.last = nn.Linear(5, 3)
+        self.unused = nn.Parameter(torch.ones(4))
+        self.rare = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.drop(torch.tanh(self.norm(self.first(inputs))))
+        out: Tensor = self.last(F.linear(hidden, self.first.weight.t()))  # tied
+        rare = inputs[:, 0] > 1.5
+        return out + rare.to(out)[:, None] * self.rare if bool(rare.any()) else out
+
+
+def config(workers: int = 1, task: Mapping[str, Any] | None = None, **train: Any) -> TrialConfig:
+    """Return a run of 13 epochs with four windows each: 52 steps."""
+    options = dict(train)
+    return TrialConfig.model_validate(
+        {
+            "task": {"name": "tests.rank_training:Odd", **(task or {})},
+            "metric": "val/loss",
+            "mode": "min",
+            "budget": {"epochs": options.pop("epochs", 13)},
+            "checkpoint": {"every": options.pop("every", "5 steps"), "keep": 2},
+            "patience": options.pop("patience", None),
+            "seed": 5,
+            "workers": workers,
+            "train": {
+                "batch_size": 12,
+                "accumulation": 2,
+                "optimizer": {"name": "adamw", "lr": 0.05},
+                **options,
+            },
+        }
+    )
+
+
+def train_as_rank(rank: int, place: Any, runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Follow one run after the other; return how each ended."""
+    global rank_of_process
+    rank_of_process = rank
+    torch.set_num_threads(1)
+    ends = []
+    for run in runs:
+        if rank >= run["place"]["size"]:
+            ends.append("")
+            continue
+        try:
+            follow(
+                TrialConfig.model_validate(run["config"]),
+                Path(run["directory"]),
+                GroupPlace(**run["place"]),
+                rank,
+                device="cpu",
+                accept_workers=run["accept_workers"],
+            )
+            ends.append("")
+        except TrainingError as error:
+            ends.append(f"{error.kind}: {error}")
+        except Exception as error:
+            ends.append(f"{type(error).__name__}: {error}")
+    return ends
+
+
+class Groups:
+    """The first rank of several runs; the others are child processes that outlive each run.
+
+    Args:
+        runs: A configuration and a directory for each run.
+    """
+
+    def __init__(self, children: LocalRanks, runs: Sequence[tuple[TrialConfig, Path]]) -> None:
+        self._children = children
+        self._runs = list(runs)
+        self._sockets = [listen() for _ in runs]
+        self._places = [
+            GroupPlace(*socket.getsockname(), config.workers, timeout=TIMEOUT)
+            for socket, (config, _) in zip(self._sockets, runs, strict=True)
+        ]
+
+    def begin(self, *, accept_workers: Sequence[int] = ()) -> None:
+        """Let the children follow all runs, one after the other."""
+        self._accepted = set(accept_workers)
+        self._children.begin(
+            "tests.rank_training:train_as_rank",
+            {},
+            runs=[
+                {
+                    "config": config.model_dump(mode="json"),
+                    "directory": str(directory),
+                    "place": asdict(place),
+                    "accept_workers": number in self._accepted,
+                }
+                for number, ((config, directory), place) in enumerate(
+                    zip(self._runs, self._places, strict=True)
+                )
+            ],
+        )
+
+    @contextmanager
+    def first(self, number: int, **options: Any) -> Iterator[Trainer]:
+        """Open the trainer of the first rank of a run."""
+        config, directory = self._runs[number]
+        ranks = RankGroup.join(self._places[number], 0, listening=self._sockets[number])
+        with ranks:
+            opened = open_trainer(
+                config,
+                directory,
+                device="cpu",
+                ranks=ranks,
+                accept_workers=number in self._accepted,
+                **options,
+            )
+            assert isinstance(opened, Trainer)
+            with opened:
+                yield opened
+
+
+def to_end(trainer: Trainer) -> None:
+    """Train a run to its end."""
+    for _ in trainer.events():
+        pass
+
+
+def parameters(trainer: Trainer) -> list[Tensor]:
+    """Return copies of the parameters."""
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+def curve(directory: Path) -> list[Row]:
+    """Return the rows of a run without what a clock measures."""
+    return [
+        row._replace(
+            timestamp_ms=0,
+            metrics={k: v for k, v in row.metrics.items() if not _measured(k)},
+        )
+        for row in read_rows(directory)
+    ]
+
+
+def _measured(name: str) -> bool:
+    return name == "train/samples_per_second" or name.startswith("memory/")
