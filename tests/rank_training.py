@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,7 +34,7 @@ class Odd(Task):
         samples: With 37 of them and a batch of 12, the last window has one sample.
         dropout: Of the hidden layer.
         batch_norm: Whether the model has BatchNorm, and so buffers.
-        fails: Which rank raises which error in which call of `loss`: `1 oom 5`.
+        fails: Which rank fails how, in which call of `loss` or step: `1 oom 5`.
     """
 
     def __init__(
@@ -54,13 +56,24 @@ class Odd(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
         self.calls += 1
-        if self.fails and [str(rank_of_process), str(self.calls)] == self.fails[::2]:
-            raise _ERRORS[self.fails[1]]
+        failure = self._failure(self.calls)
+        if failure in _ERRORS:
+            raise _ERRORS[failure]
+        if failure == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         inputs, targets = batch
         logits = model(inputs)
         counted = targets >= 0
         loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
-        return loss, counted.sum()
+        return loss * (torch.nan if failure == "nan" else 1.0), counted.sum()
+
+    def on_step_end(self, step: int) -> None:
+        if self._failure(step) == "hook":
+            raise ValueError("bad hook")
+
+    def _failure(self, number: int) -> str:
+        here = self.fails and [str(rank_of_process), str(number)] == self.fails[::2]
+        return self.fails[1] if here else ""
 
 
 _ERRORS = {
@@ -113,6 +126,7 @@ def config(workers: int = 1, task: Mapping[str, Any] | None = None, **train: Any
 
 def train_as_rank(rank: int, place: Any, runs: Sequence[dict[str, Any]]) -> list[str]:
     """Follow one run after the other; return how each ended."""
+    del place  # each run has its own
     global rank_of_process
     rank_of_process = rank
     torch.set_num_threads(1)

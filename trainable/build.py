@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average, AveragingPlan, averaging_plan
+from trainable.batch_norm import batch_norm_cautions, check_passes, synchronize_batch_norm
 from trainable.built import Summary, check_built, summarise
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
@@ -196,6 +198,12 @@ def start_together(step: Step, seed: int) -> None:
     ranks, model = step.ranks, step.model
     if ranks.size == 1:
         return
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise TaskError(
+            f"the model has parameters without a shape, of lazy modules, and {ranks.size} ranks "
+            "must start with the same weights; give each module its sizes in build_model(), or "
+            "train on one rank"
+        )
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     inside = {id(parameter) for parameter in model.parameters()}
     ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
@@ -310,11 +318,13 @@ def build_parts(
         if compared
         else None
     )
+    synchronize_batch_norm(built, train, device=device, size=ranks.size)
     model = prepare_model(built.to(device), train)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
         task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
     )
+    check_passes(train, train_source.plan, ranks.size)
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
@@ -496,19 +506,7 @@ def _cautions(model: nn.Module, data: Data, trial: TrialConfig) -> Iterator[str]
             "end: if it has no end, the first evaluation never ends; write budget: {val_batches: "
             "50}, or let the stream tell its length by __len__()"
         )
-    batch_norms = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
-    if batch_norms and config.accumulation > 1:
-        yield (
-            f"accumulation is {config.accumulation} and the model has BatchNorm "
-            f"({batch_norms[0]}), which normalizes over micro-batches of "
-            f"{config.micro_batch_size} samples, not over the batch of {config.batch_size}: the "
-            "result differs from that of the whole batch; use GroupNorm or LayerNorm, or "
-            "accumulation 1"
-        )
+    yield from batch_norm_cautions(model, trial)
 
 
 def _in_evaluation_mode(model: nn.Module) -> str | None:

@@ -8,6 +8,7 @@ anything about sweeps, or an import of torch (the command line validates specs w
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -393,6 +394,9 @@ class TrainConfig(Section):
     """Lay out images as (N, H, W, C) in memory; convolutions on GPUs are often faster with it."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, more time."""
+    sync_batch_norm: bool = Field(default=False, exclude_if=operator.not_)
+    """BatchNorm normalizes over the micro-batch of all ranks (`resources.workers`) instead of each
+    rank's part of it. Needs GPUs, and steps in which all ranks have equal parts."""
 
     @model_validator(mode="after")
     def _micro_batches_are_whole(self) -> TrainConfig:

@@ -47,6 +47,7 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep, fetch_values
 from trainable.precision import Precision, device_name
+from trainable.rank_checks import check_weights_alike
 from trainable.rank_values import evaluate, means_of_ranks
 from trainable.ranks import Ranks
 from trainable.report_plan import ReportPlan
@@ -194,6 +195,7 @@ class Trainer(BaseRun):
                         return
                     ended = self._train_one()
                 found = self._metrics_since_report()
+                check_weights_alike(self._step.parameters, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
                 self._last_metrics, found = self._ranks.agree([self._last_metrics, found])
                 value = self._value_of_metric(found)

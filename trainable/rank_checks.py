@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.ranks import Ranks, Scalar
@@ -67,6 +70,28 @@ def check_built_alike(summary: dict[str, Any] | None, ranks: Ranks) -> None:
                 f"rank {rank} builds something else than rank 0 ({', '.join(found[:_SHOWN])}"
                 f"{more}); {_REMEDY}",
                 key="task",
+            )
+
+
+def check_weights_alike(parameters: Sequence[Tensor], ranks: Ranks) -> None:
+    """Refuse weights that differ from rank to rank; every rank must call it.
+
+    Device synchronisation, with several ranks.
+
+    Raises:
+        TaskError: They differ.
+    """
+    if ranks.size == 1:
+        return
+    norms = [norm.double().item() for norm in torch._foreach_norm([*parameters])]
+    first, *others = ranks.gather_plain([repr(norm) for norm in norms])
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise TaskError(
+                f"the weights of rank {rank} differ from those of rank 0; each rank takes the "
+                "same step, and what else changes weights must do the same on each: let no hook "
+                "and no optimizer draw from the global random generators, or depend on the rank; "
+                "seed a generator of its own"
             )
 
 

@@ -109,5 +109,7 @@ def _sums_of_ranks(
         own = [float(value) for value in sums]  # device synchronisation
     has_accuracy = float(isinstance(sums.counted, Tensor))
     loss, weight, correct, counted, predicted = ranks.sum([*own, has_accuracy])
-    there = torch.tensor(counted, dtype=torch.float64) if predicted else counted
-    return EvaluationSums(loss, weight, correct, there)
+    if not predicted:
+        return EvaluationSums(loss, weight)
+    # whole numbers, which one process divides as such
+    return EvaluationSums(loss, weight, torch.tensor(int(correct)), torch.tensor(int(counted)))

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -231,7 +232,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with _interface(own_address or place.address):
+            with _interface(own_address or place.address), _own_excepthook():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -600,6 +601,16 @@ def _have_own_devices(store: Store, rank: int, size: int, device: torch.device) 
     store.set(f"device/{rank}", name)
     names = [store.get(f"device/{other}").decode() for other in range(size)]
     return len(set(names)) == size
+
+
+@contextlib.contextmanager
+def _own_excepthook() -> Iterator[None]:
+    """Keep this process' hook for uncaught exceptions: torch puts `[rank0]` before each line."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
 
 
 @contextlib.contextmanager

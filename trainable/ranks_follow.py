@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainable.build import find_device, open_trainer
 from trainable.config import TrialConfig
+from trainable.logged import closed_on_error, run_log
 from trainable.ranks import GroupPlace, RankGroup
 from trainable.task import Task
 
@@ -50,7 +51,11 @@ def follow(
         TrainingError: The run failed, on this rank or another one.
     """
     target = find_device(device)
-    with RankGroup.join(place, rank, device=target, own_address=own_address) as ranks:
+    run_log(directory, writes=False)  # the task may log in its constructor
+    with (
+        closed_on_error(directory),
+        RankGroup.join(place, rank, device=target, own_address=own_address) as ranks,
+    ):
         run = open_trainer(
             config,
             directory,

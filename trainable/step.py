@@ -133,15 +133,16 @@ class Step:
         loss: Scalar = 0.0
         weight: Scalar = 0.0
         passes = 0
-        for batch in window:
-            with self.precision.autocast():
-                part, share = self.task.loss(self.model, batch)
-            if part.requires_grad:
-                self._backward(part)
-                passes += 1
-            elif share:  # device synchronisation, where a constant loss has its weight on a device
-                raise TaskError(_NO_GRADIENT)
-            loss, weight = loss + self._read(part), weight + self._read(share)
+        with translate_torch_errors(self.device):  # each rank raises the same
+            for batch in window:
+                with self.precision.autocast():
+                    part, share = self.task.loss(self.model, batch)
+                if part.requires_grad:
+                    self._backward(part)
+                    passes += 1
+                elif share:  # device synchronisation, if a constant loss has its weight on one
+                    raise TaskError(_NO_GRADIENT)
+                loss, weight = loss + self._read(part), weight + self._read(share)
         return loss, weight, passes
 
     def _backward(self, loss: Tensor) -> None:

@@ -21,7 +21,8 @@ from trainable.storage.local import LocalFiles
 
 _DIRECTORY = "inherited"
 _POSITION = "position"
-_NOT_INHERITED = ("progress", "random", _POSITION)
+_RANKS, _SUMS, _RANDOM = "ranks", "sums", "random"
+_NOT_INHERITED = ("progress", _RANDOM, _POSITION, _RANKS)
 """The entries of a state that a run keeps from its own state."""
 _BEST = ("best", "since_best")
 """The counters that it keeps of its own even if it has lost later checkpoints."""
@@ -126,7 +127,23 @@ def with_inheritance(
     progress = latest["progress"] | own_best
     learned = {key: value for key, value in state.items() if key not in _NOT_INHERITED}
     place = {key: latest[key] for key in (_POSITION,) if key in latest}  # where the counters are
-    return {**own, **learned, **place, "progress": progress}
+    ranks = _merged_ranks(own.get(_RANKS, []), state.get(_RANKS, []), latest.get(_RANKS, []))
+    return {**own, **learned, **place, **ranks, "progress": progress}
+
+
+def _merged_ranks(
+    own: list[dict[str, Any]], learned: list[dict[str, Any]], latest: list[dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Merge what differs on the further ranks, as the rest of the state is merged."""
+    if not own or not len(own) == len(learned) == len(latest):
+        return {_RANKS: own} if own else {}
+    counted = (_POSITION, _SUMS)
+    return {
+        _RANKS: [
+            {**other, _RANDOM: mine[_RANDOM], **{key: now[key] for key in counted if key in now}}
+            for mine, other, now in zip(own, learned, latest, strict=True)
+        ]
+    }
 
 
 def _position(state: dict[str, Any] | None) -> tuple[int, int]:

@@ -1,0 +1,222 @@
+"""Runs of several ranks: equal to one process, exact when resumed, failing together."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.rank_training import Groups, config, curve, parameters, to_end
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.config import TrialConfig
+from trainable.errors import (
+    ConfigError,
+    NonFiniteLoss,
+    OutOfMemory,
+    RankFailed,
+    RankLost,
+    TrainingCaution,
+    TrainingError,
+)
+from trainable.local_ranks import LocalRanks
+from trainable.loop import Trainer
+from trainable.metrics_file import Row
+
+pytestmark = pytest.mark.integration
+
+CUT = 13
+"""In the fourth epoch of eight, and after a saved step."""
+# dropout draws on each rank; buffers, an average and random numbers must be restored
+DRAWING = {"dropout": 0.3, "batch_norm": True, "samples": 43}
+DRAWN: dict[str, Any] = {
+    "epochs": 8,
+    "accumulation": 1,
+    "ema": {"decay": 0.9},
+    "clip": {"max_norm": 0.5, "value": 0.1},
+    "every": "4 steps",
+}
+
+
+class Trained(NamedTuple):
+    """What a run left."""
+
+    weights: list[Tensor]
+    rows: list[Row]
+    state: dict[str, Any]
+
+
+class Ends(NamedTuple):
+    """All runs, by name; how they failed on the first rank, and how each ended on the others."""
+
+    runs: dict[str, Trained]
+    errors: dict[str, TrainingError]
+    others: dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
+    """Train all runs with one group of processes."""
+    root = tmp_path_factory.mktemp("ranks")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    runs: dict[str, tuple[TrialConfig, str]] = {
+        "two": (config(2), "two"),
+        "three": (config(3), "three"),
+        "whole": (config(3, DRAWING, **DRAWN), "whole"),
+        "cut": (config(3, DRAWING, **DRAWN), "cut"),
+        "resumed": (config(3, DRAWING, **DRAWN), "cut"),
+        "copied": (config(3, DRAWING, **DRAWN), "copy"),
+        "raising": (config(3, {"fails": "1 value 9"}), "raising"),
+        "oom": (config(3, {"fails": "2 oom 5"}), "oom"),
+        "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
+        "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
+        "begun": (config(3), "begun"),
+        "refused": (config(2), "begun"),
+        "fewer": (config(2), "begun"),
+        "killed": (config(3, {"fails": "1 kill 5"}), "killed"),
+    }
+    done = Ends({}, {}, {})
+    try:
+        with LocalRanks(3) as children, warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingCaution)  # BatchNorm
+            groups = Groups(children, [(made, root / where) for made, where in runs.values()])
+            groups.begin(accept_workers=[list(runs).index("fewer")])
+            for number, (name, (_, where)) in enumerate(runs.items()):
+                _train(groups, number, name, root / where, done)
+                if name == "cut":
+                    shutil.copytree(root / "cut", root / "copy")
+            ended = children.ends()
+        for number, name in enumerate(runs):
+            done.others[name] = [end.result[number] for end in ended if end.result]
+        _train_alone(root / "one", done)
+        yield done
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode("default")
+
+
+def _train(groups: Groups, number: int, name: str, directory: Path, done: Ends) -> None:
+    stop_at = CUT if name in ("cut", "begun") else 10**6
+    opened: list[Trainer] = []
+    try:
+        with groups.first(number, should_stop=lambda: opened[-1].position >= stop_at) as trainer:
+            opened.append(trainer)
+            to_end(trainer)
+            done.runs[name] = _trained(trainer, directory)
+    except TrainingError as error:
+        done.errors[name] = error
+
+
+def _train_alone(directory: Path, done: Ends) -> None:
+    with open_trainer(config(), directory, device="cpu") as trainer:
+        assert isinstance(trainer, Trainer)
+        to_end(trainer)
+        done.runs["one"] = _trained(trainer, directory)
+
+
+def _trained(trainer: Trainer, directory: Path) -> Trained:
+    trainer.store.wait()
+    store = CheckpointStore(directory)
+    newest = store.newest()
+    assert newest is not None
+    return Trained(parameters(trainer), curve(directory), store.load(newest))
+
+
+@pytest.mark.parametrize("name", ["two", "three"])
+def test_ranks_train_as_one_process_does(ends: Ends, name: str) -> None:
+    one, several = ends.runs["one"], ends.runs[name]
+    for mine, other in zip(several.weights, one.weights, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    assert len(several.rows) == len(one.rows) == 52
+    for mine, other in zip(several.rows, one.rows, strict=True):
+        assert mine.metrics == pytest.approx(other.metrics, rel=0, abs=1e-12)
+
+
+def test_a_resumed_run_of_three_ranks_is_exact(ends: Ends) -> None:
+    whole = ends.runs["whole"]
+    assert ends.runs["cut"].rows == whole.rows[:CUT]
+    for name in ("resumed", "copied"):
+        again = ends.runs[name]
+        assert again.rows == whole.rows
+        assert _differing(again.state, whole.state) == []
+
+
+def test_each_rank_draws_and_saves_its_own_numbers(ends: Ends) -> None:
+    state = ends.runs["whole"].state
+    generators = [state["random"]["torch"], *(one["random"]["torch"] for one in state["ranks"])]
+    assert len({tuple(one.tolist()) for one in generators}) == 3
+
+
+def test_one_process_saves_nothing_of_ranks(ends: Ends) -> None:
+    assert "ranks" not in ends.runs["one"].state
+
+
+def test_an_exception_of_one_rank_fails_all(ends: Ends) -> None:
+    error = ends.errors["raising"]
+    assert isinstance(error, RankFailed)
+    assert "rank 1" in str(error)
+    assert "bad sample 17" in str(error)
+    assert "in loss" in error.__notes__[0]
+    assert ends.others["raising"] == [f"error: {error}"]
+
+
+def test_one_rank_out_of_memory_stops_all_alike(ends: Ends) -> None:
+    error = ends.errors["oom"]
+    assert isinstance(error, OutOfMemory)
+    assert "rank 2" in str(error)
+    assert all(end.startswith("oom") for end in ends.others["oom"])
+
+
+def test_a_hook_that_fails_on_one_rank_fails_all(ends: Ends) -> None:
+    error = ends.errors["hook"]
+    assert isinstance(error, RankFailed)
+    assert "rank 2" in str(error)
+    assert "bad hook" in str(error)
+
+
+def test_a_loss_that_is_nan_on_one_rank_stops_all(ends: Ends) -> None:
+    error = ends.errors["nan"]
+    assert isinstance(error, NonFiniteLoss)
+    assert error.step == 3
+    assert ends.others["nan"] == [f"non_finite: {error}"]
+
+
+def test_a_killed_rank_is_lost_to_the_others(ends: Ends) -> None:
+    assert isinstance(ends.errors["killed"], RankLost)
+    (second,) = ends.others["killed"]
+    assert second.startswith("rank_lost")
+
+
+def test_another_number_of_ranks_must_be_accepted(ends: Ends) -> None:
+    error = ends.errors["refused"]
+    assert isinstance(error, ConfigError)
+    assert error.key == "resources.workers"
+    for mine, other in zip(ends.runs["fewer"].weights, ends.runs["one"].weights, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    assert len(ends.runs["fewer"].rows) == 52
+
+
+def _differing(one: Any, other: Any, path: str = "") -> list[str]:
+    """Return the entries in which two states differ, but for what a clock measures."""
+    if isinstance(one, Tensor):
+        return [] if torch.equal(one, other) else [path]
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        return [
+            entry
+            for key in one
+            if key not in ("train/samples_per_second", "memory/process_mb")
+            for entry in _differing(one[key], other[key], f"{path}.{key}")
+        ]
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        pairs = enumerate(zip(one, other, strict=True))
+        return [entry for i, (a, b) in pairs for entry in _differing(a, b, f"{path}.{i}")]
+    return [] if one == other or one != one else [path]
