@@ -48,7 +48,8 @@ class GroupPlace:
         port: Its port.
         size: The number of ranks.
         timeout: Seconds for which a rank waits for the others in a step.
-        join_timeout: Seconds for which a rank waits until all have joined.
+        join_timeout: Seconds for which a rank waits until all have joined, and have opened the run
+            and begun its first report.
     """
 
     address: str
@@ -186,12 +187,12 @@ class RankGroup(Ranks):
 
     def __init__(self, place: GroupPlace, rank: int, store: Store, *, direct: bool) -> None:
         self.rank, self.size = rank, place.size
-        self._timeout = timedelta(seconds=place.timeout)
         self._store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
-        self._group.set_timeout(self._timeout)
+        self._step_timeout = timedelta(seconds=place.timeout)
+        self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
         self._flat: _FlatGradients | None = None
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
@@ -383,6 +384,7 @@ class RankGroup(Ranks):
             if self.is_first:
                 raise
             return False
+        self._set_timeout(self._step_timeout)
         return True
 
     def close(self, error: BaseException | None = None) -> None:
@@ -397,6 +399,10 @@ class RankGroup(Ranks):
             with contextlib.suppress(RuntimeError):
                 group.abort()
             dist.destroy_process_group()
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._group.set_timeout(timeout)
 
     # The collective operations
 

@@ -408,6 +408,7 @@ class TuneTrial(tune.Trainable):
         try:
             yield
         except RankLost as error:
+            heartbeat.beat("step")  # the driver must not end this process meanwhile
             cause = self._others.cause(error) if self._others is not None else error
             if isinstance(cause, RankLost):
                 self._lost = cause

@@ -37,8 +37,10 @@ from trainable.trial_log import TrialLog, rank_log
 
 _LEAVE_SECONDS = 5.0
 """How long the other ranks may take to end a run once the first has left it."""
-_CAUSE_SECONDS = 3.0
+_CAUSE_SECONDS = 2.0
 """How long after the loss of a rank its process may be found dead, or its error arrive."""
+_OPENING_SECONDS = 600.0
+"""How long a rank waits for the others to open the run, as the driver does."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -187,7 +189,9 @@ class OtherRanks:
         from trainable.ranks import GroupPlace, RankGroup, listen
 
         listening = listen(address)
-        place = GroupPlace(address, listening.getsockname()[1], size, order.timeout)
+        place = GroupPlace(
+            address, listening.getsockname()[1], size, order.timeout, _OPENING_SECONDS
+        )
         self._runs = {
             rank: self._actors[rank].train.remote(
                 order, place, rank, _LOOPBACK if is_local else nodes[rank][1]

@@ -1,0 +1,87 @@
+"""A sweep whose trials have two ranks: loss, stop and failure of the second, and its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.commandline import CommandLine
+
+SPEC = """
+name: ranks
+task: {{name: "ranks_task:Ranked", directory: {directory}, what: nothing}}
+metric: val/loss
+mode: min
+trials: 4
+budget: {{epochs: 3}}
+space: {{task.what: {{choice: [nothing, killed, raises, stopped]}}}}
+search: {{sampler: grid}}
+train: {{batch_size: 8}}
+resources: {{cpu: 1, gpu: 0, workers: 2}}
+failures: {{step_timeout: 5s}}
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(module_cli: CommandLine) -> CommandLine:
+    directory = module_cli.directory / "processes"
+    directory.mkdir()
+    shutil.copy(Path(__file__).with_name("ranks_task.py"), module_cli.directory)
+    module_cli.write("s.yaml", SPEC.format(directory=directory))
+    module_cli.ok("run", "s.yaml")
+    return module_cli
+
+
+def _processes(cli: CommandLine, what: str, rank: int) -> list[int]:
+    found = (cli.directory / "processes").glob(f"{what}-{rank}-*")
+    return [int(path.name.rpartition("-")[2]) for path in found]
+
+
+def _trial(cli: CommandLine, what: str) -> dict:
+    return next(one for one in cli.json("trials", "ranks") if one["params"]["task.what"] == what)
+
+
+@pytest.mark.parametrize("what", ["killed", "stopped"])
+def test_lost_rank_is_retried(swept: CommandLine, what: str) -> None:
+    one = _trial(swept, what)
+    assert (one["state"], one["attempts"]) == ("complete", 2)
+    assert one["epoch"] == 3
+
+
+def test_failed_rank_is_the_failure_of_the_trial(swept: CommandLine) -> None:
+    one = _trial(swept, "raises")
+    assert (one["state"], one["attempts"]) == ("failed", 1)
+    assert "rank 1" in one["reason"]
+    assert "ZeroDivisionError: as the test asks for" in one["reason"]
+    details = swept.json("show", "ranks", str(one["number"]))
+    assert "ranks_task.py" in details["traceback"]
+
+
+def test_ranks_end_with_the_sweep(swept: CommandLine) -> None:
+    left = [
+        int(path.name.rpartition("-")[2]) for path in (swept.directory / "processes").glob("*-*-*")
+    ]
+    assert left
+    assert not [pid for pid in left if psutil.pid_exists(pid)]
+    assert os.getpid() not in left
+
+
+def test_ranks_stay_for_the_next_trial(swept: CommandLine) -> None:
+    (first,) = _processes(swept, "nothing", 1)
+    assert first in _processes(swept, "killed", 1)
+
+
+def test_each_rank_has_its_own_output(swept: CommandLine) -> None:
+    number = _trial(swept, "nothing")["number"]
+    text = swept.ok("logs", "ranks", str(number))
+    assert text.index("rank 0 builds") < text.index("[rank 1]") < text.index("rank 1 builds")
+
+
+def test_devices_of_all_ranks_are_counted(swept: CommandLine) -> None:
+    one = swept.json("show", "ranks", "0")
+    assert one["workers"] == 2
+    assert one["cpu_seconds"] == pytest.approx(2 * one["seconds"])
