@@ -194,6 +194,7 @@ class RankGroup(Ranks):
         self._step_timeout = timedelta(seconds=place.timeout)
         self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
         self._flat: _FlatGradients | None = None
+        self._is_summed = False
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
     @classmethod
@@ -267,18 +268,19 @@ class RankGroup(Ranks):
             error, present = problem, [False] * len(parameters)
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
-        total, *sums = self._sum_flagged([passes, *values, *present], error)
+        total, *sums = self._sum_with_gradients([passes, *values, *present], error)
         self._add_present(parameters, [count > 0 for count in sums[2:]])
         if device is None or not stays:
             return sums[0], sums[1], int(total)
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
-        self._all_reduce(on_device)
+        self._all_reduce([on_device])
         wide = torch.promote_types(parameters[0].dtype, torch.float32)
         return on_device[0].to(wide), on_device[1].to(wide), int(total)
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks; None where no rank has one."""
         counts = self.sum([_has_gradient(parameter) for parameter in parameters])
+        self._is_summed = False
         self._add_present(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
@@ -318,7 +320,7 @@ class RankGroup(Ranks):
         sizes = self._lengths(len(own))
         content = torch.zeros((self.size, max(sizes)), dtype=torch.uint8)
         content[self.rank, : len(own)] = own
-        self._all_reduce(content)
+        self._all_reduce([content])
         return [
             json.loads(part[:size].numpy().tobytes())
             for part, size in zip(content, sizes, strict=True)
@@ -413,7 +415,22 @@ class RankGroup(Ranks):
         timeout: timedelta | None = None,
     ) -> list[float]:
         numbers = torch.tensor([float(error is not None), *values], dtype=torch.float64)
-        self._all_reduce(numbers, timeout)
+        self._all_reduce([numbers], timeout)
+        failed, *sums = numbers.tolist()
+        if failed:
+            self._raise_failure(error)
+        return sums
+
+    def _sum_with_gradients(
+        self, values: Sequence[float], error: BaseException | None
+    ) -> list[float]:
+        """Do the same, and meanwhile sum the gradients of the parameters of the step before.
+
+        They are the same parameters on every rank, and nearly always those of this step.
+        """
+        numbers = torch.tensor([float(error is not None), *values], dtype=torch.float64)
+        self._all_reduce([numbers, *(self._flat.fill() if self._flat is not None else ())])
+        self._is_summed = True
         failed, *sums = numbers.tolist()
         if failed:
             self._raise_failure(error)
@@ -436,15 +453,17 @@ class RankGroup(Ranks):
     def _add_present(self, parameters: Sequence[Tensor], present: Sequence[bool]) -> None:
         chosen = [p for p, some in zip(parameters, present, strict=True) if some]
         if self._flat is None or not self._flat.fits(chosen):
-            self._flat = _FlatGradients(chosen)
-        for flat in self._flat.fill():
-            self._all_reduce(flat)
+            self._flat, self._is_summed = _FlatGradients(chosen), False
+        if not self._is_summed:
+            self._all_reduce(self._flat.fill())
         self._flat.give_back()
 
-    def _all_reduce(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
+    def _all_reduce(self, tensors: Sequence[Tensor], timeout: timedelta | None = None) -> None:
+        """Sum tensors, all at once: a wait for the other ranks costs more than a small tensor."""
         options = self._options("AllreduceOptions", timeout)
-        with self._on_host(tensor) as sent:
-            self._run(lambda: self._group.allreduce([sent], options))
+        with contextlib.ExitStack() as stack:
+            sent = [stack.enter_context(self._on_host(tensor)) for tensor in tensors]
+            self._run(*(partial(self._group.allreduce, [tensor], options) for tensor in sent))
 
     def _broadcast(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         options = self._options("BroadcastOptions", timeout)
@@ -480,8 +499,8 @@ class RankGroup(Ranks):
         options.timeout = timeout or self._timeout
         return options
 
-    def _run(self, start: Callable[[], Any]) -> None:
-        """Run a collective operation.
+    def _run(self, *starts: Callable[[], Any]) -> None:
+        """Run collective operations, all at once.
 
         Raises:
             RankLost: Another rank has left without a word, or did not come in time.
@@ -490,7 +509,8 @@ class RankGroup(Ranks):
         if self._group is None:
             raise RankLost(f"rank {self.rank} has left the group of its trial")
         try:
-            start().wait()
+            for work in [start() for start in starts]:
+                work.wait()
         except RuntimeError as problem:
             note = self._note_of_failure()
             if note is not None:

@@ -60,6 +60,7 @@ def main(name: str, batches: str) -> None:
             schedule.step()
         if rank == 0:
             print(time.perf_counter() - started, flush=True)
+    dist.barrier()  # else a rank may leave while the other one still answers
     dist.destroy_process_group()
 
 
