@@ -27,7 +27,7 @@ from tests.chaos.sandbox import MICRO_BATCHES, RANKED, Driver
 from tests.time_limits import scaled
 
 _GONE_SECONDS = 10.0
-_STEP_SECONDS = 6.0
+_STEP_SECONDS = 8
 _ON_FIRST_ALONE = RANKED.replace(":Ranked", ":Probe")
 """The task has an `evaluate()` of its own: the first rank evaluates, and the others wait."""
 
@@ -125,9 +125,7 @@ def test_row_41_first_rank_killed(sandbox: Sandbox, references: References) -> N
 @pytest.mark.fault(42, "SIGSTOP of a rank for longer than failures.step_timeout allows")
 def test_row_42_rank_stopped(sandbox: Sandbox, references: References) -> None:
     reference = references.of(RANKED)
-    sandbox.cli.write(
-        "chaos.yaml", f"{RANKED}failures: {{step_timeout: {scaled(_STEP_SECONDS):.0f}s}}\n"
-    )
+    sandbox.cli.write("chaos.yaml", f"{RANKED}failures: {{step_timeout: {_STEP_SECONDS}s}}\n")
     place = sandbox.probe.hold("forward.1", 7)
     driver = sandbox.run()
     stopped = driver.until_held(place)
@@ -169,11 +167,10 @@ def test_row_43_node_of_a_rank_lost(sandbox: Sandbox, references: References) ->
 def test_row_45_slow_import(sandbox: Sandbox, references: References) -> None:
     """It costs no retry; and 10 s after the sweep nothing of its ranks is left."""
     reference = references.of(RANKED)
-    seconds = scaled(_STEP_SECONDS)
     task = sandbox.directory / "probe_task.py"
     source = task.read_text(encoding="utf-8")
-    task.write_text(f"{source}\n\ntime.sleep({1.5 * seconds:.0f})\n", encoding="utf-8")
-    sandbox.cli.write("chaos.yaml", f"{RANKED}failures: {{step_timeout: {seconds:.0f}s}}\n")
+    task.write_text(f"{source}\n\ntime.sleep({1.5 * _STEP_SECONDS:.0f})\n", encoding="utf-8")
+    sandbox.cli.write("chaos.yaml", f"{RANKED}failures: {{step_timeout: {_STEP_SECONDS}s}}\n")
     ended = sandbox.run().wait()
     assert_no_residue(sandbox, seconds=_GONE_SECONDS)
     found = assert_all(sandbox, reference, ended)
