@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from trainable import gradient_sums
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
@@ -25,6 +27,8 @@ from trainable.ranks_follow import follow
 from trainable.task import Batch, Data, Task
 
 TIMEOUT = 60.0
+gradient_sums.BUCKET_BYTES = 60
+"""So that the small models below have several buckets."""
 
 
 class Odd(Task):
@@ -34,18 +38,25 @@ class Odd(Task):
         samples: With 37 of them and a batch of 12, the last window has one sample.
         dropout: Of the hidden layer.
         batch_norm: Whether the model has BatchNorm, and so buffers.
+        checkpoints: Whether a layer runs a backward pass of its own within that of the step.
         fails: Which rank fails how, in which call of `loss` or step: `1 oom 5`.
     """
 
     def __init__(
-        self, samples: int = 37, dropout: float = 0.0, batch_norm: bool = False, fails: str = ""
+        self,
+        samples: int = 37,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        checkpoints: bool = False,
+        fails: str = "",
     ) -> None:
         self.samples, self.dropout, self.batch_norm = samples, dropout, batch_norm
+        self.checkpoints = checkpoints
         self.fails = fails.split()
         self.calls = 0
 
     def build_model(self) -> nn.Module:
-        return _Net(self.dropout, self.batch_norm).double()
+        return _Net(self.dropout, self.batch_norm, self.checkpoints).double()
 
     def build_data(self) -> Data:
         generator = torch.Generator().manual_seed(3)
@@ -85,8 +96,9 @@ rank_of_process = 0
 
 
 class _Net(nn.Module):
-    def __init__(self, dropout: float, batch_norm: bool) -> None:
+    def __init__(self, dropout: float, batch_norm: bool, checkpoints: bool) -> None:
         super().__init__()
+        self.checkpoints = checkpoints
         self.first = nn.Linear(5, 8)
         self.norm: nn.Module = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
         self.drop = nn.Dropout(dropout)
@@ -95,7 +107,10 @@ class _Net(nn.Module):
         self.rare = nn.Parameter(torch.ones(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.drop(torch.tanh(self.norm(self.first(inputs))))
+        first = self.first(inputs)
+        if self.checkpoints:
+            first = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=True)
+        hidden = self.drop(torch.tanh(self.norm(first)))
         out: Tensor = self.last(F.linear(hidden, self.first.weight.t()))  # tied
         rare = inputs[:, 0] > 1.5
         return out + rare.to(out)[:, None] * self.rare if bool(rare.any()) else out

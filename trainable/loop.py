@@ -371,13 +371,14 @@ class Trainer(BaseRun):
         number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
         self._ranks.sync_buffers(self._step.model)
+        in_step = self._ranks.in_step
         with task_code():
             if self._device_time is None:
-                outcome = self._step(window, number)
+                outcome = self._step(in_step(window), number)
             else:
                 window = list(window)  # fetched first: loading does not count as device time
                 with self._device_time.measure():
-                    outcome = self._step(window, number)
+                    outcome = self._step(in_step(window), number)
         heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1

@@ -28,12 +28,14 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store, TCPStore
 
 from trainable.errors import RankLost, TaskError
+from trainable.gradient_sums import GradientSums, by_kind
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
 
 Scalar = float | Tensor
 
 _WITHOUT_END = timedelta(days=365)
+_END = object()
 _FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
@@ -91,6 +93,10 @@ class Ranks:
         """
         del parameters, device
         return compute()
+
+    def in_step(self, window: Iterable[Any]) -> Iterable[Any]:
+        """Return the micro-batches of a window, for `compute` of `exchange`."""
+        return window
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks; None where no rank has one."""
@@ -193,8 +199,8 @@ class RankGroup(Ranks):
         self._group = group
         self._step_timeout = timedelta(seconds=place.timeout)
         self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
-        self._flat: _FlatGradients | None = None
-        self._is_summed = False
+        self._gradients: GradientSums | None = None
+        self._sends_early = False
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
     @classmethod
@@ -261,27 +267,46 @@ class RankGroup(Ranks):
         loss: Scalar = 0.0
         weight: Scalar = 0.0
         passes = 0
+        gradients = self._gradients_of(parameters)
         try:
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
             error, present = problem, [False] * len(parameters)
+        gradients.send_rest()
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
-        total, *sums = self._sum_with_gradients([passes, *values, *present], error)
-        self._add_present(parameters, [count > 0 for count in sums[2:]])
+        sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
+        gradients.wait()
+        if sums[1]:
+            gradients.send_again()
+            gradients.wait()
+        gradients.give_back(parameters, [count > 0 for count in sums[4:]])
         if device is None or not stays:
-            return sums[0], sums[1], int(total)
+            return sums[2], sums[3], int(sums[0])
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
-        self._all_reduce([on_device])
+        self._all_reduce(on_device)
         wide = torch.promote_types(parameters[0].dtype, torch.float32)
-        return on_device[0].to(wide), on_device[1].to(wide), int(total)
+        return on_device[0].to(wide), on_device[1].to(wide), int(sums[0])
+
+    def in_step(self, window: Iterable[Any]) -> Iterator[Any]:
+        """Yield the micro-batches of a window; send the gradients of the last as they are made."""
+        batches = iter(window)
+        batch = next(batches, _END)
+        while batch is not _END:
+            following = next(batches, _END)
+            if following is _END and self._gradients is not None and self._sends_early:
+                self._gradients.send_early()
+            yield batch
+            batch = following
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over the ranks; None where no rank has one."""
+        gradients = self._gradients_of(parameters)
         counts = self.sum([_has_gradient(parameter) for parameter in parameters])
-        self._is_summed = False
-        self._add_present(parameters, [count > 0 for count in counts])
+        gradients.send_rest()
+        gradients.wait()
+        gradients.give_back(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
         """Return the sums over the ranks, in float64; raise if a rank has an error."""
@@ -320,7 +345,7 @@ class RankGroup(Ranks):
         sizes = self._lengths(len(own))
         content = torch.zeros((self.size, max(sizes)), dtype=torch.uint8)
         content[self.rank, : len(own)] = own
-        self._all_reduce([content])
+        self._all_reduce(content)
         return [
             json.loads(part[:size].numpy().tobytes())
             for part, size in zip(content, sizes, strict=True)
@@ -351,9 +376,9 @@ class RankGroup(Ranks):
     @torch.no_grad()
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values into tensors that each rank has in the same order."""
-        for same in _by_kind(list(tensors)):
+        for same in by_kind(list(tensors)):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
-            self._broadcast(flat)
+            self._broadcast(flat.view(torch.uint8))  # the bits, of whatever type
             if not self.is_first:
                 parts = torch.split(flat, [tensor.numel() for tensor in same])
                 for tensor, part in zip(same, parts, strict=True):
@@ -391,9 +416,12 @@ class RankGroup(Ranks):
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
-        group, self._group = self._group, None
+        group: Any = self._group
+        self._group = None
         if group is None:
             return
+        if self._gradients is not None:
+            self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
             with contextlib.suppress(RuntimeError):  # the first rank may have ended
                 self._store.set(_FAILED, json.dumps(as_note(error, self.rank)))
@@ -415,22 +443,7 @@ class RankGroup(Ranks):
         timeout: timedelta | None = None,
     ) -> list[float]:
         numbers = torch.tensor([float(error is not None), *values], dtype=torch.float64)
-        self._all_reduce([numbers], timeout)
-        failed, *sums = numbers.tolist()
-        if failed:
-            self._raise_failure(error)
-        return sums
-
-    def _sum_with_gradients(
-        self, values: Sequence[float], error: BaseException | None
-    ) -> list[float]:
-        """Do the same, and meanwhile sum the gradients of the parameters of the step before.
-
-        They are the same parameters on every rank, and nearly always those of this step.
-        """
-        numbers = torch.tensor([float(error is not None), *values], dtype=torch.float64)
-        self._all_reduce([numbers, *(self._flat.fill() if self._flat is not None else ())])
-        self._is_summed = True
+        self._all_reduce(numbers, timeout)
         failed, *sums = numbers.tolist()
         if failed:
             self._raise_failure(error)
@@ -450,20 +463,31 @@ class RankGroup(Ranks):
             raise error
         raise as_error(next(note for note in notes if note is not None))
 
-    def _add_present(self, parameters: Sequence[Tensor], present: Sequence[bool]) -> None:
-        chosen = [p for p, some in zip(parameters, present, strict=True) if some]
-        if self._flat is None or not self._flat.fits(chosen):
-            self._flat, self._is_summed = _FlatGradients(chosen), False
-        if not self._is_summed:
-            self._all_reduce(self._flat.fill())
-        self._flat.give_back()
+    def _gradients_of(self, parameters: Sequence[Tensor]) -> GradientSums:
+        """Return the buckets of parameters, ready for a step."""
+        if self._gradients is None or not self._gradients.fits(parameters):
+            if self._gradients is not None:
+                self._gradients.close()
+            self._gradients = GradientSums(parameters, self._send)
+            kinds = {p.device.type for p in parameters}
+            self._sends_early = self._direct or kinds == {"cpu"}
+        self._gradients.begin()
+        return self._gradients
 
-    def _all_reduce(self, tensors: Sequence[Tensor], timeout: timedelta | None = None) -> None:
-        """Sum tensors, all at once: a wait for the other ranks costs more than a small tensor."""
+    def _send(self, flat: Tensor) -> Callable[[], Any]:
+        """Begin to add up a tensor; return what waits for the end."""
+        if not (self._direct or flat.device.type == "cpu"):
+            self._all_reduce(flat)
+            return lambda: None
+        options = self._options("AllreduceOptions")
+        flat = torch.view_as_real(flat) if flat.is_complex() else flat
+        work = self._begun(lambda: self._group.allreduce([flat], options))
+        return lambda: self._run(lambda: work)
+
+    def _all_reduce(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         options = self._options("AllreduceOptions", timeout)
-        with contextlib.ExitStack() as stack:
-            sent = [stack.enter_context(self._on_host(tensor)) for tensor in tensors]
-            self._run(*(partial(self._group.allreduce, [tensor], options) for tensor in sent))
+        with self._on_host(tensor) as sent:
+            self._run(lambda: self._group.allreduce([sent], options))
 
     def _broadcast(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         options = self._options("BroadcastOptions", timeout)
@@ -499,18 +523,20 @@ class RankGroup(Ranks):
         options.timeout = timeout or self._timeout
         return options
 
-    def _run(self, *starts: Callable[[], Any]) -> None:
-        """Run collective operations, all at once.
+    def _run(self, start: Callable[[], Any]) -> None:
+        """Run a collective operation.
 
         Raises:
             RankLost: Another rank has left without a word, or did not come in time.
             TrainingError: Another rank has failed.
         """
+        self._begun(lambda: start().wait())
+
+    def _begun(self, start: Callable[[], Any]) -> Any:
         if self._group is None:
             raise RankLost(f"rank {self.rank} has left the group of its trial")
         try:
-            for work in [start() for start in starts]:
-                work.wait()
+            return start()
         except RuntimeError as problem:
             note = self._note_of_failure()
             if note is not None:
@@ -530,65 +556,6 @@ class RankGroup(Ranks):
         except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
             return None
         return note if note["rank"] != self.rank else None
-
-
-class _FlatGradients:
-    """The gradients of some parameters in one tensor for each type and device, to be summed.
-
-    A gradient becomes a view of it. One operation in a fixed order of the parameters gives the
-    same bits on every rank and in every run; buckets whose order depends on the run do not.
-    """
-
-    def __init__(self, parameters: list[Tensor]) -> None:
-        self._parameters = parameters
-        self._views: list[tuple[Tensor, Tensor]] = []
-        self._flat: list[Tensor] = []
-        for same in _by_kind(parameters):
-            flat = torch.empty(
-                sum(p.numel() for p in same), dtype=same[0].dtype, device=same[0].device
-            )
-            self._flat.append(flat)
-            start = 0
-            for p in same:
-                part = flat[start : start + p.numel()]
-                self._views.append((p, _shaped(part, p)))
-                start += p.numel()
-
-    def fits(self, parameters: list[Tensor]) -> bool:
-        """Whether these are its parameters."""
-        return len(parameters) == len(self._parameters) and all(
-            mine is other for mine, other in zip(self._parameters, parameters, strict=True)
-        )
-
-    def fill(self) -> list[Tensor]:
-        """Copy the gradients into the flat tensors, 0 where there is none; return those."""
-        there = [(view, p.grad) for p, view in self._views if p.grad is not None]
-        for p, view in self._views:
-            if p.grad is None:
-                view.zero_()
-        if there:
-            views, gradients = zip(*there, strict=True)
-            torch._foreach_copy_(list(views), list(gradients))
-        return self._flat
-
-    def give_back(self) -> None:
-        """Let each parameter have its part of the flat tensor as its gradient."""
-        for p, view in self._views:
-            p.grad = view
-
-
-def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
-    """Return a part of a flat tensor in the shape, and if possible the layout, of a parameter."""
-    strides = torch.empty_like(parameter, device="meta").stride()  # without gaps
-    return part.as_strided(parameter.shape, strides, part.storage_offset())
-
-
-def _by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the tensors in groups of one type and device, in their order."""
-    groups: dict[object, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(groups.values())
 
 
 def _has_gradient(parameter: Tensor) -> bool:

@@ -182,7 +182,11 @@ def changes(before: Section, after: Section) -> dict[str, tuple[str, str]]:
 
 
 def _leaves(spec: Section) -> dict[str, Any]:
-    return dict(flatten(spec.model_dump(mode="json")))
+    leaves = dict(flatten(spec.model_dump(mode="json")))
+    if isinstance(spec, SweepSpec):  # the file leaves these out at their defaults
+        for key in ("workers", "placement"):
+            leaves[f"resources.{key}"] = getattr(spec.resources, key)
+    return leaves
 
 
 def _written(leaves: Mapping[str, Any], key: str) -> str:

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import torch
 import torch.distributed
 from torch import nn
@@ -43,8 +42,6 @@ class Ranked(Task):
         self._steps += model.training
         if self._steps == 6 and self._rank == 1 and self._what != "nothing":
             self._happen()
-        if self._steps == 2:
-            mlflow.log_param("seen", "by the first rank alone")
         return super().loss(model, batch)
 
     def _happen(self) -> None:

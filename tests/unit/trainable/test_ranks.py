@@ -69,6 +69,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
     runs: dict[str, tuple[TrialConfig, str]] = {
         "two": (config(2), "two"),
         "three": (config(3), "three"),
+        "passes within": (config(3, {"checkpoints": True}), "within"),
         "whole": (config(3, DRAWING, **DRAWN), "whole"),
         "cut": (config(3, DRAWING, **DRAWN), "cut"),
         "resumed": (config(3, DRAWING, **DRAWN), "cut"),
@@ -129,7 +130,8 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
     return Trained(parameters(trainer), curve(directory), store.load(newest))
 
 
-@pytest.mark.parametrize("name", ["two", "three"])
+# a checkpointed layer makes gradients twice, the second after they were sent
+@pytest.mark.parametrize("name", ["two", "three", "passes within"])
 def test_ranks_train_as_one_process_does(ends: Ends, name: str) -> None:
     one, several = ends.runs["one"], ends.runs[name]
     for mine, other in zip(several.weights, one.weights, strict=True):

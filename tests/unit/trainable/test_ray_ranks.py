@@ -1,0 +1,90 @@
+"""The other ranks of a trial, as its first rank sees them: why one was lost, and who stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayError
+from ray.tune import PlacementGroupFactory
+
+from trainable import ray_ranks
+from trainable.errors import RankLost
+from trainable.ray_adapter import TuneTrial
+from trainable.ray_ranks import OtherRanks, RankEnd
+
+LOST = RankLost("one did not come")
+FAILURE = {"kind": "error", "reason": "ValueError: 3", "traceback": "...", "place": "a.py:3"}
+STUCK = object()
+
+
+class FakeRay:
+    """Ray, whose references are the results of the calls."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    def wait(self, refs: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list, list]:
+        del timeout
+        ready = [ref for ref in refs if ref is not STUCK][:num_returns]
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(self, ref: Any, timeout: float | None = None) -> Any:
+        if ref is STUCK:
+            assert timeout == 0
+            raise ray_ranks.ray.exceptions.GetTimeoutError
+        if isinstance(ref, BaseException):
+            raise ref
+        return ref
+
+    def kill(self, actor: str) -> None:
+        self.killed.append(actor)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[OtherRanks, FakeRay]]:
+    def make(*ends: Any) -> tuple[OtherRanks, FakeRay]:
+        fake, others = FakeRay(), OtherRanks()
+        for name in ("wait", "get", "kill"):
+            monkeypatch.setattr(ray_ranks.ray, name, getattr(fake, name))
+        others._runs = dict(enumerate(ends, start=1))
+        others._actors = {rank: f"actor {rank}" for rank in others._runs}
+        return others, fake
+
+    return make
+
+
+def test_dead_rank_is_named_with_its_actor(ranks: Any) -> None:
+    others, _ = ranks(RankEnd(lost=True), RayActorError())
+    found = others.cause(LOST)
+    assert isinstance(found, RankLost)
+    assert "rank 2 was lost" in str(found)
+    assert hasattr(found, "actor_id")
+
+
+def test_failure_of_a_rank_precedes_the_loss(ranks: Any) -> None:
+    others, _ = ranks(RankEnd(lost=True), RankEnd(FAILURE), STUCK)
+    assert others.cause(LOST) == FAILURE | {"reason": "ValueError: 3 (rank 2)"}
+
+
+def test_silent_rank_is_named(ranks: Any) -> None:
+    others, _ = ranks(RankEnd(lost=True), STUCK)
+    found = others.cause(LOST)
+    assert isinstance(found, RankLost)
+    assert "rank 2 did not answer" in str(found)
+
+
+def test_only_clean_processes_stay_for_the_next_trial(ranks: Any) -> None:
+    ends = (RankEnd(), RankEnd(leftovers=["its umask"]), STUCK, RayError(), RankEnd(lost=True))
+    others, fake = ranks(*ends)
+    assert others.leave() == ["its umask (rank 2)"]
+    assert fake.killed == ["actor 2", "actor 3", "actor 4"]
+    assert others._actors.keys() == {1, 5}
+    assert others.leave() == []
+
+
+def test_gpu_share_is_that_of_one_rank() -> None:
+    halves = PlacementGroupFactory([{"CPU": 1, "GPU": 0.5}] * 2)
+    assert TuneTrial._gpu_share(SimpleNamespace(trial_resources=halves)) == 0.5  # type: ignore[arg-type]

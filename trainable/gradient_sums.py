@@ -1,0 +1,171 @@
+"""GradientSums: adds up the gradients of the ranks of a trial, in buckets of a fixed order.
+
+A bucket has the gradients of some parameters of one type and device in one tensor. It is sent as
+soon as the last backward pass of a step has made all of them, and all buckets before it are sent.
+So sending overlaps with that pass. Buckets and their order depend on the parameters alone: each
+run, resumed or not, adds in the same order and has the same bits. What must not live here: how a
+tensor is sent (`ranks.py`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+BUCKET_BYTES = 8 << 20
+
+Wait = Callable[[], Any]
+
+
+class GradientSums:
+    """The buckets of some parameters.
+
+    Args:
+        parameters: The parameters; those that require no gradient are left out.
+        send: Begins to add a tensor up over the ranks, in place; returns what waits for the end.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], send: Callable[[Tensor], Wait]) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._send = send
+        # a backward pass makes the gradients of the last parameters first
+        self._buckets = [_Bucket(some) for some in _cut(self._parameters[::-1])]
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._hooks: list[RemovableHandle] = []
+        if len(self._buckets) > 1:  # a single one is complete only after the whole pass
+            this = weakref.ref(self)  # a cycle would keep the model in memory
+
+            def made(parameter: Tensor) -> None:
+                sums = this()
+                if sums is not None:
+                    sums._made(parameter)
+
+            self._hooks = [p.register_post_accumulate_grad_hook(made) for p in self._parameters]
+        self.begin()
+
+    def fits(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether these parameters have these buckets."""
+        now = [p for p in parameters if p.requires_grad]
+        return len(now) == len(self._parameters) and all(map(_is, now, self._parameters))
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._early, self._num_sent, self._waits = False, 0, list[Wait]()
+        self.is_stale = False
+        """Whether a gradient has changed after it was sent: `send_again` corrects that."""
+        for bucket in self._buckets:
+            bucket.missing = {id(p) for p in bucket.parameters}
+
+    def send_early(self) -> None:
+        """Send each bucket as soon as it is complete: this backward pass is the step's last."""
+        self._early = True
+
+    def send_rest(self) -> None:
+        """Send the buckets that are not yet sent."""
+        self._early = False
+        while self._num_sent < len(self._buckets):
+            self._send_next()
+
+    def wait(self) -> None:
+        """Wait until all buckets are added up."""
+        for wait in self._waits:
+            wait()
+
+    def send_again(self) -> None:
+        """Send all buckets once more."""
+        self._num_sent, self._waits = 0, []
+        self.send_rest()
+
+    def give_back(self, parameters: Sequence[Tensor], present: Sequence[bool]) -> None:
+        """Let each parameter have its sum as its gradient, and none where no rank has one."""
+        given = {id(p) for p, some in zip(parameters, present, strict=True) if some}
+        for bucket in self._buckets:
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                p.grad = view if id(p) in given else None
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _made(self, parameter: Tensor) -> None:
+        """Note that a backward pass has made a gradient."""
+        if not self._early:
+            return
+        missing = self._bucket_of[id(parameter)].missing
+        if id(parameter) not in missing:  # a pass within the pass, as some checkpointing has
+            self.is_stale = True
+        missing.discard(id(parameter))
+        while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[self._num_sent]
+        self._num_sent += 1
+        bucket.fill()
+        self._waits.append(self._send(bucket.flat))
+
+
+class _Bucket:
+    """The gradients of some parameters in one tensor; a gradient becomes a view of it."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        parts = torch.split(self.flat, sizes)
+        self.views = [_shaped(part, p) for part, p in zip(parts, parameters, strict=True)]
+        self.missing: set[int] = set()
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Copy the gradients into the tensor, 0 where there is none."""
+        pairs = list(zip(self.views, (_dense(p.grad) for p in self.parameters), strict=True))
+        there = [(view, gradient) for view, gradient in pairs if gradient is not None]
+        if len(there) < len(pairs):
+            torch._foreach_zero_([view for view, gradient in pairs if gradient is None])
+        if there:
+            torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
+
+
+def by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the tensors in groups of one type and device, in their order."""
+    groups: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
+def _cut(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the parameters of each bucket."""
+    for same in by_kind(parameters):
+        bucket: list[Tensor] = []
+        num_bytes = 0
+        for p in same:
+            bucket.append(p)
+            num_bytes += p.numel() * p.element_size()
+            if num_bytes >= BUCKET_BYTES:
+                yield bucket
+                bucket, num_bytes = [], 0
+        if bucket:
+            yield bucket
+
+
+def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return a part of a flat tensor in the shape and the layout of a parameter."""
+    strides = torch.empty_like(parameter, device="meta").stride()  # without gaps
+    return part.as_strided(parameter.shape, strides, part.storage_offset())
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient; None for a sparse one, which the exchange refuses."""
+    return gradient if gradient is not None and gradient.layout is torch.strided else None
+
+
+def _is(one: Tensor, other: Tensor) -> bool:
+    return one is other
