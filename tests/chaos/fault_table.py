@@ -62,7 +62,7 @@ ROWS = {
     41: "the first rank of a trial is killed",
     42: "a rank of a trial is stopped for longer than a step may take",
     43: "the node of one rank of a trial is lost",
-    45: "a rank that starts slowly; what is left of a trial's ranks",
+    44: "a rank that starts slowly; what is left of a trial's ranks",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

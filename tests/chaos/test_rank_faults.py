@@ -1,4 +1,4 @@
-"""Rows 40 to 45: a process of a trial that has several is killed, stopped, or slow.
+"""Rows 40 to 44: a process of a trial that has several is killed, stopped, or slow.
 
 Every trial here has two ranks, each a process of its own. What must not live here: killed runs
 that no sweep has started (`test_resume_matrix.py`).
@@ -163,8 +163,8 @@ def test_row_43_node_of_a_rank_lost(sandbox: Sandbox, references: References) ->
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(45, "an import of the task that takes longer than a step may")
-def test_row_45_slow_import(sandbox: Sandbox, references: References) -> None:
+@pytest.mark.fault(44, "an import of the task that takes longer than a step may")
+def test_row_44_slow_import(sandbox: Sandbox, references: References) -> None:
     """It costs no retry; and 10 s after the sweep nothing of its ranks is left."""
     reference = references.of(RANKED)
     task = sandbox.directory / "probe_task.py"
@@ -178,8 +178,8 @@ def test_row_45_slow_import(sandbox: Sandbox, references: References) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(45, "kill -9 of the driver: both ranks of its trial end")
-def test_row_45_ranks_of_a_killed_driver(sandbox: Sandbox, references: References) -> None:
+@pytest.mark.fault(44, "kill -9 of the driver: both ranks of its trial end")
+def test_row_44_ranks_of_a_killed_driver(sandbox: Sandbox, references: References) -> None:
     reference = references.of(RANKED)
     place = sandbox.probe.hold("forward.1", 7)
     driver = sandbox.run()
