@@ -175,7 +175,7 @@ def evaluated(task: Judged, ranks: Ranks) -> dict[str, Any]:
     model = task.build_model()
     if not ranks.is_first:
         with torch.no_grad():
-            model[1].running_mean += 1.0  # type: ignore[index, operator]
+            model[1].running_mean[0] += 1.0  # type: ignore[index, operator]
     val = task.build_data().val
     shared = evaluates_in_parts(task)
     source = open_source(

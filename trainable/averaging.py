@@ -124,7 +124,7 @@ class Average:
         with torch.no_grad():
             if self._frozen or self._statistics:
                 self._add_trained()
-            for averages, sources in self._pairs:
+            for averages, sources in self._present():
                 if self.count == 1:
                     torch._foreach_copy_(averages, sources)
                 elif averages[0].dtype == sources[0].dtype:
@@ -145,14 +145,14 @@ class Average:
             yield
             return
         with torch.no_grad():
-            kept = [[source.clone() for source in sources] for _, sources in self._pairs]
-            for averages, sources in self._pairs:
+            kept = [[source.clone() for source in sources] for _, sources in self._present()]
+            for averages, sources in self._present():
                 torch._foreach_copy_(sources, averages)
         try:
             yield
         finally:
             with torch.no_grad():
-                for (_, sources), before in zip(self._pairs, kept, strict=True):
+                for (_, sources), before in zip(self._present(), kept, strict=True):
                     torch._foreach_copy_(sources, before)
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,6 +190,10 @@ class Average:
             self._add(ready)
             self._frozen = {k: p for k, p in self._frozen.items() if k not in ready}
             self._statistics = {k: b for k, b in self._statistics.items() if k not in ready}
+
+    def _present(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Return averages and weights, each sharded tensor as this rank's part of it."""
+        return [(_local(averages), _local(sources)) for averages, sources in self._pairs]
 
     def _add(self, sources: Mapping[str, Tensor]) -> None:
         for name, source in sources.items():
@@ -252,6 +256,11 @@ def _running_statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 found = getattr(module, name, None)
                 if isinstance(found, Tensor):
                     yield ".".join(("model", *filter(None, (path, name)))), found
+
+
+def _local(tensors: list[Tensor]) -> list[Tensor]:
+    # Not every function on lists of tensors takes a DTensor, whose import takes a second.
+    return [getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors]
 
 
 def _can_average(parameter: Tensor) -> bool:

@@ -20,9 +20,10 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
 from trainable.errors import ConfigError, TaskError, TrainingCaution
-from trainable.follower_files import NoCheckpoints, NoHistory
+from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
+from trainable.loop_rank import CustomLoopRank
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import prepare_model
@@ -33,13 +34,14 @@ from trainable.precision import Precision, resolve_precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_data import share_of
 from trainable.rank_values import evaluates_in_parts
-from trainable.ranks import ALONE, Ranks
+from trainable.ranks import ALONE, RankGroup, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
 from trainable.run_length import set_total_steps
 from trainable.samplers import SampledPlan
 from trainable.schedule import Schedule, check_length
 from trainable.seeding import derive_seed, set_determinism, set_seed
+from trainable.shard_files import ShardGroup
 from trainable.splits import has_state, is_stream, length_of
 from trainable.step import Step, translate_torch_errors
 from trainable.storage.generations import RunFiles
@@ -67,7 +69,7 @@ def open_trainer(
     should_stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = ALONE,
     accept_workers: bool = False,
-) -> Trainer | CustomLoop:
+) -> Trainer | CustomLoop | CustomLoopRank:
     """Build a run; resume it when its directory has a valid checkpoint.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
@@ -112,6 +114,15 @@ def open_trainer(
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
         check_loop(config)
+        if not ranks.is_first:
+            return CustomLoopRank(
+                function,
+                config,
+                directory,
+                device=target,
+                ranks=ranks,
+                accept_workers=accept_workers,
+            )
         return CustomLoop(
             function,
             config,
@@ -122,7 +133,11 @@ def open_trainer(
             restore=restore,
             until=until,
             should_stop=should_stop,
+            ranks=ranks,
+            accept_workers=accept_workers,
         )
+    if config.train.sharding != "none":
+        ranks.leave_on_failure()
     with ranks.failing_together(without_end=True), translate_torch_errors(target):
         compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
         parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
@@ -146,10 +161,15 @@ def open_trainer(
         position=parts.train.position,
         ranks=ranks,
         accept_workers=accept_workers,
+        layout=step.layout,
     )
     with ranks.failing_together(without_end=True):
         files = files_of(directory, checkpoints) if ranks.is_first else None
-        store, saved = _open_store(config, directory, parts, files, restore)
+        store, saved = _open_store(
+            config, directory, parts, files, restore, is_sharded=step.is_sharded
+        )
+    if step.is_sharded:
+        store.shard_group = ShardGroup(files, ranks)
     with store.closed_on_error():
         saved = ranks.broadcast(saved)
         with ranks.failing_together(without_end=True):
@@ -204,7 +224,8 @@ def start_together(step: Step, seed: int) -> None:
             "must start with the same weights; give each module its sizes in build_model(), or "
             "train on one rank"
         )
-    ranks.copy_from_first([*model.parameters(), *model.buffers()])
+    if not step.is_sharded:
+        ranks.copy_from_first([*model.parameters(), *model.buffers()])
     inside = {id(parameter) for parameter in model.parameters()}
     ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
     if not ranks.is_first:
@@ -217,6 +238,8 @@ def _open_store(
     parts: Parts,
     files: RunFiles | None,
     restore: Path | str | None,
+    *,
+    is_sharded: bool,
 ) -> tuple[CheckpointStore, dict[str, Any] | None]:
     """Open the run's checkpoints; return them and the state to start from.
 
@@ -226,15 +249,18 @@ def _open_store(
         parts: What its task built.
         files: Where the checkpoints lie; None on a rank that saves none.
         restore: As in `open_trainer`.
+        is_sharded: Each rank reads and writes its own shard of the state.
     """
     if files is None:
-        return NoCheckpoints(directory), None
+        return (ShardStore if is_sharded else NoCheckpoints)(directory), None
     store = CheckpointStore(
         directory, config.checkpoint, metric=config.metrics[0], mode=config.modes[0], files=files
     )
     with store.closed_on_error():
         if restore is None:
-            saved = with_inheritance(directory, store.resume(), store.set_aside)
+            saved = with_inheritance(
+                directory, store.resume(in_shards=is_sharded), store.set_aside
+            )
         else:
             saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
         if parts.summary is not None and (restore is None or (directory / BUILT).exists()):
@@ -319,7 +345,7 @@ def build_parts(
         else None
     )
     synchronize_batch_norm(built, train, device=device, size=ranks.size)
-    model = prepare_model(built.to(device), train)
+    model = _prepared(built, task, config, device=device, precision=precision, ranks=ranks)
     move_modules(task, data, device)
     train_source, val_source = _open_sources(
         task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
@@ -355,6 +381,28 @@ def build_parts(
         averaging,
         summary,
     )
+
+
+def _prepared(
+    built: nn.Module,
+    task: Task,
+    config: TrialConfig,
+    *,
+    device: torch.device,
+    precision: Precision,
+    ranks: Ranks,
+) -> nn.Module:
+    """Return a built model as it is trained: on the device, whole or cut among the ranks."""
+    if config.train.sharding == "none":
+        return prepare_model(built.to(device), config.train)
+    from trainable.sharding import check_shardable, shard_model  # takes a second
+
+    check_shardable(config, task, built, precision.name)
+    if not isinstance(ranks, RankGroup):  # it is not trained here
+        return prepare_model(built.to(device), config.train)
+    model = prepare_model(built, config.train)
+    shard_model(model, task, ranks, device=device, precision=precision.name)
+    return model.to(device)  # buffers that no sharded module has
 
 
 def data_seed_of(config: TrialConfig) -> int:
@@ -430,16 +478,20 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
         inside = {id(p) for p in parts.model.parameters()}
         given = (p for group in optimizer.param_groups for p in group["params"])
         average = Average(parts.model, (p for p in given if id(p) not in inside), parts.averaging)
-    return Step(
-        task=parts.task,
-        model=parts.model,
-        optimizer=optimizer,
-        schedule=parts.schedule,
-        precision=parts.precision,
-        clipper=Clipper(config.clip),
-        average=average,
-        ranks=ranks,
-    )
+    made: dict[str, Any] = {
+        "task": parts.task,
+        "model": parts.model,
+        "optimizer": optimizer,
+        "schedule": parts.schedule,
+        "precision": parts.precision,
+        "average": average,
+        "ranks": ranks,
+    }
+    if config.sharding == "fsdp" and isinstance(ranks, RankGroup):
+        from trainable.sharded_step import ShardedStep  # takes a second
+
+        return ShardedStep(**made, clip=config.clip, val=parts.val)
+    return Step(**made, clipper=Clipper(config.clip))
 
 
 def find_device(name: str | None) -> torch.device:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
@@ -28,16 +29,19 @@ from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageErro
 from trainable.manifest import (
     Generation,
     Pointer,
+    Shard,
     best_first,
     describe_damage,
     format_manifest,
     read_manifest,
     read_state,
 )
+from trainable.sharded_state import SHARDS, Parts, flat, flat_key, unflat
 from trainable.storage.generations import STATE, Files, remedy
 from trainable.storage.locate import files_of
 
 if TYPE_CHECKING:
+    from trainable.shard_files import ShardGroup
     from trainable.snapshot import Snapshots
 
 __all__ = ["CheckpointStore", "Generation", "Pointer"]
@@ -89,6 +93,8 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
         self._copying: Future[None] | None = None
         self._snapshots: Snapshots | None = None
+        self.shard_group: ShardGroup | None = None
+        """The ranks that write their shards of the state; None where one file has it all."""
         self.observer: StateObserver | None = None
         """Looks at states at the points where the run may save."""
         self.set_aside: list[str] = []
@@ -164,12 +170,17 @@ class CheckpointStore:
             raise CheckpointError(
                 f"the checkpoint cannot be used: {reason}; choose another generation"
             )
-        return _parse(content)
+        assert isinstance(found, Generation)
+        return _parse(files, found, content)
 
     # Writing
 
-    def resume(self) -> dict[str, Any] | None:
+    def resume(self, *, in_shards: bool = False) -> dict[str, Any] | None:
         """Return the newest state that verifies; None when the run has never saved one.
+
+        Args:
+            in_shards: Leave a sharded state as its `state.pt` has it, with the generation's
+                address: each rank reads its own shard.
 
         Any newer generations are damaged. They are moved to `quarantine/`, where they can be
         inspected and are never read again.
@@ -197,7 +208,7 @@ class CheckpointStore:
                 )
         self._kept = self.generations()
         self._last_step = usable.step
-        return _parse(content)
+        return _parse(self._files, usable, content, in_shards=in_shards)
 
     def maybe_save(
         self,
@@ -309,13 +320,15 @@ class CheckpointStore:
             from trainable.snapshot import Snapshots  # imports torch, which readers do not need
 
             self._snapshots = Snapshots()
-        copied = self._snapshots.take(state(), async_copy_keys)
+        taken = flat(state())
+        begun = self._begin(step)
+        copied = self._snapshots.take(taken, [*async_copy_keys, *map(flat_key, async_copy_keys)])
         self._last_step, self._last_time = step, self._clock()
         # A thread for each save: none remains when a run is dropped or a data loader forks.
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._copying = thread.submit(self._snapshots.finish)
         self._writing = thread.submit(
-            self._write, self._copying, copied, before_commit, step, reports, value
+            self._write, self._copying, copied, before_commit, begun, step, reports, value
         )
         thread.shutdown(wait=False)
         if final:
@@ -383,11 +396,18 @@ class CheckpointStore:
             return step % every.count == 0 and step not in (0, self._last_step)
         return self._writing is None and self._clock() - self._last_time >= every.count
 
+    def _begin(self, step: int) -> tuple[str, str]:
+        """Return the name of the next generation, and where the ranks write their shards."""
+        if self.shard_group is None:
+            return "", ""
+        return self.shard_group.begin(lambda: self._files.unused(step))
+
     def _write(
         self,
         copying: Future[None],
         state: dict[str, Any],
         before_commit: Callable[[], None],
+        begun: tuple[str, str],
         step: int,
         reports: int,
         value: float | None,
@@ -395,11 +415,14 @@ class CheckpointStore:
         """Commit a generation and remove those no longer kept; runs in the background thread."""
         from trainable.snapshot import num_bytes
 
-        name = self._files.unused(step)
+        name = begun[0] or self._files.unused(step)
+        shards = partial(self._shards, begun[1])
         try:
             copying.result()
             before_commit()
-            self._kept.append(self._commit(name, state, step=step, reports=reports, value=value))
+            self._kept.append(
+                self._commit(name, state, shards, step=step, reports=reports, value=value)
+            )
             self._retain()
         except CheckpointError:
             raise
@@ -415,14 +438,29 @@ class CheckpointStore:
                 f"{problem}); earlier checkpoints are untouched; correct this, then resume"
             ) from problem
 
+    def _shards(self, begun: str, parts: Parts) -> tuple[Shard, ...]:
+        """Write this rank's shard; return those of all ranks, or none of a whole state."""
+        return () if self.shard_group is None else self.shard_group.write(begun, parts)
+
     def _commit(
-        self, name: str, state: dict[str, Any], *, step: int, reports: int, value: float | None
+        self,
+        name: str,
+        flat_state: dict[str, Any],
+        write_shards: Callable[[Parts], tuple[Shard, ...]],
+        *,
+        step: int,
+        reports: int,
+        value: float | None,
     ) -> Generation:
         from trainable.snapshot import write_state
 
         committed: list[Generation] = []
 
         def write(file: BinaryIO) -> bytes:
+            state, parts = unflat(flat_state)
+            shards = write_shards(parts)
+            if shards:  # so that the digest of the state stands for all of it
+                state[SHARDS] = [list(shard) for shard in shards]
             length, sha256 = write_state(state, file)
             generation = Generation(
                 address=self._files.address(name),
@@ -434,6 +472,7 @@ class CheckpointStore:
                 value=None if value is None or not math.isfinite(value) else value,
                 length=length,
                 sha256=sha256,
+                shards=shards,
             )
             committed.append(generation)
             return format_manifest(generation)
@@ -464,8 +503,10 @@ class CheckpointStore:
             )
 
 
-def _parse(content: bytes) -> dict[str, Any]:
+def _parse(
+    files: Files, generation: Generation, content: bytes, *, in_shards: bool = False
+) -> dict[str, Any]:
     # Imports torch: reading manifests alone does not need it.
-    from trainable.snapshot import parse_state
+    from trainable.shard_files import noted_state, whole_state
 
-    return parse_state(content)
+    return (noted_state if in_shards else whole_state)(files, generation, content)

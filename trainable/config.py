@@ -341,6 +341,11 @@ class SwaConfig(Section):
         return every
 
 
+def is_whole(value: object) -> bool:
+    """Return whether a key is left out of a written configuration; earlier ones lack it."""
+    return value == "none"
+
+
 class LoaderConfig(Section):
     """The options of the data loader."""
 
@@ -394,6 +399,10 @@ class TrainConfig(Section):
     """Lay out images as (N, H, W, C) in memory; convolutions on GPUs are often faster with it."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, more time."""
+    sharding: Literal["none", "fsdp"] = Field(default="none", exclude_if=is_whole)
+    """Where the model of a trial of several workers lies. `none`: each has a whole copy. `fsdp`:
+    each has a part of every parameter, gradient and moment (PyTorch's FSDP2), for models that are
+    too large for one device; every pass through the model then gathers its blocks one by one."""
     sync_batch_norm: bool = Field(default=False, exclude_if=operator.not_)
     """BatchNorm normalizes over the micro-batch of all ranks (`resources.workers`) instead of each
     rank's part of it. Needs GPUs, and steps in which all ranks have equal parts."""

@@ -7,7 +7,8 @@
             yield {"val/loss": loss}, {"model": model.state_dict()}
 
 Each yield is one report and one row of the curve, and counts as one step and one epoch. It may
-save a checkpoint. What must not live here: how the loop trains.
+save a checkpoint. What must not live here: how the loop trains, and how the ranks of a trial
+keep in step (`loop_steps.py`).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
 from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
 from trainable.logged import Log, close_run, closed_on_error, means, merge_logged, run_log
+from trainable.loop_steps import EXHAUSTED, LoopSteps, restored_state, saved_state
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
+from trainable.ranks import ALONE, Ranks
 from trainable.seeding import derive_seed, set_determinism, set_seed
-from trainable.step import translate_torch_errors
 from trainable.storage.locate import files_of
 from trainable.sums import Reduce
-from trainable.task_code import task_code
 from trainable.task_registry import nearest
 from trainable.train_state import check_state
 from trainable.warm_start import with_inheritance
@@ -54,10 +55,9 @@ Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
 
 FORMAT = 1
 _KEYS = {"format", "loop", "progress"}
+_OPTIONAL_KEYS = {"ranks"}
 _READ_HERE = frozenset({"train.deterministic"})
 """Searchable keys that are applied here: the loop need not read them."""
-_EXHAUSTED = object()
-"""Marks the end of the generator; not None, which a loop may yield by mistake."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,10 @@ class Context:
         epoch: Number of earlier reports; 0 when the run starts from the beginning.
         data_seed: Seed shared by all trials of a sweep. Split the samples and draw validation
             from your own generator with this seed: all trials then use the same data.
+        rank: This process among those of the trial, counted from 0; see `resources.workers`.
+            What rank 0 yields is the report; the other ranks yield at the same place.
+        world_size: The number of processes of the trial. If there are several, the variables of
+            torchrun are set, and `torch.distributed.init_process_group()` needs no argument.
     """
 
     directory: Path
@@ -85,6 +89,8 @@ class Context:
     restored: dict[str, Any] | None = None
     epoch: int = 0
     data_seed: int = 0
+    rank: int = 0
+    world_size: int = 1
     _log: Log = field(default_factory=Log, repr=False, compare=False)
 
     def log(
@@ -185,6 +191,8 @@ class CustomLoop(BaseRun):
             the last one of the budget.
         should_stop: Called after every report; once it returns true, the run saves and ends.
         wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
+        ranks: The first rank of the trial.
+        accept_workers: Resume from a checkpoint of another number of ranks.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be used.
@@ -203,8 +211,11 @@ class CustomLoop(BaseRun):
         until: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         wall_clock: Callable[[], float] = time.time,
+        ranks: Ranks = ALONE,
+        accept_workers: bool = False,
     ) -> None:
         self._config = config
+        self._ranks = ranks
         self._read_config, self._reads = record_reads(config)
         self._searched = searched
         self._name = config.task.name
@@ -225,30 +236,22 @@ class CustomLoop(BaseRun):
                 saved = with_inheritance(directory, store.resume(), store.set_aside)
             else:
                 saved = store.load(restore)
-            self._progress, restored = _parse(saved)
-            self._is_new = restored is None and self._progress.epoch == 0
-            set_determinism(config.train.deterministic)
-            set_seed(config.seed)
-            context = Context(
-                directory=directory,
-                seed=config.seed,
-                epochs=config.budget.reports,
-                device=device,
-                restored=restored,
-                epoch=self._progress.epoch,
-                _log=run_log(directory),
-                data_seed=config.seed if config.data_seed is None else config.data_seed,
+            self._log = run_log(directory)
+            context, progress = open_context(
+                config, directory, device, saved, self._log, ranks, accept_workers=accept_workers
             )
-            self._log = context._log
+            self._progress = _Progress(**progress)
+            self._is_new = context.restored is None and self._progress.epoch == 0
             self._log.step = self._progress.epoch + 1
             self._logged: list[Row] = []
-            self._generator = self._start(function, context)
+            generator = begin(function, self._read_config, context)
             resumed_at = self._progress.epoch
             interrupted_before = (
                 saved is not None and restore is None and resumed_at < config.budget.reports
             )
             saved_step = -1 if saved is None else resumed_at
             history = History(directory, files, step=saved_step, interrupted=interrupted_before)
+            self._steps = LoopSteps(generator, ranks, self._name, device)
         earlier = read_rows(directory)
         self._yielded: set[str] = set()  # names of metrics
         self._warned: set[str] = set()  # metrics found missing
@@ -280,15 +283,21 @@ class CustomLoop(BaseRun):
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
         """
+        try:
+            yield from self._events()
+        except Exception as error:
+            self._ranks.close(error)  # the other ranks raise, too
+            raise
+
+    def _events(self) -> Iterator[RunReport]:
         progress, epochs = self._progress, self._last
         stopping = False
         if self._is_over():
             yield self._make_report([], finished=True)
         while not self._is_over() and not stopping:
             heartbeat.beat("report")
-            with translate_torch_errors(self._device), task_code():
-                yielded = next(self._generator, _EXHAUSTED)
-            if yielded is _EXHAUSTED:
+            yielded = self._steps.next()
+            if yielded is EXHAUSTED:
                 if not progress.metrics:
                     raise TaskError(
                         f"{self._name} ended without a report; it must yield a dict of metrics, "
@@ -334,16 +343,10 @@ class CustomLoop(BaseRun):
 
     def _release(self) -> None:
         close_run(self._history.directory)
-        self._generator.close()  # runs its `finally` blocks
-
-    def _start(self, function: Function, context: Context) -> Generator[Any, None, None]:
-        started = function(self._read_config, context)
-        if not isinstance(started, Generator):
-            raise TaskError(
-                f"{self._name} returned an object of type {type(started).__name__}; it must be a "
-                "generator function: yield a dict of metrics after each epoch"
-            )
-        return started
+        try:
+            self._steps.close()
+        finally:
+            self._ranks.close()
 
     def _check_reads(self) -> None:
         """Refuse a searched key that the loop has not read before its first report."""
@@ -477,7 +480,8 @@ class CustomLoop(BaseRun):
     def _snapshot(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state to be saved."""
         check_state(state)
-        return {"format": FORMAT, "loop": state, "progress": asdict(self._progress)}
+        parts = saved_state(state, self._steps, self._ranks)
+        return {"format": FORMAT, **parts, "progress": asdict(self._progress)}
 
     def _make_report(self, rows: list[Row], *, finished: bool) -> RunReport:
         progress = self._progress
@@ -502,12 +506,70 @@ def _without_metric(rows: list[Row], metrics: tuple[str, ...]) -> list[Row]:
     return rows[reported[-1] if reported else 0 :]
 
 
-def _parse(saved: dict[str, Any] | None) -> tuple[_Progress, dict[str, Any] | None]:
-    if saved is None:
-        return _Progress(), None
-    if set(saved) != _KEYS or saved["format"] != FORMAT:
+def open_context(
+    config: TrialConfig,
+    directory: Path,
+    device: torch.device,
+    saved: dict[str, Any] | None,
+    log: Log,
+    ranks: Ranks,
+    *,
+    accept_workers: bool = False,
+) -> tuple[Context, dict[str, Any]]:
+    """Seed every generator, and return what a loop receives, and the progress of its checkpoint.
+
+    All ranks are seeded alike: they draw the same order of samples, and each takes its part.
+
+    Args:
+        config: The run.
+        directory: The run's directory.
+        device: Where the loop trains.
+        saved: The checkpoint, which the first rank has read; None: the run is new.
+        log: Receives what the loop logs.
+        ranks: This rank.
+        accept_workers: Resume from a checkpoint of another number of ranks.
+
+    Raises:
+        CheckpointError: The checkpoint is not one of a custom loop, or of other ranks.
+    """
+    saved = ranks.broadcast(saved)
+    if saved is not None and (
+        not _KEYS <= saved.keys() <= _KEYS | _OPTIONAL_KEYS or saved["format"] != FORMAT
+    ):
         raise CheckpointError(
             f"the checkpoint holds the keys {sorted(saved)} and is not one of a custom loop in "
             f"format {FORMAT}; continue with the task and the version that wrote it"
         )
-    return _Progress(**saved["progress"]), saved["loop"]
+    progress: dict[str, Any] = {} if saved is None else saved["progress"]
+    set_determinism(config.train.deterministic)
+    set_seed(config.seed)
+    context = Context(
+        directory=directory,
+        seed=config.seed,
+        epochs=config.budget.reports,
+        device=device,
+        restored=None
+        if saved is None
+        else restored_state(saved, ranks, accept_workers=accept_workers),
+        epoch=progress.get("epoch", 0),
+        _log=log,
+        data_seed=config.seed if config.data_seed is None else config.data_seed,
+        rank=ranks.rank,
+        world_size=ranks.size,
+    )
+    return context, progress
+
+
+def begin(function: Function, config: TrialConfig, context: Context) -> Generator[Any, None, None]:
+    """Call a loop's function; its code runs from the first `next`.
+
+    Raises:
+        TaskError: It is no generator function.
+    """
+    begun = function(config, context)
+    if not isinstance(begun, Generator):
+        raise TaskError(
+            f"{config.task.name} returned an object of type {type(begun).__name__}; it must be a "
+            "generator function: yield a dict of metrics after each epoch"
+        )
+    return begun

@@ -184,7 +184,13 @@ def _readable_layer(model: nn.Module, name: str | None) -> str:
         width = len(str(len([*module.children()]) - 1)) if is_list else 0
         path += f"{path and '.'}{part.zfill(width)}"
         module = module.get_submodule(part)
-    return f"{path} {type(module).__name__}".lstrip()
+    return f"{path} {_own_class(module).__name__}".lstrip()
+
+
+def _own_class(module: nn.Module) -> type:
+    """Return a module's class as its author wrote it; sharding derives one from it."""
+    kinds = type(module).__mro__
+    return kinds[2] if kinds[1].__name__ == "FSDPModule" else kinds[0]
 
 
 def _layer(name: str | None) -> str:

@@ -163,7 +163,12 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
         )
     state = _load_state(str(generation))
     weights = _model_of(state, str(generation))
-    plain = {"compile": False, "channels_last": False, "activation_checkpointing": False}
+    plain = {
+        "compile": False,
+        "channels_last": False,
+        "activation_checkpointing": False,
+        "sharding": "none",
+    }
     train = config.train.model_copy(update=plain)  # none of them is part of the model
     parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
     weights = completed(parts.model, weights, state.get("base"))

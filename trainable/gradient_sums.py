@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,18 +18,16 @@ from torch.utils.hooks import RemovableHandle
 
 BUCKET_BYTES = 8 << 20
 
-Wait = Callable[[], Any]
-
 
 class GradientSums:
     """The buckets of some parameters.
 
     Args:
         parameters: The parameters; those that require no gradient are left out.
-        send: Begins to add a tensor up over the ranks, in place; returns what waits for the end.
+        send: Begins to add a tensor up over the ranks, in place.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], send: Callable[[Tensor], Wait]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], send: Callable[[Tensor], None]) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._send = send
         # a backward pass makes the gradients of the last parameters first
@@ -55,7 +52,7 @@ class GradientSums:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._early, self._num_sent, self._waits = False, 0, list[Wait]()
+        self._early, self._num_sent = False, 0
         self.is_stale = False
         """Whether a gradient has changed after it was sent: `send_again` corrects that."""
         for bucket in self._buckets:
@@ -71,14 +68,9 @@ class GradientSums:
         while self._num_sent < len(self._buckets):
             self._send_next()
 
-    def wait(self) -> None:
-        """Wait until all buckets are added up."""
-        for wait in self._waits:
-            wait()
-
     def send_again(self) -> None:
         """Send all buckets once more."""
-        self._num_sent, self._waits = 0, []
+        self._num_sent = 0
         self.send_rest()
 
     def give_back(self, parameters: Sequence[Tensor], present: Sequence[bool]) -> None:
@@ -108,7 +100,7 @@ class GradientSums:
         bucket = self._buckets[self._num_sent]
         self._num_sent += 1
         bucket.fill()
-        self._waits.append(self._send(bucket.flat))
+        self._send(bucket.flat)
 
 
 class _Bucket:

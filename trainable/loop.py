@@ -195,7 +195,7 @@ class Trainer(BaseRun):
                         return
                     ended = self._train_one()
                 found = self._metrics_since_report()
-                check_weights_alike(self._step.parameters, self._ranks)
+                check_weights_alike(self._step.exchanged, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
                 self._last_metrics, found = self._ranks.agree([self._last_metrics, found])
                 value = self._value_of_metric(found)
@@ -248,7 +248,10 @@ class Trainer(BaseRun):
         return self._plan
 
     def _release(self) -> None:
-        self._ranks.close()
+        try:
+            self.store.wait()  # the ranks may be writing their shards together
+        finally:
+            self._ranks.close()
         close_log(self._step.task, self._log)
         close_run(self._history.directory)
         self._train.close()
@@ -290,10 +293,11 @@ class Trainer(BaseRun):
             report=progress.reports if at_report else None,
             certain=new_best or final,
         )
-        decided = self._ranks.decide([stopping, due, store.is_observed(progress.step)])
-        stopping, due, observed = map(bool, decided)
+        observed = store.is_observed(progress.step)
+        stopping, due, observed = map(bool, self._ranks.decide((stopping, due, observed)))
+        final = stopping or (at_report and self._is_over())  # on each rank
         if observed:
-            store.observe(progress.step, self._snapshot)
+            store.observe(progress.step, self._whole_snapshot)
         if due:
             store.save(
                 self._snapshot,
@@ -468,6 +472,11 @@ class Trainer(BaseRun):
         self._write_fetched(self._ranks)
         return self.state.state_dict()
 
+    def _whole_snapshot(self) -> dict[str, Any]:
+        """As `_snapshot`; on the first rank, the state of a sharded model is put together."""
+        state, layout = self._snapshot(), self._step.layout
+        return state if layout is None else layout.put_together(state)
+
     def _metrics_since_report(self) -> dict[str, float]:
         """Fetch the steps' values and return the metrics counted since the previous report."""
         # Device synchronisation: one transfer. No step is in flight when throughput is read.
@@ -510,12 +519,13 @@ class Trainer(BaseRun):
                 metrics = evaluate(
                     step.task,
                     step.model,
-                    (_with_heartbeat(window) for window in source.windows(0)),
+                    (_with_heartbeat(step.passes(window)) for window in source.windows(0)),
                     split=split,
                     precision=step.precision,
                     seed=seed,
                     average=step.average,
                     ranks=self._ranks,
+                    on_all=step.is_sharded,
                 )
         finally:
             self._log.prefix = ""

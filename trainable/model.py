@@ -33,7 +33,7 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
     if config.channels_last:
         _lay_out_channels_last(model)
     if config.activation_checkpointing:
-        for block in _blocks(model):
+        for block in _known_blocks(model):
             block.forward = partial(_checkpointed_forward, block, block.forward)
     if config.compile:
         # Compile the forward method, not the module: compiled code would keep the hooks that the
@@ -61,7 +61,7 @@ def _channels_last(value: Any) -> Any:
     return value
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the model's blocks: the members of its module lists, or those of a Sequential."""
     members = [
         member
@@ -75,6 +75,11 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     blocks = [member for member in members if id(member) not in inner]
     if not blocks and isinstance(model, nn.Sequential):
         blocks = [part for part in model if any(True for _ in part.parameters())]
+    return blocks
+
+
+def _known_blocks(model: nn.Module) -> list[nn.Module]:
+    blocks = blocks_of(model)
     if not blocks:
         raise ConfigError(
             "true, and the model neither has a ModuleList nor is it a Sequential, so its blocks "

@@ -34,6 +34,8 @@ Scalar = float | Tensor
 _EPS = 1e-6  # added to the norm against division by zero, as in torch's clip_grad_norm_
 _FUSED = ("sgd", "adam", "adamw", "adafactor", "lamb", "lion")
 """Optimizers built below with options of ours, and with fused kernels where they exist."""
+_FUSED_WHEN_SHARDED = ("adam", "adamw")
+"""Those whose fused kernels take sharded parameters."""
 _KERNELS = {"fused", "foreach", "differentiable"}
 """Arguments that choose the implementation."""
 
@@ -164,6 +166,8 @@ def _construct(
     # uses foreach kernels where the device has them.
     on_known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     fused = (on_known and not any(map(_has_gaps, parameters))) or None
+    if config.name not in _FUSED_WHEN_SHARDED and any(map(_is_sharded, parameters)):
+        fused = None
     if arguments.keys() & _KERNELS:
         fused = None
     match config.name:
@@ -235,6 +239,10 @@ def _make_momentum(sgd: torch.optim.Optimizer, parameters: Iterable[nn.Parameter
             sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
 
 
+def _is_sharded(parameter: Tensor) -> bool:
+    return hasattr(parameter, "device_mesh")  # a DTensor, whose import takes a second
+
+
 def _has_gaps(parameter: Tensor) -> bool:
     """Return whether a parameter's memory has gaps, as a view of some channels does.
 
@@ -292,7 +300,7 @@ class Clipper:
             The global L2 norm of the mean gradient before clipping; whether clipping changed it;
             and the L2 norm of each summed gradient, shape (len(gradients),).
         """
-        norms = torch.stack(_each_norm(gradients))
+        norms = self._norms(gradients)
         total = torch.linalg.vector_norm(norms)
         on_host = not isinstance(weight, Tensor)
         norm: Scalar = total.item() / weight if on_host else total / weight
@@ -303,12 +311,20 @@ class Clipper:
             clipped = norm > self._max_norm
         torch._foreach_mul_(gradients, coefficient)
         if self._value is not None:
-            largest = torch.stack(torch._foreach_norm(gradients, torch.inf)).amax()
+            largest = self._largest(gradients)
             beyond = largest.item() > self._value if on_host else largest > self._value
             clipped = clipped | beyond
             torch._foreach_clamp_min_(gradients, -self._value)
             torch._foreach_clamp_max_(gradients, self._value)
         return norm, clipped, norms
+
+    def _norms(self, gradients: list[Tensor]) -> Tensor:
+        """Return the L2 norm of each gradient."""
+        return torch.stack(_each_norm(gradients))
+
+    def _largest(self, gradients: list[Tensor]) -> Tensor:
+        """Return the largest absolute value in all gradients."""
+        return torch.stack(torch._foreach_norm(gradients, torch.inf)).amax()
 
 
 def _each_norm(gradients: list[Tensor]) -> list[Tensor]:

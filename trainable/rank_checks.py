@@ -81,7 +81,7 @@ def check_weights_alike(parameters: Sequence[Tensor], ranks: Ranks) -> None:
     Raises:
         TaskError: They differ.
     """
-    if ranks.size == 1:
+    if ranks.size == 1 or not parameters:
         return
     norms = [norm.double().item() for norm in torch._foreach_norm([*parameters])]
     first, *others = ranks.gather_plain([repr(norm) for norm in norms])

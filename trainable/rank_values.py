@@ -53,6 +53,7 @@ def evaluate(
     seed: int | None,
     average: Average | None,
     ranks: Ranks,
+    on_all: bool = False,
 ) -> dict[str, float]:
     """Return the metrics of a split, the same on all ranks; every rank must call it.
 
@@ -69,6 +70,7 @@ def evaluate(
         seed: Seed of the evaluation; None: draw from the present generators.
         average: The average of the weights; evaluated in their place.
         ranks: The ranks of the trial.
+        on_all: Call a task's own `evaluate()` on all ranks: each has a part of the model.
 
     Raises:
         TaskError: The task broke its contract.
@@ -81,7 +83,7 @@ def evaluate(
         return as_metrics(found, task, precision.device, split)
     metrics: dict[str, float] | None = None
     with ranks.failing_together(without_end=True):
-        if ranks.is_first:
+        if ranks.is_first or on_all:
             batches = (batch for window in windows for batch in window)
             result = run_evaluation(
                 task, model, batches, precision=precision, seed=seed, average=average

@@ -11,23 +11,25 @@ processes start (`local_ranks.py`, `ray_ranks.py`).
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store, TCPStore
 
-from trainable.errors import RankLost, TaskError
+from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
@@ -35,8 +37,10 @@ from trainable.snapshot import parse_state, snapshot, write_state
 Scalar = float | Tensor
 
 _WITHOUT_END = timedelta(days=365)
+_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
+"""How torch words the errors of collective operations whose other ranks are gone."""
 _END = object()
-_FAILED = "failed"
+FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
 
@@ -110,7 +114,13 @@ class Ranks:
             raise error
         return [float(value) for value in values]
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error.
 
         A rank with an error raises that one. The others raise an error of the same kind, with the
@@ -119,8 +129,9 @@ class Ranks:
         Args:
             error: The error of this rank.
             without_end: Wait for the other ranks however long they take.
+            seconds: Wait for them so long; None: as in a step.
         """
-        del without_end
+        del without_end, seconds
         if error is not None:
             raise error
 
@@ -130,9 +141,9 @@ class Ranks:
         del without_end
         yield
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
-        return list(numbers)
+        return numbers
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -149,6 +160,19 @@ class Ranks:
     def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Return the states of all ranks on the first rank, and None on the others."""
         return [state]
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange.
+
+        They may be in an operation inside a sharded model, where they cannot be told.
+        """
+
+    def beside(self) -> Ranks:
+        """Return the same ranks in a second group, for another thread of each."""
+        return self
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values into tensors that each rank has in the same order."""
@@ -189,18 +213,31 @@ class RankGroup(Ranks):
         rank: This rank's number.
         store: The group's store.
         direct: Whether the group's backend takes tensors of this rank's device.
+        own_address: The address of this rank's machine; None: that of the place.
     """
 
-    def __init__(self, place: GroupPlace, rank: int, store: Store, *, direct: bool) -> None:
-        self.rank, self.size = rank, place.size
-        self._store = store
+    def __init__(
+        self,
+        place: GroupPlace,
+        rank: int,
+        store: Store,
+        *,
+        direct: bool,
+        own_address: str | None = None,
+    ) -> None:
+        self.rank, self.size, self.place = rank, place.size, place
+        self.own_address = own_address or place.address
+        self.store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
+        self._further: list[Any] = []
+        self._leaves_on_failure = False
         self._step_timeout = timedelta(seconds=place.timeout)
         self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
         self._gradients: GradientSums | None = None
         self._sends_early = False
+        self._pending: list[Any] = []
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
     @classmethod
@@ -240,7 +277,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with _interface(own_address or place.address), _own_excepthook():
+            with interface(own_address or place.address), _own_excepthook():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -254,7 +291,7 @@ class RankGroup(Ranks):
                 f"{place.port} within {place.join_timeout:g} s ({problem}); a rank has ended, or "
                 "its machine cannot be reached; the trial is retried"
             ) from problem
-        return cls(place, rank, store, direct=direct)
+        return cls(place, rank, store, direct=direct, own_address=own_address)
 
     def exchange(
         self,
@@ -272,21 +309,25 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
+            if self._leaves_on_failure:
+                self._leave(problem)
+                raise
             error, present = problem, [False] * len(parameters)
         gradients.send_rest()
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
-        gradients.wait()
+        self._wait()
         if sums[1]:
             gradients.send_again()
-            gradients.wait()
+            self._wait()
         gradients.give_back(parameters, [count > 0 for count in sums[4:]])
         if device is None or not stays:
             return sums[2], sums[3], int(sums[0])
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
         self._all_reduce(on_device)
-        wide = torch.promote_types(parameters[0].dtype, torch.float32)
+        kind = next((p.dtype for p in parameters), torch.float32)
+        wide = torch.promote_types(kind, torch.float32)
         return on_device[0].to(wide), on_device[1].to(wide), int(sums[0])
 
     def in_step(self, window: Iterable[Any]) -> Iterator[Any]:
@@ -295,7 +336,10 @@ class RankGroup(Ranks):
         batch = next(batches, _END)
         while batch is not _END:
             following = next(batches, _END)
-            if following is _END and self._gradients is not None and self._sends_early:
+            early = (
+                self._sends_early and not self._leaves_on_failure
+            )  # it has operations in between
+            if following is _END and self._gradients is not None and early:
                 self._gradients.send_early()
             yield batch
             batch = following
@@ -305,16 +349,23 @@ class RankGroup(Ranks):
         gradients = self._gradients_of(parameters)
         counts = self.sum([_has_gradient(parameter) for parameter in parameters])
         gradients.send_rest()
-        gradients.wait()
+        self._wait()
         gradients.give_back(parameters, [count > 0 for count in counts])
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
         """Return the sums over the ranks, in float64; raise if a rank has an error."""
         return self._sum_flagged([float(value) for value in values], error)
 
-    def together(self, error: BaseException | None, *, without_end: bool = False) -> None:
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Raise on every rank if one of them has an error."""
-        self._sum_flagged([], error, _WITHOUT_END if without_end else None)
+        limit = timedelta(seconds=seconds) if seconds is not None else None
+        self._sum_flagged([], error, _WITHOUT_END if without_end else limit)
 
     @contextlib.contextmanager
     def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
@@ -324,11 +375,14 @@ class RankGroup(Ranks):
         except RankLost:
             raise  # there is no group any more
         except Exception as error:
+            if self._leaves_on_failure:
+                self._leave(error)
+                raise
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
 
-    def decide(self, numbers: Sequence[float]) -> list[float]:
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
         told = torch.tensor(numbers, dtype=torch.float64)
         self._broadcast(told)
@@ -373,6 +427,33 @@ class RankGroup(Ranks):
             states.append(parse_state(received.numpy().tobytes()))
         return states
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the group's backend takes tensors of this rank's device."""
+        return self._direct
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+        self._all_reduce(tensor)
+
+    def beside(self) -> RankGroup:
+        """Return the same ranks in a second group, for another thread of each."""
+        other = copy.copy(self)
+        other._timeout = _WITHOUT_END
+        other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
+        self._further.append(other._group)
+        return other
+
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange."""
+        self._leaves_on_failure = True
+
+    def group_of_model(self) -> dist.ProcessGroup:
+        """Return a group for the collective operations inside a sharded model."""
+        group: Any = dist.new_group(timeout=self._timeout)
+        self._further.append(group)
+        return cast("dist.ProcessGroup", group)
+
     @torch.no_grad()
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values into tensors that each rank has in the same order."""
@@ -414,20 +495,27 @@ class RankGroup(Ranks):
         self._set_timeout(self._step_timeout)
         return True
 
+    def use_group(self, group: Any) -> None:
+        """Talk over this group, which only this rank has opened, and end torch's default group."""
+        dist.destroy_process_group()
+        self._group, self._direct = group, False
+
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
         group: Any = self._group
         self._group = None
         if group is None:
             return
+        self._pending.clear()
         if self._gradients is not None:
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
             with contextlib.suppress(RuntimeError):  # the first rank may have ended
-                self._store.set(_FAILED, json.dumps(as_note(error, self.rank)))
+                self.store.compare_set(FAILED, "", json.dumps(as_note(error, self.rank)))
         if dist.group.WORLD is group:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+            for one in (*self._further, group):
+                with contextlib.suppress(RuntimeError):
+                    one.abort()
             dist.destroy_process_group()
 
     def _set_timeout(self, timeout: timedelta) -> None:
@@ -474,15 +562,19 @@ class RankGroup(Ranks):
         self._gradients.begin()
         return self._gradients
 
-    def _send(self, flat: Tensor) -> Callable[[], Any]:
-        """Begin to add up a tensor; return what waits for the end."""
+    def _send(self, flat: Tensor) -> None:
+        """Begin to add up a tensor; `_wait` waits for the end."""
         if not (self._direct or flat.device.type == "cpu"):
             self._all_reduce(flat)
-            return lambda: None
+            return
         options = self._options("AllreduceOptions")
         flat = torch.view_as_real(flat) if flat.is_complex() else flat
-        work = self._begun(lambda: self._group.allreduce([flat], options))
-        return lambda: self._run(lambda: work)
+        self._guarded(lambda: self._pending.append(self._group.allreduce([flat], options)))
+
+    def _wait(self) -> None:
+        """Wait for all tensors that were sent."""
+        while self._pending:
+            self._guarded(lambda: self._pending.pop(0).wait())
 
     def _all_reduce(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         options = self._options("AllreduceOptions", timeout)
@@ -530,29 +622,52 @@ class RankGroup(Ranks):
             RankLost: Another rank has left without a word, or did not come in time.
             TrainingError: Another rank has failed.
         """
-        self._begun(lambda: start().wait())
+        self._guarded(lambda: start().wait())
 
-    def _begun(self, start: Callable[[], Any]) -> Any:
+    def _guarded(self, call: Callable[[], Any]) -> None:
+        """Call what begins a collective operation, or waits for one; raise as `_run` does."""
         if self._group is None:
             raise RankLost(f"rank {self.rank} has left the group of its trial")
         try:
-            return start()
+            call()
         except RuntimeError as problem:
-            note = self._note_of_failure()
-            if note is not None:
-                raise as_error(note) from problem
-            raise RankLost(
-                f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and "
-                f"one was lost ({str(problem).splitlines()[0]}); its process has ended, its "
-                f"machine is gone, or it did not come within {self._timeout.total_seconds():g} s; "
-                "the trial is retried from its newest checkpoint"
-            ) from problem
+            reason = str(problem)
+        else:
+            return
+        # Not `from problem`: its frames hold the operation, and as long as anything does, the
+        # sockets stay open when this rank leaves, and the next rank waits in vain.
+        raise self._cause_of(reason)
+
+    def _cause_of(self, reason: str) -> TrainingError:
+        """Return why a collective operation failed: another rank has failed, or is lost."""
+        note = self._note_of_failure()
+        if note is not None:
+            return as_error(note)
+        return RankLost(
+            f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
+            f"was lost ({reason.splitlines()[0]}); its process has ended, its machine is gone, or "
+            f"it did not come within {self._timeout.total_seconds():g} s; the trial is retried "
+            "from its newest checkpoint"
+        )
+
+    def _leave(self, problem: Exception) -> None:
+        """Leave the group after an error inside a sharded model; raise its cause if there is one.
+
+        Raises:
+            RankLost: Another rank has left in the middle of an operation.
+            TrainingError: Another rank has failed.
+        """
+        is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
+        cause = self._cause_of(str(problem)) if is_of_group else problem
+        self.close(cause)
+        if cause is not problem:
+            raise cause from problem.with_traceback(None)  # its frames hold the operation
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
-            if not self._store.check([_FAILED]):
+            if not self.store.check([FAILED]):
                 return None
-            note: dict[str, Any] = json.loads(self._store.get(_FAILED))
+            note: dict[str, Any] = json.loads(self.store.get(FAILED))
         except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
             return None
         return note if note["rank"] != self.rank else None
@@ -607,9 +722,9 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interface(address: str) -> Iterator[None]:
+def interface(address: str) -> Iterator[None]:
     """Have gloo use the network interface with an address; it would take that of the host name."""
-    name = _interface_of(address)
+    name = interface_of(address)
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -622,7 +737,8 @@ def _interface(address: str) -> Iterator[None]:
             os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def _interface_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface with an address; None if none has it."""
     if address.startswith("127."):
         return "lo"
     import psutil

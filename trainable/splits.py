@@ -1,6 +1,7 @@
 """Tell tensors, data sets and streams apart, and check streams and samplers.
 
-What must not live here: reading a stream (`streams.py`), or drawing an order (`samplers.py`).
+What must not live here: reading a stream (`stream_reader.py`), or drawing an order
+(`samplers.py`).
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ def sampler_problems(data: Data) -> Iterator[str]:
         for one in (sampler, getattr(sampler, "sampler", None)):
             if (processes := getattr(one, "num_replicas", 1)) not in (1, None):
                 yield (
-                    f"{name} is {_kind(one)} for {processes} processes; a run trains in one "
-                    "process, and would see only its share of the samples; remove it: a run "
-                    "shuffles the samples itself"
+                    f"{name} is {_kind(one)} for {processes} processes; a run shuffles the "
+                    "samples itself and divides them among its ranks, and would see only a share "
+                    "of them; remove it"
                 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from trainable.precision import Precision, device_name
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.task import Batch, Task
+
+if TYPE_CHECKING:
+    from trainable.sharding import Layout
 
 _NO_GRADIENT = (
     "no parameter received a gradient; the loss does not depend on any parameter of "
@@ -79,6 +82,14 @@ class Step:
         ranks: This rank of the trial.
     """
 
+    layout: Layout | None = None
+    """How the tensors of a sharded model are saved and restored; None: the model is whole."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the model."""
+        return self.layout is not None
+
     def __init__(
         self,
         *,
@@ -96,6 +107,8 @@ class Step:
         self.schedule, self.precision, self.clipper = schedule, precision, clipper
         self.average = average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.exchanged = self.parameters
+        """The parameters whose gradients the exchange adds up."""
         self.device = device = self.parameters[0].device
         # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
         # any case.
@@ -113,7 +126,7 @@ class Step:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss, weight, passes = self.ranks.exchange(
-            lambda: self._micro_batches(window), self.parameters, self._stays_on
+            lambda: self._micro_batches(window), self.exchanged, self._stays_on
         )
         if not passes:  # no micro-batch has targets: the gradients are 0
             self._backward(sum((p * 0).sum() for p in self.parameters if p.requires_grad))
@@ -128,21 +141,29 @@ class Step:
             self.schedule.set_lr(self.optimizer, step)
         return StepOutcome(taken, loss / weight, norm, lr, clipped, weight, norms)
 
+    def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
+        """Return the micro-batches of a window; those of a sharded model keep ranks in step."""
+        del backward
+        return window
+
     def _micro_batches(self, window: Iterable[Batch]) -> tuple[Scalar, Scalar, int]:
         """Add up the gradients of micro-batches; return loss, weight and backward passes."""
         loss: Scalar = 0.0
         weight: Scalar = 0.0
         passes = 0
-        with translate_torch_errors(self.device):  # each rank raises the same
-            for batch in window:
+        try:
+            for batch in self.passes(window, backward=True):
                 with self.precision.autocast():
                     part, share = self.task.loss(self.model, batch)
-                if part.requires_grad:
+                if part.requires_grad or self.is_sharded:
                     self._backward(part)
                     passes += 1
                 elif share:  # device synchronisation, if a constant loss has its weight on one
                     raise TaskError(_NO_GRADIENT)
                 loss, weight = loss + self._read(part), weight + self._read(share)
+        except Exception:
+            with translate_torch_errors(self.device):  # before it is sent to the other ranks
+                raise
         return loss, weight, passes
 
     def _backward(self, loss: Tensor) -> None:
@@ -226,8 +247,15 @@ def translate_torch_errors(device: torch.device) -> Iterator[None]:
             raise ConfigError(
                 f"BatchNorm was given a single sample to train on ({problem}); if that is the "
                 "epoch's last batch, write train.loader.drop_last: true; otherwise raise the "
-                "micro-batch, which is batch_size / accumulation",
+                "micro-batch, which is batch_size / accumulation / resources.workers",
                 key="train.batch_size",
+            ) from problem
+        if "mixed torch.Tensor and DTensor" in str(problem):
+            raise TaskError(
+                "a part of the model was used outside of the module that gathers it under "
+                f"train.sharding: fsdp ({str(problem).splitlines()[0]}); call the modules "
+                "themselves and not only their weights, let Task.sharded_modules() name the "
+                "modules that use them, or write train.sharding: none"
             ) from problem
         if "does not support sparse gradients" in str(problem):
             raise TaskError(

@@ -1,6 +1,6 @@
 """Check before a run starts that a stream would resume with the same samples.
 
-What must not live here: reading a stream (`streams.py`).
+What must not live here: reading a stream (`stream_reader.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from trainable.built import summary_of
 from trainable.errors import TaskError
 from trainable.rank_data import WHOLE
 from trainable.splits import has_state
-from trainable.streams import StreamReader, StreamSource, stream_name
+from trainable.stream_reader import StreamReader
+from trainable.streams import StreamSource, stream_name
 from trainable.train_state import check_state
 
 _CHECKED = 2

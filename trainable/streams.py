@@ -1,47 +1,41 @@
 """Windows read from a stream, which resume in the middle of an epoch.
 
-Each window is read and collated under its own seed, a function of the run's seed, the epoch, the
-loader process and the window's number. So what a stream draws from the generators of Python, NumPy
-and torch depends neither on training nor on interruptions.
-
 A checkpoint keeps the stream's own state, if it has one, as it was after the last trained window.
 Loader processes send it with each window, because they have read ahead. A stream without a state
 is read again from the epoch's start, and the trained samples are dropped. Loader processes start
-anew in each epoch, each with its own copy of the stream. What must not live here: samples with an
-index (`data.py`), or what counts as a stream (`splits.py`).
+anew in each epoch, each with its own copy of the stream. What must not live here: reading a
+window (`stream_reader.py`), samples with an index (`data.py`), or what counts as a stream
+(`splits.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from trainable.batches import move, pin
-from trainable.built import summary_of
+from trainable.batches import move
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import MicroBatches, end_loader_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
-from trainable.object_values import decode, encode
 from trainable.rank_checks import alike_on_ranks
-from trainable.rank_data import WHOLE, RankShare, check_dealt, share_of
+from trainable.rank_data import check_dealt, share_of
 from trainable.ranks import ALONE, Ranks
-from trainable.seeding import (
-    HostRngState,
-    derive_seed,
-    preserved_host_rng,
-    seed_generators_of,
-    seed_host,
-)
 from trainable.splits import begins_anew, gives_batches, has_state, length_of
+from trainable.stream_reader import (
+    Place,
+    StreamFormat,
+    StreamReader,
+    Window,
+    load_state,
+    save_state,
+)
 from trainable.task import Batch, Data
 from trainable.task_code import task_code
-from trainable.train_state import check_state
 
 
 @dataclass
@@ -75,188 +69,6 @@ class StreamPlan:
         return self.last_size
 
 
-@dataclass(frozen=True)
-class StreamFormat:
-    """How the items of a stream become windows.
-
-    Attributes:
-        seed: The run's seed.
-        split: `train`, `val` or `test`; each draws random numbers of its own.
-        items: Items of a window.
-        micro_items: Items of a forward pass.
-        batched: Items are batches.
-        collate: Makes a batch of a list of samples.
-        drop_last: Leave out a last window that is short.
-        skips: Resume by reading again, even if the stream has a state.
-        most: Read only so many windows; None: all.
-        share: The part of each window that this rank keeps; every rank reads all of it.
-    """
-
-    seed: int
-    split: str
-    items: int
-    micro_items: int
-    batched: bool
-    collate: Callable[[list[Any]], Batch]
-    drop_last: bool
-    skips: bool
-    most: int | None = None
-    share: RankShare = WHOLE
-
-
-class _Place(NamedTuple):
-    """Where the reading of one process is: after `windows` windows of `items` items in all."""
-
-    windows: int = 0
-    items: int = 0
-    state: Any = None
-    """The stream's own state, encoded; None if it has none."""
-    ended: bool = False
-    """Whether the stream has ended; its state is then the one with which the next epoch begins."""
-
-
-class _Window(MicroBatches):
-    """A window, and where the stream is after it; in this process, the place is read later."""
-
-    def __init__(
-        self,
-        batches: Iterator[Batch] | list[Batch],
-        size: int,
-        reader: int,
-        place: _Place | None = None,
-        summary: Any = None,
-    ) -> None:
-        super().__init__(batches)
-        self.size, self.reader, self.place = size, reader, place
-        self.summary = summary  # of the items of all ranks; None unless they compare it
-
-    def pin_memory(self) -> _Window:
-        """Return the window with its tensors in pinned memory."""
-        return _Window(list(map(pin, self)), self.size, self.reader, self.place, self.summary)
-
-
-class StreamReader:
-    """Reads the windows of an epoch in one process.
-
-    Args:
-        stream: The task's stream, or a loader process' copy of it.
-        format: How its items become windows.
-        number: Of the loader process, from 0.
-        epoch: Counted from 0.
-        place: Where to continue; None: at the epoch's start.
-    """
-
-    def __init__(
-        self, stream: Any, format: StreamFormat, number: int, epoch: int, place: _Place | None
-    ) -> None:
-        self._stream, self._format = stream, format
-        self._number, self._epoch = number, epoch
-        self._has_state = has_state(stream) and not format.skips
-        self._windows = self._items = 0
-        self._ended, self._summarised = False, format.share.size == 1
-        self._ahead: tuple[_Place, Any, HostRngState] | None = None
-        place = place or _Place()
-        with preserved_host_rng():
-            self._start(place)
-            self._skip_to(place.items)
-
-    def _start(self, place: _Place) -> None:
-        stream = self._stream
-        with task_code(f"{self._format.split}: the start of the stream"):
-            self._seed("start")
-            if callable(getattr(stream, "set_epoch", None)):
-                stream.set_epoch(self._epoch)
-            else:  # alike in all loader processes, which may share out what it shuffles
-                own = derive_seed(self._format.seed, self._format.split, self._epoch, "own")
-                seed_generators_of(stream, own)
-            if place.state is not None and self._has_state:
-                _load_state(stream, place.state)
-                self._windows, self._items = place.windows, place.items
-            self._iterator = iter(stream)
-
-    def _skip_to(self, wanted: int) -> None:
-        format = self._format
-        while self._items < wanted:
-            if not self._take(min(format.items, wanted - self._items)):
-                raise CheckpointError(
-                    f"{format.split}: the stream ended after {self._items} items of epoch "
-                    f"{self._epoch + 1}, and {wanted} had been trained before the interruption; "
-                    "a stream without a state is read again and must give the same items; give "
-                    "it state_dict() and load_state_dict(), or start a new run"
-                )
-
-    def place(self) -> _Place:
-        """Return where the reading is now.
-
-        Afterwards reads one item ahead: if there is none, the state must be that after the end.
-        """
-        if self._ahead is not None:
-            return self._ahead[0]  # the stream's state has the item that was read ahead
-        state = _save_state(self._stream) if self._has_state else None
-        place = _Place(self._windows, self._items, state, self._ended)
-        if self._ended:
-            return place
-        with preserved_host_rng():
-            items = self._read_items(1)
-            if items:
-                self._ahead = place, items[0], HostRngState()
-                return place
-        self._ended = True
-        return self.place()
-
-    def read(self) -> _Window | None:
-        """Return the next window, without its place; None at the end."""
-        format, share = self._format, self._format.share
-        with preserved_host_rng():
-            items = self._take(format.items)
-            if not items or (format.drop_last and len(items) < format.items):
-                return None
-            summary = None if self._summarised else summary_of(items)
-            self._summarised = True
-            if format.batched:
-                first = self._items - len(items)
-                own = [item for number, item in enumerate(items, first) if share.has(number)]
-                size = sum(map(_batch_length, items))
-                return _Window(own, size, self._number, summary=summary)
-            with task_code(f"{format.split}: collate"):
-                seed_host(share.seed(self._derived("collate", self._windows - 1)))
-                size, own = share.micro_size(format.micro_items), items[share.part(len(items))]
-                parts = [own[first : first + size] for first in range(0, len(own), size)]
-                batches = [format.collate(part) for part in parts]
-                return _Window(batches, len(items), self._number, summary=summary)
-
-    def _take(self, most: int) -> list[Any]:
-        items: list[Any] = []
-        if self._ahead is not None:
-            _, item, generators = self._ahead
-            self._ahead = None
-            generators.restore()
-            items = [item, *self._continue_items(most - 1)]
-        elif not self._ended:
-            items = self._read_items(most)
-        self._windows += 1
-        self._items += len(items)
-        self._ended = len(items) < most
-        return items
-
-    def _read_items(self, most: int) -> list[Any]:
-        """Read the first items of the next window, under its seed."""
-        self._seed("window", self._windows)
-        return self._continue_items(most)
-
-    def _continue_items(self, most: int) -> list[Any]:
-        format = self._format
-        with task_code(f"{format.split}: window {self._windows + 1} of epoch {self._epoch + 1}"):
-            return list(islice(self._iterator, most))
-
-    def _seed(self, *parts: int | str) -> None:
-        seed_host(self._derived(*parts))
-
-    def _derived(self, *parts: int | str) -> int:
-        format = self._format
-        return derive_seed(format.seed, format.split, self._epoch, self._number, *parts)
-
-
 class StreamSource:
     """Windows of a stream, read in this process or in loader processes.
 
@@ -286,14 +98,14 @@ class StreamSource:
         self._workers = 0 if isinstance(stream, DataLoader) else loader.num_workers
         self._epoch, self._ended = -1, False
         self._last_reader = 0
-        self._places: list[_Place | None] = [None] * max(1, self._workers)
+        self._places: list[Place | None] = [None] * max(1, self._workers)
         self._restored = False
         # An evaluation may end before the stream does, and each begins at the same place.
         rewinds = format.split == "val" and not self._workers
         rewinds = rewinds and has_state(stream) and not begins_anew(stream)
-        self._initial = _Place(state=_save_state(stream)) if rewinds else None
+        self._initial = Place(state=save_state(stream)) if rewinds else None
         self._reader: StreamReader | None = None
-        self._loaded: Iterator[_Window] | None = None
+        self._loaded: Iterator[Window] | None = None
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[MicroBatches]:
         """Yield the windows of an epoch: after a restored position, or else from its start."""
@@ -356,7 +168,7 @@ class StreamSource:
         self._reader = None
         self._epoch, self._ended = state["epoch"], state["ended"]
         self._last_reader, self._restored = state["last_reader"], True
-        self._places = [None if place is None else _Place(*place) for place in state["places"]]
+        self._places = [None if place is None else Place(*place) for place in state["places"]]
 
     def close(self) -> None:
         """End the loader processes."""
@@ -365,10 +177,10 @@ class StreamSource:
             shut_down()
         self._loaded = self._reader = None
 
-    def _places_at_start(self, epoch: int) -> list[_Place | None]:
+    def _places_at_start(self, epoch: int) -> list[Place | None]:
         """Return where each process begins: in mid-epoch, or with its state at the last end."""
         restored, self._restored = self._restored, False
-        nothing: list[_Place | None] = [self._initial] * len(self._places)
+        nothing: list[Place | None] = [self._initial] * len(self._places)
         if restored and self._epoch == epoch and not self._ended:
             return self._places
         follows = self._ended and self._epoch == epoch - 1
@@ -376,18 +188,18 @@ class StreamSource:
             return nothing
         if not restored and not self._workers:
             return nothing  # the object itself continues, or begins as at first
-        return [None if p is None else _Place(state=p.state) for p in self._places]
+        return [None if p is None else Place(state=p.state) for p in self._places]
 
-    def _read_here(self, place: _Place | None) -> Iterator[_Window]:
+    def _read_here(self, place: Place | None) -> Iterator[Window]:
         if place is not None and place.ended:
             if place.state is not None and not begins_anew(self.stream):
-                _load_state(self.stream, place.state)
+                load_state(self.stream, place.state)
             return
         self._reader = StreamReader(self.stream, self.format, 0, self._epoch, place)
         while (window := self._reader.read()) is not None:
             yield window
 
-    def _read_apart(self, places: list[_Place | None], first: int) -> Iterator[_Window]:
+    def _read_apart(self, places: list[Place | None], first: int) -> Iterator[Window]:
         """Read in loader processes, which take turns from process `first` on."""
         self.close()
         options = self._options
@@ -425,18 +237,18 @@ class _Readers(IterableDataset[Any]):
         stream: Any,
         format: StreamFormat,
         epoch: int,
-        places: list[_Place | None],
+        places: list[Place | None],
         first: int,
     ) -> None:
         self._stream, self._format, self._epoch = stream, format, epoch
         self._places, self._first = places, first
 
-    def __iter__(self) -> Iterator[_Window]:
+    def __iter__(self) -> Iterator[Window]:
         info = get_worker_info()
         assert info is not None
         number = info.id
         if number < self._first:
-            yield _Window([], 0, number)
+            yield Window([], 0, number)
         start = self._places[number]
         if start is not None and start.ended:
             return
@@ -513,39 +325,6 @@ def first_items(stream: Any, most: int) -> list[Any]:
     """Return the first items of a stream."""
     with task_code("the first samples of the stream"):
         return list(islice(iter(stream), most))
-
-
-def _save_state(stream: Any) -> Any:
-    with task_code("state_dict() of the stream"):
-        state = encode(stream.state_dict())
-    try:
-        check_state(state, "state_dict() of the stream")
-    except CheckpointError as problem:
-        raise TaskError(str(problem)) from None
-    return state
-
-
-def _load_state(stream: Any, state: Any) -> None:
-    with task_code("load_state_dict() of the stream"):
-        stream.load_state_dict(decode(state, None, torch.device("cpu")))
-
-
-def _batch_length(batch: Any) -> int:
-    """Return the samples of a batch: the length of its first tensor; 1 without a tensor."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, dict) else batch
-    if isinstance(batch, dict | list | tuple):
-        return next((_batch_length(part) for part in parts if _has_tensor(part)), 1)
-    return 1
-
-
-def _has_tensor(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_tensor, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_tensor, value))
-    return isinstance(value, Tensor)
 
 
 def stream_name(stream: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ Sums = dict[str, tuple[Number, Number | None]]
 itself is wanted. Plain data and tensors, as a checkpoint holds them."""
 FetchedSums = dict[str, tuple[float, float | None]]
 """The same as plain data."""
+AnySums = TypeVar("AnySums", Sums, FetchedSums)
 
 
 def add_value(sums: Sums, name: str, value: Number, weight: Number | None, reduce: Reduce) -> None:
@@ -65,14 +66,15 @@ def fetched(taken: Iterable[Sums]) -> list[FetchedSums]:
     return [{name: _pair(*next(pairs)) for name in sums} for sums in taken]
 
 
-def combined(of_ranks: Sequence[FetchedSums]) -> FetchedSums:
+def combined(of_ranks: Sequence[AnySums]) -> AnySums:
     """Return the sums of all ranks as one; a name counts where it was logged."""
-    found: FetchedSums = {}
-    for sums in of_ranks:
+    found = dict(of_ranks[0])
+    for sums in of_ranks[1:]:
         for name, (total, weights) in sums.items():
             before, weights_before = found.get(name, (0.0, None))
-            weight = None if weights is None else weights + (weights_before or 0.0)
-            found[name] = before + total, weight
+            if weights is not None and weights_before is not None:
+                weights = weights_before + weights
+            found[name] = before + total, weights
     return found
 
 

@@ -300,6 +300,17 @@ class Task:
         """
         return decay_groups(model)
 
+    def sharded_modules(self, model: nn.Module) -> Sequence[nn.Module] | None:
+        """Return the modules whose parameters are gathered together under `train.sharding: fsdp`.
+
+        Their parameters are whole only while the module's own `forward` computes; those of the
+        rest of the model, while the model's does. List inner modules before those that contain
+        them. The default returns None: the members of each `nn.ModuleList`, or of the
+        `nn.Sequential` that the model is.
+        """
+        del model
+        return None
+
     def build_optimizer(
         self, model: nn.Module, config: TrainConfig
     ) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None:

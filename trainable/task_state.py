@@ -56,7 +56,7 @@ _STATES: weakref.WeakValueDictionary[int, TaskState] = weakref.WeakValueDictiona
 
 
 def modules_state(
-    model: nn.Module, trained: Iterable[Tensor], task: object = None, data: object = None
+    model: nn.Module, trained: Iterable[object], task: object = None, data: object = None
 ) -> ObjectState:
     """Return the state of a model's modules that is not in `model.state_dict()`."""
     stored = _by_id([*_of_data(data), *trained, *([] if task is None else [task])])

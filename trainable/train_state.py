@@ -31,12 +31,13 @@ from trainable.optimizers import evaluated_weights, modal_parameters
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
-from trainable.sums import Sums
+from trainable.sums import Sums, combined
 from trainable.task import Task
 from trainable.task_state import TaskState, modules_state
 
 if TYPE_CHECKING:
     from trainable.data import Position
+    from trainable.sharding import Layout
 
 FORMAT = 2
 """Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
@@ -107,6 +108,7 @@ class TrainState:
         position: The position in the data, where the number of windows does not say it.
         ranks: This rank of the trial. The first one saves what differs on the others, too.
         accept_workers: Restore the state of another number of ranks.
+        layout: How the tensors of a sharded model are saved and restored; None: they are whole.
     """
 
     def __init__(
@@ -123,7 +125,9 @@ class TrainState:
         position: Position | None = None,
         ranks: Ranks = ALONE,
         accept_workers: bool = False,
+        layout: Layout | None = None,
     ) -> None:
+        self._layout = layout
         self._position = position
         self._ranks, self._accept_workers = ranks, accept_workers
         self.progress = TrainProgress()
@@ -141,7 +145,8 @@ class TrainState:
         self._task = task
         self._was_read_back = False
         trained = [*model.parameters(), *self._outside]
-        self._modules = modules_state(model, trained, task, data)
+        internals = [] if layout is None else layout.internals()
+        self._modules = modules_state(model, [*trained, *internals], task, data)
         files = {} if task is None else task.files_read
         self._base = FrozenBase(model, files) if trained_only else None
         self._held = None if task is None else TaskState(task, model, trained, data)
@@ -157,9 +162,9 @@ class TrainState:
         """
         own = self._own_state()
         others = self._ranks.gather({**own, _SUMS: self.progress.sums})
-        if others is None:  # the first rank saves it
+        if others is None and self._layout is None:  # the first rank saves it
             return own
-        more: dict[str, Any] = {_RANKS: others[1:]} if len(others) > 1 else {}
+        more: dict[str, Any] = {_RANKS: others[1:]} if others and len(others) > 1 else {}
         more |= {"outside": self._outside.state_dict()} if self._outside else {}
         more |= {} if self._average is None else {"average": self._average.state_dict()}
         more |= {"position": own["position"]} if self._position is not None else {}
@@ -169,7 +174,7 @@ class TrainState:
         if not self._was_read_back and not any(map(is_lazy, self._model.parameters())):
             self._was_read_back = True
             check_loading(self._model)
-        return more | {
+        state = more | {
             "format": FORMAT,
             "modules": own["modules"],
             "task": own["task"],
@@ -179,6 +184,7 @@ class TrainState:
             "progress": asdict(self.progress),
             "random": own["random"],
         }
+        return state if self._layout is None else self._layout.taken_apart(state)
 
     def _own_state(self) -> dict[str, Any]:
         """Return what differs from rank to rank."""
@@ -217,6 +223,8 @@ class TrainState:
                 f"the state has format {state['format']}; this version reads {FORMAT} and 1; use "
                 "the version that wrote it"
             )
+        if self._layout is not None:
+            state = self._layout.restored(state)
         # A state of format 1 may have them if its run warm-started from one of format 2.
         optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
         # Without one in the state, averaging begins now; without averaging, it ends now.
@@ -274,7 +282,9 @@ class TrainState:
             )
         rank = self._ranks.rank
         if rank == 0:
-            return state
+            # what ranks logged that are no more
+            lost = [other[_SUMS] for other in others[now - 1 :]]
+            return {**state, _SUMS: combined([state["progress"].get(_SUMS, {}), *lost])}
         if rank <= len(others):
             return others[rank - 1]
         return {**{key: state[key] for key in state if key != "random"}, _SUMS: {}}

@@ -45,7 +45,7 @@ class RankSizes:
             return None
         return cls(
             workers=config.workers,
-            sharded=getattr(config.train, "sharding", "none") != "none",
+            sharded=config.train.sharding != "none",
             batch_size=config.train.batch_size,
             micro_batch_size=-(-config.train.micro_batch_size // config.workers),
             weight_bytes=facts.weight_bytes,
@@ -82,9 +82,10 @@ class RankSizes:
         share = f"{least} or {least + 1}" if rest else f"{least}"
         known = "" if self.optimizer_bytes is not None else ", the optimizer's state left out"
         each = f"{format_bytes(self.rank_bytes)} of weights, gradients and optimizer state each"
+        whole = " with the whole model" if self.sharded else ""
         if self.sharded:
-            whole = f" of {format_bytes(self.whole_bytes)}: sharding saves "
-            each = f"{each},{whole}{format_bytes(self.whole_bytes - self.part_bytes)}{known}"
+            saved = format_bytes(self.whole_bytes - self.part_bytes)
+            each = f"{each}, of {format_bytes(self.whole_bytes)}: sharding saves {saved}{known}"
         else:
             saved = format_bytes(self.rank_bytes - self.part_bytes)
             exchange = f"{format_bytes(self.exchange_bytes)} of it to exchange gradients"
@@ -93,5 +94,5 @@ class RankSizes:
             f"{self.workers} for each trial; each takes {share} of the {self.batch_size} samples "
             f"of a step, at most {self.micro_batch_size} at a time",
             each,
-            "time and memory are those of one rank alone, without the exchange of gradients",
+            f"time and memory were measured in one process{whole}, without an exchange",
         ]

@@ -3,7 +3,8 @@
 Compared with `plain_loop.py` it has no `.to(context.device)` and no `.cpu()`, because model,
 optimizer and loaders pass through `accelerator.prepare(...)`. It adds two data loaders and
 gradient accumulation, with `accelerator.accumulate(model)` and `accelerator.backward(loss)`. Plain
-PyTorch would count micro-batches and divide the loss by their number.
+PyTorch would count micro-batches and divide the loss by their number. A trial of several processes
+(`resources.workers`) needs no change: each micro-batch is split between them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from trainable import Context, TrialConfig
 try:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import DataLoaderConfiguration
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"{missing.name} is not installed; it comes with an extra; "
@@ -34,7 +36,10 @@ def run(
     """Train two layers on handwritten digits, in micro-batches."""
     AcceleratorState._reset_state(reset_partial_state=True)  # a warm worker trains many trials
     accelerator = Accelerator(
-        gradient_accumulation_steps=config.train.accumulation, cpu=context.device.type == "cpu"
+        gradient_accumulation_steps=config.train.accumulation,
+        cpu=context.device.type == "cpu",
+        # batch sizes of all ranks; an order that depends on the epoch alone
+        dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True),
     )
     images, classes = load_digits(return_X_y=True)
     inputs = torch.as_tensor(images / 16, dtype=torch.float32)
@@ -56,7 +61,7 @@ def run(
     for epoch in context.remaining_epochs():
         train.set_epoch(epoch)
         model.train()
-        total = 0.0
+        total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # loss, samples
         for batch, targets in train:
             with accelerator.accumulate(model):  # one step for `accumulation` micro-batches
                 loss = nn.functional.cross_entropy(model(batch), targets)
@@ -65,18 +70,20 @@ def run(
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-            total += loss.item() * len(targets)
+            total += torch.stack([loss.detach() * len(targets), loss.new_tensor(len(targets))])
+        train_loss, trained = accelerator.reduce(total).tolist()
 
         model.eval()
         hits, val_loss = 0.0, 0.0
         with torch.inference_mode():
             for batch, targets in val:
-                logits = model(batch)
+                # of all ranks, without the samples that fill up the last batch
+                logits, targets = accelerator.gather_for_metrics((model(batch), targets))
                 val_loss += nn.functional.cross_entropy(logits, targets, reduction="sum").item()
                 hits += (logits.argmax(1) == targets).sum().item()
         yield (
             {
-                "train/loss": total / len(samples),
+                "train/loss": train_loss / trained,
                 "val/loss": val_loss / len(held_out),
                 "val/accuracy": hits / len(held_out),
             },

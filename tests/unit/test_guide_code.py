@@ -94,7 +94,7 @@ def _config(name: str) -> TrialConfig:
 
 def test_tasks_and_loop_are_found() -> None:
     assert len(TASKS) >= 11
-    assert len(LOOPS) == 2
+    assert len(LOOPS) == 4
 
 
 @pytest.mark.parametrize(("block", "name"), TASKS)

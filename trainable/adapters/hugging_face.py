@@ -25,6 +25,7 @@ from torch import Tensor
 
 from trainable.custom_loop import Context
 from trainable.errors import CheckpointError, ConfigError
+from trainable.loop_steps import PER_RANK
 
 try:
     from transformers import TrainerCallback, TrainingArguments
@@ -77,6 +78,7 @@ def reports(trainer: Any, context: Context) -> Iterator[Report]:
     A report has the trainer's metrics: `eval_loss` is named `val/loss`, and `loss` is named
     `train/loss`. A checkpoint that the trainer saves at an evaluation becomes the state of the
     run, and a resumed run continues from it. The trainer's files are removed once they are read.
+    With several ranks, the trainer uses all of them, and each keeps its own random states.
 
     Args:
         trainer: A `transformers.Trainer`. When the run is pruned, its `train` ends as if a
@@ -90,11 +92,13 @@ def reports(trainer: Any, context: Context) -> Iterator[Report]:
     _check_arguments(trainer.args, context)
     if trainer.args.disable_tqdm:
         disable_progress_bar()  # of each checkpoint that is written
+    if context.rank:  # another rank's files are removed while this one still writes
+        trainer.args.output_dir = f"{trainer.args.output_dir}/rank_{context.rank}"
     directory = Path(trainer.args.output_dir)
     _remove_checkpoints(directory)  # what an interrupted process left
     restored = context.restored or {}
     checkpoint = _write_checkpoint(restored, directory) if restored else None
-    callback = ReportCallback(context.epochs, restored.get("learning_rate"))
+    callback = ReportCallback(context.epochs, restored.get("learning_rate"), rank=context.rank)
     trainer.add_callback(callback)
 
     def train() -> None:
@@ -116,9 +120,13 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
         num_reports: The reports of the run's budget.
         learning_rate: The learning rate with which the checkpoint was trained; None for a new
             run. If the trainer's differs, the schedule is scaled.
+        rank: The process among those of the trial.
     """
 
-    def __init__(self, num_reports: int, learning_rate: float | None = None) -> None:
+    def __init__(
+        self, num_reports: int, learning_rate: float | None = None, *, rank: int = 0
+    ) -> None:
+        self._rank = rank
         self._num_reports = num_reports
         self._learning_rate = learning_rate
         self._evaluated: dict[str, float] = {}
@@ -159,6 +167,8 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]
         if not self._evaluated:
             return
         held = _read_checkpoint(args, state) if saved else None
+        if held is not None and self._rank:  # the first rank's state has the rest
+            held = {PER_RANK: {"files": held["files"]}}
         metrics = {name: _merged(name, values) for name, values in self._logged.items()}
         metrics |= self._evaluated
         self._logged, self._evaluated = {}, {}
@@ -309,7 +319,8 @@ def _write_checkpoint(restored: Mapping[str, Any], directory: Path) -> str:
     """Write the files of a state for the trainer to resume from; return their directory."""
     try:
         target = _checkpoint_of(directory, int(restored["step"]))
-        files: dict[str, Tensor] = restored["files"]
+        own: Mapping[str, Any] = restored.get(PER_RANK, {})
+        files: dict[str, Tensor] = {**restored["files"], **own.get("files", {})}
         for name, content in files.items():
             relative = PurePosixPath(name)
             if relative.is_absolute() or ".." in relative.parts:

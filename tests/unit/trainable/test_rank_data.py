@@ -142,19 +142,6 @@ def _noise(samples):
     return torch.stack([sample[0] for sample in samples]), torch.rand(())
 
 
-def test_collate_draws_other_numbers_on_each_rank():
-    plan = WindowPlan(9, 9, 9)
-    drawn = []
-    for share in [WHOLE, *_shares(3)]:
-        source = LoaderSource(
-            Numbers(9), plan, split="train", device=CPU, loader=LoaderConfig(), collate=_noise,
-            share=share,
-        )  # fmt: skip
-        drawn.append(_read(source)[0][0][1].item())
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn)) == 3
-
-
 class Reading(Ranks):
     """A rank whose others read as it does."""
 
@@ -190,10 +177,10 @@ class Counted(IterableDataset):
         self.at = state["at"]
 
 
-def _stream(share, *, batched=False, split="train", workers=0, accumulation=2):
+def _stream(share, *, batched=False, split="train", workers=0, accumulation=2, collate=None):
     stream = Counted(batched)
     return open_stream(
-        Data(train=stream, val=stream, batched=batched),
+        Data(train=stream, val=stream, batched=batched, collate=collate),
         split,
         TrainConfig(batch_size=4, accumulation=accumulation, loader={"num_workers": workers}),
         seed=5,
@@ -204,6 +191,27 @@ def _stream(share, *, batched=False, split="train", workers=0, accumulation=2):
 
 def _items(window):
     return [row.tolist() for batch in window for row in (batch if batch.ndim > 1 else [batch])]
+
+
+@pytest.mark.parametrize("kind", ["loader", "stream"])
+def test_collate_draws_other_numbers_on_each_rank(kind):
+    drawn = []
+    for share in [WHOLE, *_shares(3)]:
+        if kind == "stream":
+            source = _stream(share, collate=_noise)
+        else:
+            source = LoaderSource(
+                Numbers(9),
+                WindowPlan(9, 9, 9),
+                split="train",
+                device=CPU,
+                loader=LoaderConfig(),
+                collate=_noise,
+                share=share,
+            )
+        drawn.append(_read(source)[0][0][1].item())
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])

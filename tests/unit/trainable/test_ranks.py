@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.rank_training import Groups, config, curve, parameters, to_end
+from tests.rank_training import TIMEOUT, Groups, config, curve, parameters, to_end
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -57,6 +58,7 @@ class Ends(NamedTuple):
 
     runs: dict[str, Trained]
     errors: dict[str, TrainingError]
+    seconds: dict[str, float]
     others: dict[str, list[str]]
 
 
@@ -78,17 +80,17 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "oom": (config(3, {"fails": "2 oom 5"}), "oom"),
         "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
         "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
-        "begun": (config(3), "begun"),
-        "refused": (config(2), "begun"),
-        "fewer": (config(2), "begun"),
+        "begun": (config(2), "begun"),
+        "refused": (config(3), "begun"),
+        "more": (config(3), "begun"),
         "killed": (config(3, {"fails": "1 kill 5"}), "killed"),
     }
-    done = Ends({}, {}, {})
+    done = Ends({}, {}, {}, {})
     try:
         with LocalRanks(3) as children, warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingCaution)  # BatchNorm
             groups = Groups(children, [(made, root / where) for made, where in runs.values()])
-            groups.begin(accept_workers=[list(runs).index("fewer")])
+            groups.begin(accept_workers=[list(runs).index("more")])
             for number, (name, (_, where)) in enumerate(runs.items()):
                 _train(groups, number, name, root / where, done)
                 if name == "cut":
@@ -106,6 +108,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
 def _train(groups: Groups, number: int, name: str, directory: Path, done: Ends) -> None:
     stop_at = CUT if name in ("cut", "begun") else 10**6
     opened: list[Trainer] = []
+    started = time.monotonic()
     try:
         with groups.first(number, should_stop=lambda: opened[-1].position >= stop_at) as trainer:
             opened.append(trainer)
@@ -113,6 +116,7 @@ def _train(groups: Groups, number: int, name: str, directory: Path, done: Ends) 
             done.runs[name] = _trained(trainer, directory)
     except TrainingError as error:
         done.errors[name] = error
+    done.seconds[name] = time.monotonic() - started
 
 
 def _train_alone(directory: Path, done: Ends) -> None:
@@ -196,13 +200,19 @@ def test_a_killed_rank_is_lost_to_the_others(ends: Ends) -> None:
     assert second.startswith("rank_lost")
 
 
+def test_the_first_rank_hears_of_a_failure_at_once(ends: Ends) -> None:
+    assert {"raising", "oom", "hook", "nan", "killed"} <= ends.errors.keys()
+    for name in ends.errors:
+        assert ends.seconds[name] < TIMEOUT / 2, name
+
+
 def test_another_number_of_ranks_must_be_accepted(ends: Ends) -> None:
     error = ends.errors["refused"]
     assert isinstance(error, ConfigError)
     assert error.key == "resources.workers"
-    for mine, other in zip(ends.runs["fewer"].weights, ends.runs["one"].weights, strict=True):
+    for mine, other in zip(ends.runs["more"].weights, ends.runs["one"].weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
-    assert len(ends.runs["fewer"].rows) == 52
+    assert len(ends.runs["more"].rows) == 52
 
 
 def _differing(one: Any, other: Any, path: str = "") -> list[str]:

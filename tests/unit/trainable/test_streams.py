@@ -214,7 +214,7 @@ class It(Base):
         (
             DATA.format("plain, plain, sampler=DistributedSampler(plain, 2, 0)"),
             {},
-            "DistributedSampler for 2 processes; a run trains in one process",
+            "DistributedSampler for 2 processes; a run shuffles the samples itself",
         ),
         (
             DATA.format("Stream(), plain"),

@@ -18,7 +18,12 @@ from trainable.checkpoint import CheckpointStore, Generation
 from trainable.config import CheckpointConfig, TrialConfig
 from trainable.metrics_file import read_rows
 from trainable.storage.local import LocalFiles
-from trainable.warm_start import copy_generations, inherited, link_checkpoint_from_donor
+from trainable.warm_start import (
+    copy_generations,
+    inherited,
+    link_checkpoint_from_donor,
+    with_inheritance,
+)
 
 Train = Callable[..., dict[str, Any]]
 DONOR, HEIR = {"lr": 0.05, "weight_decay": 0.3}, {"lr": 0.001, "weight_decay": 0.0}
@@ -236,3 +241,28 @@ def test_run_with_copied_generations_continues_the_other(tmp_path: Path, train: 
     assert differences(without_measured(found), without_measured(newest(tmp_path / "whole"))) == []
     assert curve(tmp_path / "second") == curve(tmp_path / "whole")
     assert saved(tmp_path / "first") == before
+
+
+def test_further_ranks_keep_their_random_numbers(tmp_path: Path) -> None:
+    def save(run: Path, name: str, reports: int) -> None:
+        store = CheckpointStore(run, CheckpointConfig())
+        own = {key: f"{name}'s {key}" for key in ("random", "position", "task")}
+        progress = {"reports": reports, "since_report": 0}
+        state = {**own, "progress": progress, "ranks": [{**own, "sums": f"{name}'s sums"}]}
+        store.maybe_save(lambda: state, step=reports, epoch=reports, final=True)
+
+    save(tmp_path / "donor", "donor", 3)
+    save(tmp_path / "heir", "heir", 2)
+    link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "heir")
+    merged = with_inheritance(tmp_path / "heir", newest(tmp_path / "heir"), [])
+    assert merged is not None
+    assert merged["ranks"] == [
+        {
+            "random": "heir's random",
+            "task": "donor's task",
+            "position": "donor's position",
+            "sums": "donor's sums",
+        }
+    ]
+    assert merged["random"] == "heir's random"
+    assert merged["position"] == "donor's position"

@@ -157,10 +157,10 @@ def test_wording_of_a_plan(case: str, request: pytest.FixtureRequest) -> None:
     assert len(plan.in_one_line()) <= COLUMNS - 2
 
 
-@pytest.mark.parametrize("sharding", ["none"])
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_ranks_divide_a_step_and_what_is_sharded(sharding: str) -> None:
     more = "resources: {workers: 3, gpu: 0}\n" + SPACE
-    more += "train: {batch_size: 64, accumulation: 4}\n"
+    more += f"train: {{batch_size: 64, accumulation: 4, sharding: {sharding}}}\n"
     plan = _plan(more, weight_bytes=3_000, optimizer_bytes=6_000)
     assert plan.ranks is not None
     assert plan.ranks.micro_batch_size == 6

@@ -1,0 +1,227 @@
+"""Custom loops on several ranks: in step, with any framework's own group, resumed exactly."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from tests.loop_cases import Case, config_of, other_ranks
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.diagnostics import MEASURED
+from trainable.errors import CheckpointError, RankFailed, RankLost, TaskError
+from trainable.loop_steps import restored_state
+from trainable.metrics_file import read_rows
+from trainable.ranks import ALONE, Ranks
+
+pytestmark = pytest.mark.integration
+PLAIN = "tests.loop_cases:plain"
+FRAMEWORKS = {
+    "accelerate": ("sweeps.examples.accelerate_loop:run", 256),
+    "transformers": ("tests.framework_loops:hugging_face", 16),
+    "lightning": ("tests.framework_loops:lightning", 16),
+}
+INSTALLED = [
+    name
+    for name in FRAMEWORKS
+    if importlib.util.find_spec(name) is not None or os.environ.get("CI") == "true"
+]
+
+
+class Outcome:
+    """How a run ended on the first rank."""
+
+    error: Exception | None = None
+    resumed_at = 0
+    initialized = False
+    environment: dict[str, str]
+
+
+def _run(case: Case, stop_after: int | None = None) -> Outcome:
+    outcome, before = Outcome(), dict(os.environ)
+    reports = 0
+
+    def should_stop() -> bool:
+        nonlocal reports
+        reports += 1
+        return reports == stop_after
+
+    try:
+        with (
+            case.join() as ranks,
+            open_trainer(
+                case.config, case.directory, device="cpu", ranks=ranks, should_stop=should_stop
+            ) as run,
+        ):
+            outcome.resumed_at = run.resumed_at
+            outcome.environment = {k: v for k, v in os.environ.items() if before.get(k) != v}
+            list(run.events())
+    except Exception as problem:
+        outcome.error = problem
+    assert not {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & os.environ.keys()
+    assert not torch.distributed.is_initialized()
+    return outcome
+
+
+def _curve(directory) -> list[dict[str, float]]:
+    rows = [row.metrics for row in read_rows(directory)]
+    return [{k: v for k, v in row.items() if k not in MEASURED} for row in rows]
+
+
+def _state(directory) -> dict[str, Any]:
+    store = CheckpointStore(directory)
+    return store.load(store.newest())
+
+
+def _assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            _assert_same(value, other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for each, its in zip(one, other, strict=True):
+            _assert_same(each, its)
+    else:
+        assert one == other
+
+
+@pytest.fixture(scope="module")
+def three_ranks(tmp_path_factory):
+    """Runs of a script for torchrun on three ranks."""
+    base = tmp_path_factory.mktemp("three")
+    cases = {
+        "whole": Case(config_of(PLAIN, workers=3), base / "whole"),
+        "stopped": Case(config_of(PLAIN, workers=3), base / "cut"),
+        "resumed": Case(config_of(PLAIN, workers=3), base / "cut"),
+        "rank 1 ends early": Case(config_of(PLAIN, workers=3, skips=1), base / "early"),
+        "rank 0 ends early": Case(config_of(PLAIN, workers=3, skips=0), base / "late"),
+        "raises": Case(config_of(PLAIN, workers=3, in_epoch_2="raise"), base / "raises"),
+    }
+    with other_ranks([*cases.values()]) as ranks:
+        outcomes = {
+            name: _run(case, 2 if name == "stopped" else None) for name, case in cases.items()
+        }
+        ends = [dict(zip(cases, end.result, strict=True)) for end in ranks.ends()]
+    return base, outcomes, ends
+
+
+def test_loop_has_the_environment_of_torchrun(three_ranks):
+    environment = three_ranks[1]["whole"].environment
+    assert (environment["RANK"], environment["WORLD_SIZE"]) == ("0", "3")
+    assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("0", "1")
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_first_rank_alone_reports(three_ranks):
+    base, outcomes, ends = three_ranks
+    assert outcomes["whole"].error is None
+    assert [row["rank"] for row in _curve(base / "whole")] == [0.0] * 4
+    assert [end["whole"] for end in ends] == ["", ""]
+
+
+def test_stopped_and_resumed_it_equals_a_whole_run(three_ranks):
+    base, outcomes, ends = three_ranks
+    assert outcomes["resumed"].resumed_at == 2
+    assert _curve(base / "cut") == _curve(base / "whole")
+    _assert_same(_state(base / "cut"), _state(base / "whole"))
+    own = [state["per_rank"]["own"] for state in [*_state(base / "cut")["ranks"]]]
+    assert not torch.equal(*own), "each rank keeps its own generator"
+    assert [end["stopped"] for end in ends] == ["", ""]
+
+
+@pytest.mark.parametrize("which", ["rank 1 ends early", "rank 0 ends early"])
+def test_rank_that_yields_less_is_named(three_ranks, which):
+    _, outcomes, ends = three_ranks
+    error = outcomes[which].error
+    assert isinstance(error, TaskError)
+    assert "rank 1" in str(error)
+    assert "3 reports" in str(error)
+    assert ends[1][which].startswith("TaskError")
+
+
+def test_error_on_a_rank_fails_the_trial_with_its_text(three_ranks):
+    """The others are within an operation of the loop's own group at that time."""
+    _, outcomes, ends = three_ranks
+    error = outcomes["raises"].error
+    assert isinstance(error, RankFailed)
+    assert "rank 1: ValueError: bad sample 17" in str(error)
+    assert "in _misbehave" in "".join(error.__notes__)
+    assert ends[0]["raises"] == "ValueError: bad sample 17"
+    assert ends[1]["raises"].startswith("RankFailed: rank 1")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """Runs on two ranks: a killed one, and the frameworks."""
+    base = tmp_path_factory.mktemp("two")
+    whole = Case(config_of(PLAIN), base / "whole")
+    dies = Case(config_of(PLAIN, in_epoch_2="die"), base / "killed")
+    with other_ranks([whole, dies]):
+        outcomes = {"whole": _run(whole), "killed": _run(dies)}
+    cases = {"resumed": Case(config_of(PLAIN), base / "killed")}
+    for name in INSTALLED:
+        loop, batch_size = FRAMEWORKS[name]
+        config = config_of(loop, batch_size=batch_size)
+        cases[f"{name} whole"] = Case(config, base / f"{name} whole")
+        cases[f"{name} stopped"] = Case(config, base / f"{name} cut")
+        cases[f"{name} resumed"] = Case(config, base / f"{name} cut")
+    with other_ranks([*cases.values()]) as ranks:
+        for name, case in cases.items():
+            outcomes[name] = _run(case, 2 if name.endswith("stopped") else None)
+        ends = [end.result for end in ranks.ends()]
+    assert ends == [[""] * len(cases)]
+    return base, outcomes
+
+
+def test_killed_rank_is_lost_and_the_run_resumes(two_ranks):
+    base, outcomes = two_ranks
+    assert isinstance(outcomes["killed"].error, RankLost)
+    assert outcomes["resumed"].resumed_at == 2
+    assert _curve(base / "killed") == _curve(base / "whole")
+    _assert_same(_state(base / "killed")["loop"], _state(base / "whole")["loop"])
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_framework_trains_on_all_ranks_and_resumes(two_ranks, name):
+    if name not in INSTALLED:
+        pytest.skip(f"needs {name}")
+    base, outcomes = two_ranks
+    whole, resumed = outcomes[f"{name} whole"], outcomes[f"{name} resumed"]
+    assert (whole.error, resumed.error) == (None, None)
+    assert resumed.resumed_at == 2
+    curves = [_curve(base / f"{name} {run}") for run in ("whole", "cut")]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 4
+    assert curves[0][-1]["val/loss"] < curves[0][0]["val/loss"]
+
+
+class _Second(Ranks):
+    rank, size = 1, 2
+
+
+SAVED: dict[str, Any] = {
+    "loop": {"model": 1, "per_rank": {"own": 2}},
+    "ranks": [{"own": 3}],
+}
+
+
+def test_each_rank_gets_its_own_part_of_the_state():
+    assert restored_state(SAVED, _Second()) == {"model": 1, "per_rank": {"own": 3}}
+    assert restored_state({**SAVED, "ranks": [None]}, _Second()) == {"model": 1}
+    assert restored_state({"loop": SAVED["loop"]}, ALONE) == SAVED["loop"]
+
+
+def test_another_number_of_ranks_must_be_accepted():
+    with pytest.raises(CheckpointError, match="2 ranks"):
+        restored_state(SAVED, ALONE)
+    assert restored_state(SAVED, ALONE, accept_workers=True) == SAVED["loop"]
+    alone = {"loop": SAVED["loop"]}
+    assert restored_state(alone, _Second(), accept_workers=True) == {"model": 1}

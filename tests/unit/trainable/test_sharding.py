@@ -1,0 +1,284 @@
+"""Sharded models: equal to one process, resumed bit for bit, saved in a shard of each rank."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rank_training import Groups, config, curve, to_end
+from tests.sharded_tasks import Deep
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.config import TrainConfig, TrialConfig
+from trainable.errors import ConfigError, RankLost, TaskError, TrainingError
+from trainable.export import export_weights
+from trainable.local_ranks import LocalRanks
+from trainable.loop import Trainer
+from trainable.sharding import check_shardable, check_units
+from trainable.snapshot import snapshot
+
+RANKS = 3
+FSDP = {"sharding": "fsdp"}
+
+
+def _config(
+    workers: int = RANKS, name: str = "Deep", task: dict[str, Any] | None = None, **train: Any
+) -> TrialConfig:
+    options = {"epochs": 4, "every": "3 steps", **(FSDP if workers > 1 else {}), **train}
+    return config(workers, {"name": f"tests.sharded_tasks:{name}", **(task or {})}, **options)
+
+
+class _Runs(NamedTuple):
+    """The directories of runs that have ended, the errors of those that failed, and states."""
+
+    root: Path
+    failed: dict[str, TrainingError]
+    seen: dict[int, dict[str, Any]]
+
+
+class _Observer:
+    """Keeps the state of the last step."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, dict[str, Any]] = {}
+
+    def wants(self, step: int) -> bool:
+        return step == 16
+
+    def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        self.states[step] = snapshot(state())
+
+
+def _state(directory: Path) -> dict[str, Any]:
+    store = CheckpointStore(directory)
+    newest = store.newest()
+    assert newest is not None
+    return store.load(newest)
+
+
+def _differing(one: Any, other: Any, path: str = "") -> list[str]:
+    if isinstance(one, torch.Tensor):
+        return [] if torch.equal(one, other) else [path]
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        return [
+            found for key in one for found in _differing(one[key], other[key], f"{path}/{key}")
+        ]
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        pairs = enumerate(zip(one, other, strict=True))
+        return [found for i, (a, b) in pairs for found in _differing(a, b, f"{path}/{i}")]
+    return [] if one == other else [path]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
+    """One group of processes trains all runs, one after the other."""
+    root = tmp_path_factory.mktemp("sharded")
+    dropout = {"dropout": 0.2}
+    plan = {
+        "plain": _config(),
+        "through": _config(task=dropout, ema={"decay": 0.9}),
+        "stopped": _config(task=dropout, ema={"decay": 0.9}),
+        "resumed": _config(task=dropout, ema={"decay": 0.9}),
+        "half": _config(),
+        "two": _config(2),
+        "own": _config(name="Counted", epochs=2, activation_checkpointing=True),
+        "failing": _config(task={"fails": "1 value 5"}),
+        "killed": _config(task={"fails": "2 killed 5"}),
+    }
+    failed, seen = {}, _Observer()
+    with LocalRanks(RANKS) as children:
+        places = {"resumed": "stopped", "two": "half"}
+        groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
+        groups.begin(accept_workers=[list(plan).index("two")])
+        for number, name in enumerate(plan):
+            options: dict[str, Any] = {}
+            if name in ("stopped", "half"):  # after its seventh step, of 16
+                calls = iter(range(100))
+                options["should_stop"] = lambda calls=calls: next(calls) == 6
+            try:
+                with groups.first(number, **options) as trainer:
+                    if name == "plain":
+                        trainer.store.observer = seen
+                    to_end(trainer)
+            except TrainingError as error:
+                failed[name] = error
+            if name in ("stopped", "half"):
+                shutil.copytree(root / name, root / f"{name}-copy")
+    one = open_trainer(_config(1), root / "one", device="cpu")
+    assert isinstance(one, Trainer)
+    with one:
+        to_end(one)
+    return _Runs(root, failed, seen.states)
+
+
+@pytest.mark.integration
+def test_sharded_training_equals_one_process(runs: _Runs) -> None:
+    for name in ("plain", "two"):
+        directory = runs.root / {"two": "half"}.get(name, name)
+        rows, expected = curve(directory), curve(runs.root / "one")
+        assert [row.step for row in rows] == [row.step for row in expected]
+        for row, other in zip(rows, expected, strict=True):
+            assert row.metrics == pytest.approx(other.metrics, abs=1e-7)  # accuracy is fp32
+            for key in ("train/loss", "train/grad_norm"):
+                assert row.metrics[key] == pytest.approx(other.metrics[key], abs=1e-12)
+        model, whole = _state(directory)["model"], _state(runs.root / "one")["model"]
+        for key, value in whole.items():
+            torch.testing.assert_close(model[key], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.integration
+def test_resumed_sharded_run_is_bit_exact(runs: _Runs) -> None:
+    assert curve(runs.root / "stopped") == curve(runs.root / "through")
+    found = _differing(_state(runs.root / "stopped"), _state(runs.root / "through"))
+    measured = ("samples_per_second", "memory")
+    assert [path for path in found if not any(part in path for part in measured)] == []
+
+
+@pytest.mark.integration
+def test_observed_state_is_the_one_on_disk(runs: _Runs) -> None:
+    assert _differing(runs.seen[16], _state(runs.root / "plain")) == []
+
+
+@pytest.mark.integration
+def test_each_rank_writes_its_shard(runs: _Runs) -> None:
+    newest = CheckpointStore(runs.root / "plain").newest()
+    assert newest is not None
+    assert sorted(path.name for path in newest.path.iterdir()) == sorted(newest.files)
+    assert len(newest.shards) == RANKS
+    state = _state(runs.root / "plain")
+    assert state["model"]["last.weight"].shape == (2, 5)  # the third rank's part is empty
+
+
+@pytest.mark.integration
+def test_flipped_bit_in_any_file_is_found(runs: _Runs, tmp_path: Path) -> None:
+    shutil.copytree(runs.root / "plain", tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run")
+    newest = store.newest()
+    assert newest is not None
+    for file in newest.files:
+        path = newest.path / file
+        content = path.read_bytes()
+        damaged = bytearray(content)
+        damaged[len(content) // 2] ^= 4
+        for broken in (bytes(damaged), content[:-1], None):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            found = CheckpointStore(tmp_path / "run").newest()
+            assert found is not None
+            assert found.step < newest.step, file
+        path.write_bytes(content)
+    (newest.path / "shard-00001.pt").unlink()
+    again = CheckpointStore(tmp_path / "run", _config().checkpoint)
+    resumed = again.resume()
+    again.close()
+    assert resumed is not None
+    assert resumed["progress"]["step"] < newest.step
+    assert "shard-00001.pt" in again.set_aside[0]
+
+
+@pytest.mark.integration
+def test_export_of_shards_has_the_whole_model(runs: _Runs, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    newest = CheckpointStore(runs.root / "plain").newest()
+    assert newest is not None
+    export_weights(newest.address, tmp_path / "model.safetensors")
+    exported = dict(load_file(tmp_path / "model.safetensors"))
+    model = dict(_state(runs.root / "plain")["model"])
+    assert model.pop("twin.weight") is model["first.weight"]  # tied: written once
+    assert _differing(exported, model) == []
+
+
+@pytest.mark.integration
+def test_own_evaluation_runs_on_a_sharded_model(runs: _Runs) -> None:
+    row = curve(runs.root / "own")[-1]
+    assert row.metrics["val/own"] == 1.0
+    assert runs.failed.keys() == {"failing", "killed"}
+
+
+@pytest.mark.integration
+def test_error_within_a_pass_names_the_rank(runs: _Runs) -> None:
+    assert "rank 1: ValueError: bad sample 17" in str(runs.failed["failing"])
+
+
+@pytest.mark.integration
+def test_rank_killed_within_a_pass_is_lost(runs: _Runs) -> None:
+    assert isinstance(runs.failed["killed"], RankLost)
+
+
+def _refusal(model: nn.Module, **changes: Any) -> str:
+    given = _config(**changes.pop("config", {}))
+    task = changes.pop("task", Deep())
+    with pytest.raises((ConfigError, TaskError)) as found:
+        check_shardable(given, task, model, given.train.precision)
+    return str(found.value)
+
+
+def _with(name: str, module: nn.Module) -> nn.Module:
+    model = Deep().build_model()
+    model.add_module(name, module)
+    return model
+
+
+class _OwnOptimizer(Deep):
+    def build_optimizer(self, model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=config.optimizer.lr)
+
+
+class _Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"workers": 1, "sharding": "fsdp"}, "workers: 2"),
+        ({"optimizer": {"name": "muon", "lr": 0.1}}, "muon"),
+        ({"optimizer": {"name": "adafactor", "lr": 0.1}}, "adafactor"),
+        ({"precision": "fp16"}, "fp16"),
+        ({"compile": True}, "train.compile: true"),
+        ({"channels_last": True}, "train.channels_last: true"),
+        ({"sync_batch_norm": True}, "train.sync_batch_norm: true"),
+        ({"batch_size": 2, "accumulation": 1}, "3 workers"),
+    ],
+)
+def test_configuration_that_excludes_sharding(config: dict[str, Any], named: str) -> None:
+    assert named in _refusal(Deep().build_model(), config=config)
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (nn.Embedding(5, 3, sparse=True), "sparse gradients"),
+        (nn.LazyLinear(3), "lazy"),
+        (_Scale(), "no dimension"),
+    ],
+)
+def test_model_that_cannot_be_cut(module: nn.Module, named: str) -> None:
+    found = _refusal(_with("more", module))
+    assert named in found
+    assert "train.sharding: none" in found
+
+
+def test_own_optimizer_is_refused_for_shards() -> None:
+    assert "build_optimizer()" in _refusal(Deep().build_model(), task=_OwnOptimizer())
+
+
+def test_weights_tied_across_blocks_are_refused() -> None:
+    model: Any = Deep().build_model()
+    model.blocks[1].linear.weight = model.blocks[0].linear.weight
+    with pytest.raises(TaskError, match=r"blocks\.1\.linear\.weight is tied"):
+        check_units([*model.blocks, model], model)
+    model = Deep().build_model()
+    model.last.weight = nn.Parameter(torch.ones(2, 5))  # float32 in a model of float64
+    with pytest.raises(TaskError, match="float32 and float64"):
+        check_units([*model.blocks, model], model)

@@ -1,0 +1,168 @@
+"""The process group of a custom loop on several ranks: torchrun's environment, and its failures.
+
+A loop or its framework makes torch's default process group itself, from the variables that
+torchrun sets. Each rank sees one device. So each is to the loop a node with one process, as with
+`torchrun --nnodes=WORLD_SIZE --nproc-per-node=1`. The ranks decide over another group meanwhile:
+operations of the two cannot meet each other, and its waits have no time-out.
+What must not live here: when a loop yields, and what happens with it (`custom_loop.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from trainable.errors import RankLost, TrainingError
+from trainable.rank_errors import as_error, as_note
+from trainable.ranks import FAILED, RankGroup, interface, interface_of
+
+_PROBE_SECONDS = 1.0
+"""How long a rank whose loop has failed waits for a sign that another one has ended."""
+_NOTE_SECONDS = 10.0
+"""How long it waits for the reason of a rank that failed before it."""
+_ORDER = "loop/failures"
+
+
+class LoopGroup:
+    """The environment of a loop on one of several ranks, until it is closed.
+
+    Args:
+        ranks: This rank. It has a group of its own from now on.
+    """
+
+    def __init__(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
+        self._leave_default_group()
+        variables = _variables(ranks)
+        self._before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        self._excepthook = sys.excepthook  # torch replaces it when the loop makes its group
+
+    def _leave_default_group(self) -> None:
+        ranks = self._ranks
+        try:
+            with interface(ranks.own_address):
+                own = dist.ProcessGroupGloo(
+                    dist.PrefixStore("loop", ranks.store),
+                    ranks.rank,
+                    ranks.size,
+                    timedelta(seconds=ranks.place.join_timeout),
+                )
+        except RuntimeError as problem:
+            raise RankLost(
+                f"rank {ranks.rank} of {ranks.size} could not reach the others ({problem}); the "
+                "trial is retried"
+            ) from problem
+        ranks.use_group(own)
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise why the trial failed: this error, or the end of a rank that has caused it.
+
+        A rank that waits for another one inside the loop, in an operation of the loop's own group,
+        cannot be told anything. Its operation raises once the connections of the other one are
+        closed. So a further rank lets go of all that the loop held, which has the group, too:
+        a model that is trained by several processes refers to it, and to itself.
+
+        Args:
+            error: What the loop raised on this rank.
+
+        Raises:
+            RankLost: Another rank is gone.
+            TrainingError: Another rank failed before.
+        """
+        try:
+            self._raise_cause(error)
+        finally:
+            if not self._ranks.is_first:
+                _clear_variables(error)
+                self.close()
+                gc.collect()
+
+    def _raise_cause(self, error: Exception) -> NoReturn:
+        ranks, begun = self._ranks, time.monotonic()
+        is_first_failure = self._count_failure() == 1
+        try:
+            ranks.together(error, seconds=_PROBE_SECONDS)
+        except TrainingError as problem:
+            has_ended = time.monotonic() - begun < _PROBE_SECONDS  # else all processes live
+            if problem is not error and has_ended:
+                raise problem from error
+        except Exception as problem:
+            if problem is not error:
+                raise
+        if not is_first_failure and (note := self._note()) is not None:
+            raise as_error(note) from error
+        with contextlib.suppress(RuntimeError):  # the first rank, which keeps the store, has ended
+            ranks.store.compare_set(FAILED, "", json.dumps(as_note(error, ranks.rank)))
+        raise error
+
+    def _count_failure(self) -> int:
+        try:
+            return int(self._ranks.store.add(_ORDER, 1))
+        except RuntimeError:  # the first rank has ended
+            return 0
+
+    def _note(self) -> dict[str, object] | None:
+        try:
+            self._ranks.store.wait([FAILED], timedelta(seconds=_NOTE_SECONDS))
+            note: dict[str, object] = json.loads(self._ranks.store.get(FAILED))
+        except (RuntimeError, ValueError):
+            return None
+        return note
+
+    def close(self) -> None:
+        """End the loop's process group, and restore the environment."""
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):  # another rank has ended
+                dist.destroy_process_group()
+        sys.excepthook = self._excepthook
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _clear_variables(error: BaseException) -> None:
+    """Clear the variables of the functions in which an error was raised."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
+def _variables(ranks: RankGroup) -> dict[str, str]:
+    rank, size = str(ranks.rank), str(ranks.size)
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": rank,
+        "GROUP_WORLD_SIZE": size,
+        "NODE_RANK": rank,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": ranks.place.address,
+        "MASTER_PORT": str(ranks.place.port),
+        # The loop's group meets at the store that the trial has: no further port is opened.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "trial",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+    if "OMP_NUM_THREADS" not in os.environ:  # Accelerate would choose another number
+        own["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_of(ranks.own_address)):
+        own["GLOO_SOCKET_IFNAME"] = name
+    return own

@@ -1,0 +1,134 @@
+"""Take a state with sharded tensors apart, and put it together again.
+
+`split` replaces each sharded tensor by a note, and returns this rank's parts of them: the parts of
+a rank are one file, and the rest is `state.pt`. `joined` puts the parts of all ranks together, for
+export and for another number of ranks. A tensor is cut along its first dimension, as FSDP2 does.
+What must not live here: torch.distributed (`sharding.py`), and files (`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARDED = "gradsweep_sharded"
+"""The key of a note: it has the entry's name, the number of the tensor, and its whole shape."""
+SHARDS = "shards"
+"""The entry of a state with the length and the sha256 of each shard."""
+
+Parts = dict[str, "list[Tensor]"]
+"""A rank's parts of the sharded tensors, by the state's entry."""
+Replace = Callable[[object], object]
+
+
+def split(
+    state: dict[str, Any], local: Callable[[Tensor], Tensor | None]
+) -> tuple[dict[str, Any], Parts]:
+    """Return a state with notes in place of its sharded tensors, and this rank's parts of them.
+
+    A tensor that the state has twice (tied weights) is one part.
+
+    Args:
+        state: Tensors, plain data, and dicts, lists and tuples of them.
+        local: Returns this rank's part of a sharded tensor, and None for any other tensor.
+    """
+    from torch import Tensor  # readers of manifests do not need it
+
+    parts: Parts = {}
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def note(entry: str, value: object) -> object:
+        part = local(value) if isinstance(value, Tensor) else None
+        if part is None:
+            return value
+        assert isinstance(value, Tensor)
+        key = (entry, id(value))
+        if key not in known:
+            of_entry = parts.setdefault(entry, [])
+            known[key] = {SHARDED: [entry, len(of_entry), list(value.shape)]}
+            of_entry.append(part)
+        return dict(known[key])
+
+    noted = {entry: _mapped(value, partial(note, entry)) for entry, value in state.items()}
+    return noted, parts
+
+
+def filled(
+    state: dict[str, Any], make: Callable[[str, int, Sequence[int]], Tensor]
+) -> dict[str, Any]:
+    """Return a state with tensors in place of its notes.
+
+    Args:
+        make: Returns a tensor; called with its entry, its number and its whole shape, once for
+            each tensor.
+    """
+    made: dict[tuple[str, int], Tensor] = {}
+
+    def fill(value: object) -> object:
+        if not (isinstance(value, dict) and SHARDED in value):
+            return value
+        entry, number, shape = value[SHARDED]
+        if (entry, number) not in made:
+            made[entry, number] = make(entry, number, shape)
+        return made[entry, number]
+
+    return {entry: _mapped(value, fill) for entry, value in state.items() if entry != SHARDS}
+
+
+def joined(state: dict[str, Any], shards: Sequence[Parts]) -> dict[str, Any]:
+    """Return the whole state, of the parts of all ranks in their order."""
+
+    import torch  # readers of manifests do not need it
+
+    def join(entry: str, number: int, shape: Sequence[int]) -> Tensor:
+        parts = [shard[entry][number] for shard in shards]
+        return torch.cat([part for part in parts if part.numel()] or parts[:1]).reshape(*shape)
+
+    return filled(state, join)
+
+
+def cut(whole: Tensor, rank: int, size: int) -> Tensor:
+    """Return a rank's part of a tensor; it may be empty."""
+    rows = -(-len(whole) // size)
+    return whole[rank * rows : (rank + 1) * rows]
+
+
+def flat(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with this rank's parts as entries of their own, so that each is copied."""
+    parts: Parts = state.get(SHARDS, {})
+    rest = {entry: value for entry, value in state.items() if entry != SHARDS}
+    return {**rest, **{flat_key(entry): found for entry, found in parts.items()}}
+
+
+def flat_key(entry: str) -> str:
+    """Return the name under which `flat` has the parts of an entry."""
+    return f"{SHARDS}/{entry}"
+
+
+def unflat(state: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
+    """Return a state of `flat` without this rank's parts, and those."""
+    prefix = flat_key("")
+    rest = {entry: value for entry, value in state.items() if not entry.startswith(prefix)}
+    parts = {entry: value for entry, value in state.items() if entry.startswith(prefix)}
+    return rest, {entry.removeprefix(prefix): value for entry, value in parts.items()}
+
+
+def _mapped(value: Any, change: Replace) -> Any:
+    changed = change(value)
+    if changed is not value:
+        return changed
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps the versions that a module's state dict carries
+        for key, part in value.items():
+            copied[key] = _mapped(part, change)
+        return copied
+    if type(value) is list:
+        return [_mapped(part, change) for part in value]
+    if type(value) is tuple:
+        return tuple(_mapped(part, change) for part in value)
+    return value
