@@ -32,7 +32,7 @@ from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.rank_checks import check_built_alike
-from trainable.rank_data import share_of
+from trainable.rank_data import check_dealt, share_of
 from trainable.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, RankGroup, Ranks
 from trainable.report_plan import ReportPlan
@@ -350,7 +350,10 @@ def build_parts(
     train_source, val_source = _open_sources(
         task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
     )
-    check_passes(train, train_source.plan, ranks.size)
+    size = max(config.workers, ranks.size)  # a check of a sweep builds in one process
+    if isinstance(train_source.plan, StreamPlan) and train_source.plan.batched:
+        check_dealt(size, train.accumulation)
+    check_passes(train, train_source.plan, size)
     with under_rules(config.training_rules):
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)

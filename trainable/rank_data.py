@@ -59,17 +59,21 @@ def share_of(ranks: Ranks) -> RankShare:
     return RankShare(ranks.rank, ranks.size)
 
 
-def check_dealt(share: RankShare, accumulation: int) -> None:
+def check_dealt(size: int, accumulation: int) -> None:
     """Refuse steps of fewer ready batches than ranks: some ranks would have nothing to train.
+
+    Args:
+        size: The number of ranks.
+        accumulation: The ready batches of a step.
 
     Raises:
         ConfigError: There are fewer.
     """
-    if accumulation < share.size:
+    if accumulation < size:
         raise ConfigError(
-            f"{accumulation}, and train gives batches, which are dealt to {share.size} ranks: a "
+            f"{accumulation}, and train gives batches, which are dealt to {size} ranks: a "
             "batch is one forward pass, and a step needs at least one for each rank; write "
-            f"train.accumulation: {share.size}, with batches smaller by the same factor if the "
+            f"train.accumulation: {size}, with batches smaller by the same factor if the "
             "samples of a step are to stay as they are; or let train give samples",
             key="train.accumulation",
         )

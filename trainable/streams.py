@@ -23,7 +23,7 @@ from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import MicroBatches, end_loader_with_parent
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.rank_checks import alike_on_ranks
-from trainable.rank_data import check_dealt, share_of
+from trainable.rank_data import share_of
 from trainable.ranks import ALONE, Ranks
 from trainable.splits import begins_anew, gives_batches, has_state, length_of
 from trainable.stream_reader import (
@@ -280,8 +280,7 @@ def open_stream(
         ranks: The ranks of the trial, of which each keeps a part of each window.
 
     Raises:
-        ConfigError: It has no state and `train.loader.resume` is `exact`, or it gives fewer
-            batches a step than there are ranks.
+        ConfigError: It has no state and `train.loader.resume` is `exact`.
     """
     stream, loader = getattr(data, split), config.loader
     if split == "train" and loader.resume == "exact" and not has_state(stream):
@@ -296,8 +295,6 @@ def open_stream(
     # Evaluation uses micro-batches, which are known to fit into memory.
     items = config.batch_size if is_train else config.micro_batch_size
     micro_items = config.micro_batch_size
-    if batched and is_train:
-        check_dealt(share_of(ranks), config.accumulation)
     if batched:
         items, micro_items = (config.accumulation if is_train else 1), 1
     format = StreamFormat(

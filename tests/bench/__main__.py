@@ -30,6 +30,10 @@ ROWS = {
     "sweep-memory": ("tests.bench.memory:sweep_processes", "the processes of a real sweep"),
     "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),
     "ranks": ("tests.bench.ranks:ranks", "P13: a step on two ranks / torchrun with DDP"),
+    "rank-start": (
+        "tests.bench.ranks_start:starts",
+        "P13: start of a trial of two ranks / of one",
+    ),
     "compile": ("tests.bench.compiled:compiled", "train.compile: first step, and those after it"),
     "recovery": ("tests.bench.recovery:recovery", "P7: steps executed under ten kills / useful"),
     "append": ("tests.bench.tracking:append", "P5: queueing a point / raw SQLite"),

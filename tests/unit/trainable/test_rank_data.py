@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
+from tests.unit.trainable.conftest import Toy
 from tests.unit.trainable.test_data import CPU, NowAndThen, Numbers
+from trainable.build import build_parts
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import LoaderSource, TensorSource, WindowPlan
 from trainable.errors import ConfigError
@@ -247,8 +249,18 @@ def test_stream_resumes_on_each_rank():
         assert [_items(w) for w in first + rest] == [_items(w) for w in whole]
 
 
-def test_fewer_ready_batches_than_ranks_are_refused():
+class Batches(Toy):
+    """The toy task with ready batches."""
+
+    def build_data(self):
+        stream = Counted(batched=True)
+        return Data(stream, stream, batched=True)
+
+
+def test_fewer_ready_batches_than_ranks_are_refused(configure):
+    config = configure(budget={"steps": 2, "report_every": 1}, accumulation=2)
+    for workers in (1, 2):
+        build_parts(config.model_copy(update={"workers": workers}), device=CPU, task=Batches())
     with pytest.raises(ConfigError, match="accumulation: 3") as refused:
-        _stream(RankShare(0, 3), batched=True)
+        build_parts(config.model_copy(update={"workers": 3}), device=CPU, task=Batches())
     assert refused.value.key == "train.accumulation"
-    _stream(RankShare(0, 3), batched=True, split="val")
