@@ -1,4 +1,4 @@
-"""Rows 40 to 44: a process of a trial that has several is killed, stopped, or slow.
+"""Rows 37 and 40 to 44: a process of a trial that has several is killed, stopped, or slow.
 
 Every trial here has two ranks, each a process of its own. What must not live here: killed runs
 that no sweep has started (`test_resume_matrix.py`).
@@ -22,6 +22,7 @@ from tests.chaos.invariants import (
     assert_no_residue,
 )
 from tests.chaos.outcome import Outcome
+from tests.chaos.probe_task import RESET
 from tests.chaos.ray_nodes import RayNodes
 from tests.chaos.sandbox import MICRO_BATCHES, RANKED, Driver
 from tests.time_limits import scaled
@@ -66,6 +67,21 @@ def _kill_in_exchange(driver: Driver, sandbox: Sandbox, place: str) -> None:
 
 def _assert_attempts(found: Outcome, *, losses: int) -> None:
     assert sum(trial["attempts"] for trial in found.trials) == len(found.trials) + losses
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(37, "kill -9 of a further rank between two trials")
+def test_row_37_rank_lost_between_two_trials(sandbox: Sandbox, references: References) -> None:
+    """It is kept for the next trial, to which its loss is none."""
+    reference = references.of(RANKED)
+    sandbox.probe.do("watch_reset", "forward.0", 12)  # in the first trial
+    place = sandbox.probe.hold(RESET, 1)
+    driver = sandbox.run()
+    driver.until_held(place)
+    os.kill(sandbox.probe.rank(1), signal.SIGKILL)
+    sandbox.probe.release(place)
+    found = assert_all(sandbox, reference, driver.wait())
+    _assert_attempts(found, losses=0)
 
 
 @pytest.mark.fault(40, "kill -9 of a rank that waits for the other one in the exchange of a step")
@@ -137,8 +153,9 @@ def test_row_42_rank_stopped(sandbox: Sandbox, references: References) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(43, "kill -9 of the node on which the second rank of a trial runs")
-def test_row_43_node_of_a_rank_lost(sandbox: Sandbox, references: References) -> None:
+@pytest.mark.fault(43, "kill -9 of the node on which one rank of a trial runs")
+@pytest.mark.parametrize("rank", [1, 0])
+def test_row_43_node_of_a_rank_lost(sandbox: Sandbox, references: References, rank: int) -> None:
     reference = references.of(RANKED)
     spread = RANKED.replace("cpu: 1}", "cpu: 1, placement: spread}")
     assert spread != RANKED
@@ -146,13 +163,14 @@ def test_row_43_node_of_a_rank_lost(sandbox: Sandbox, references: References) ->
     nodes = RayNodes(sandbox.cli.environment)
     try:
         head, *others = (nodes.start(cpus=cpus) for cpus in (0, 2, 2))
-        place = sandbox.probe.hold("forward.1", 7)
+        place = sandbox.probe.hold(f"forward.{rank}", 7)
         driver = sandbox.run("--address", head.address)
         held = driver.until_held(place)
         (lost,) = [
             n for n in others if n.raylet in {p.pid for p in psutil.Process(held).parents()}
         ]
-        assert not lost.workers(), "both ranks are on one node"
+        other = psutil.Process(sandbox.probe.rank(1 - rank))
+        assert lost.raylet not in {process.pid for process in other.parents()}
         lost.kill()
         sandbox.probe.release(place)
         found = assert_all(sandbox, reference, driver.wait())
