@@ -29,6 +29,8 @@ class TrainingError(Exception):
     """A training run ended for a reason that is known."""
 
     kind = "error"
+    place: str | None = None
+    """File and line of the error on another rank; None: it was raised in this process."""
 
 
 class ConfigError(TrainingError, ValueError):

@@ -9,6 +9,7 @@ import traceback
 
 from redaction.escapes import printable, visible
 from redaction.secrets import redact, redact_clipped
+from trainable.errors import TrainingError
 
 LONGEST_REASON = 4_000
 """The most characters of an exception's text that are read."""
@@ -28,6 +29,13 @@ def reason_of(error: BaseException, kind: str) -> str:
         text = f"its text cannot be shown: {type(problem).__name__}"
     name = type(error).__name__ if kind == "error" else kind
     return printable(redact_clipped(f"{name}: {text}".removesuffix(": "), LONGEST_REASON))
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file and the line that raised an exception, on whichever rank that was."""
+    there: str | None = getattr(error, "place", None) if isinstance(error, TrainingError) else None
+    where = traceback.extract_tb(error.__traceback__)
+    return there or (f"{where[-1].filename}:{where[-1].lineno}" if where else "")
 
 
 def traceback_of(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import traceback
 from typing import Any
 
 from trainable.errors import ConfigError, OutOfMemory, RankFailed, TrainingError
+from trainable.exception_text import place_of
 from trainable.memory import is_out_of_memory
 
 _LONGEST = 20_000
@@ -25,6 +26,7 @@ def as_note(error: BaseException, rank: int) -> dict[str, Any]:
         "known": isinstance(error, TrainingError) or kind == OutOfMemory.__name__,
         "text": str(error)[:_LONGEST],
         "traceback": "".join(lines)[-_LONGEST:],
+        "place": place_of(error),
         "facts": {
             name: value
             for name, value in vars(error).items()
@@ -49,6 +51,7 @@ def as_error(note: dict[str, Any]) -> TrainingError:
         setattr(error, name, value)
     if isinstance(error, ConfigError):
         error.message, error.key = message, note["facts"].get("key", "")
+    error.place = note["place"]
     error.add_note(f"The traceback of rank {note['rank']}:\n{note['traceback']}")
     return error
 

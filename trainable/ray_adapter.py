@@ -331,7 +331,9 @@ class TuneTrial(tune.Trainable):
             timeout=self._rank_timeout,
         )
         self._others = self._others or OtherRanks(self.rank_process)
-        return self._others.join(order, self.trial_resources.bundles)
+        resources = self.trial_resources
+        assert resources is not None
+        return self._others.join(order, resources.bundles)
 
     def _leave_ranks(self, error: BaseException | None = None) -> None:
         """Leave the other ranks, which end the run, too."""

@@ -101,7 +101,7 @@ class RankProcess:
         self._torch_state = self._torch_state or GlobalTorchState()
         with _logged(order, rank):
             import_task(order.config)
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return ray.get_runtime_context().get_node_id(), _address()
 
     def train(self, order: RankOrder, place: Any, rank: int, address: str) -> RankEnd:
         """Train one rank of a run to the end of the run.
@@ -194,7 +194,7 @@ class OtherRanks:
                 nodes[rank] = self._answer(rank, again)
         here = ray.get_runtime_context().get_node_id()
         is_local = all(node == here for node, _ in nodes.values())
-        address = _LOOPBACK if is_local else ray.util.get_node_ip_address()
+        address = _LOOPBACK if is_local else _address()
 
         from trainable.build import find_device
         from trainable.ranks import GroupPlace, RankGroup, listen
@@ -211,7 +211,7 @@ class OtherRanks:
         }
         return RankGroup.join(place, 0, device=find_device(None), listening=listening)
 
-    def cause(self, error: RankLost) -> BaseException | dict[str, Any]:
+    def cause(self, error: RankLost) -> RankLost | dict[str, Any]:
         """Return why a rank was lost: the failure of its code, or the loss with all that is known.
 
         Args:
@@ -262,7 +262,9 @@ class OtherRanks:
             self._end(rank)
 
     def _start(self, rank: int, bundle: dict[str, float]) -> Any:
-        place = PlacementGroupSchedulingStrategy(get_current_placement_group(), rank)
+        group = get_current_placement_group()
+        assert group is not None, "Tune places a trial of several workers as a group"
+        place = PlacementGroupSchedulingStrategy(group, rank)
         kind: Any = ray.remote(self._process)
         return kind.options(
             num_cpus=bundle.get("CPU", 0),
@@ -296,6 +298,11 @@ def _logged(order: RankOrder, rank: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # stderr may be missing
             faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]
+
+
+def _address() -> str:
+    """Return the address of this node, as the others of a cluster reach it."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def import_task(config: dict[str, Any]) -> None:

@@ -7,12 +7,11 @@ exceptions (`exception_text.py`).
 from __future__ import annotations
 
 import socket
-import traceback
 from typing import Any
 
 from redaction.secrets import redact
 from trainable.errors import OutOfMemory, StorageError, TrainingError
-from trainable.exception_text import reason_of, traceback_of
+from trainable.exception_text import place_of, reason_of, traceback_of
 from trainable.memory import is_out_of_memory
 
 
@@ -26,12 +25,11 @@ def failure_of(error: BaseException) -> dict[str, Any]:
         kind = error.kind
     else:
         kind = OutOfMemory.kind if is_out_of_memory(error) else "error"
-    where = traceback.extract_tb(error.__traceback__)[-1]
     failure: dict[str, Any] = {
         "kind": kind,
         "reason": reason_of(error, kind),
         "traceback": traceback_of(error),
-        "place": f"{where.filename}:{where.lineno}",
+        "place": place_of(error),
     }
     problem = error.__cause__
     if isinstance(error, StorageError) and isinstance(problem, OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -41,7 +42,7 @@ def _processes(cli: CommandLine, what: str, rank: int) -> list[int]:
     return [int(path.name.rpartition("-")[2]) for path in found]
 
 
-def _trial(cli: CommandLine, what: str) -> dict:
+def _trial(cli: CommandLine, what: str) -> dict[str, Any]:
     return next(one for one in cli.json("trials", "ranks") if one["params"]["task.what"] == what)
 
 
@@ -59,6 +60,7 @@ def test_failed_rank_is_the_failure_of_the_trial(swept: CommandLine) -> None:
     assert "ZeroDivisionError: as the test asks for" in one["reason"]
     details = swept.json("show", "ranks", str(one["number"]))
     assert "ranks_task.py" in details["traceback"]
+    assert "rank 1" in details["traceback"]
 
 
 def test_ranks_end_with_the_sweep(swept: CommandLine) -> None:

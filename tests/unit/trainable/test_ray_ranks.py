@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayError
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.tune import PlacementGroupFactory
 
-from trainable import ray_ranks
 from trainable.errors import RankLost
+from trainable.rank_errors import as_error, as_note
 from trainable.ray_adapter import TuneTrial
 from trainable.ray_ranks import OtherRanks, RankEnd
+from trainable.trial_failure import failure_of
 
 LOST = RankLost("one did not come")
 FAILURE = {"kind": "error", "reason": "ValueError: 3", "traceback": "...", "place": "a.py:3"}
@@ -26,7 +28,7 @@ class FakeRay:
     def __init__(self) -> None:
         self.killed: list[str] = []
 
-    def wait(self, refs: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list, list]:
+    def wait(self, refs: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[Any, Any]:
         del timeout
         ready = [ref for ref in refs if ref is not STUCK][:num_returns]
         return ready, [ref for ref in refs if ref not in ready]
@@ -34,7 +36,7 @@ class FakeRay:
     def get(self, ref: Any, timeout: float | None = None) -> Any:
         if ref is STUCK:
             assert timeout == 0
-            raise ray_ranks.ray.exceptions.GetTimeoutError
+            raise GetTimeoutError
         if isinstance(ref, BaseException):
             raise ref
         return ref
@@ -48,7 +50,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[OtherRanks, Fa
     def make(*ends: Any) -> tuple[OtherRanks, FakeRay]:
         fake, others = FakeRay(), OtherRanks()
         for name in ("wait", "get", "kill"):
-            monkeypatch.setattr(ray_ranks.ray, name, getattr(fake, name))
+            monkeypatch.setattr(ray, name, getattr(fake, name))
         others._runs = dict(enumerate(ends, start=1))
         others._actors = {rank: f"actor {rank}" for rank in others._runs}
         return others, fake
@@ -88,3 +90,15 @@ def test_only_clean_processes_stay_for_the_next_trial(ranks: Any) -> None:
 def test_gpu_share_is_that_of_one_rank() -> None:
     halves = PlacementGroupFactory([{"CPU": 1, "GPU": 0.5}] * 2)
     assert TuneTrial._gpu_share(SimpleNamespace(trial_resources=halves)) == 0.5  # type: ignore[arg-type]
+
+
+def test_failure_of_another_rank_has_the_place_of_its_code() -> None:
+    def fail(error: Exception) -> Exception:
+        with pytest.raises(type(error)) as caught:
+            raise error
+        return caught.value
+
+    there = fail(ZeroDivisionError("3"))
+    found = failure_of(fail(as_error(as_note(there, rank=2))))
+    assert found["place"] == failure_of(there)["place"]
+    assert found["reason"] == "RankFailed: rank 2: ZeroDivisionError: 3"
