@@ -87,3 +87,10 @@ def test_devices_of_all_ranks_are_counted(swept: CommandLine) -> None:
     one = swept.json("show", "ranks", "0")
     assert one["workers"] == 2
     assert one["cpu_seconds"] == pytest.approx(2 * one["duration"], rel=0.01)
+
+
+def test_trial_is_reproduced_without_ray_bit_for_bit(swept: CommandLine) -> None:
+    number = str(_trial(swept, "nothing")["number"])
+    found = swept.json("reproduce", "ranks", "--trial", number)
+    assert found["is_equal"], found
+    assert found["states"], "states of several ranks are compared, too"
