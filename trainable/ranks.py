@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.gradient_sums import GradientSums, by_kind
+from trainable.group_sockets import GroupSockets
 from trainable.rank_errors import as_error, as_note
 from trainable.snapshot import parse_state, snapshot, write_state
 
@@ -232,6 +233,7 @@ class RankGroup(Ranks):
         group: Any = dist.group.WORLD
         self._group = group
         self._further: list[Any] = []
+        self._sockets = GroupSockets()
         self._leaves_on_failure = False
         self._step_timeout = timedelta(seconds=place.timeout)
         self._set_timeout(max(self._step_timeout, timedelta(seconds=place.join_timeout)))
@@ -309,10 +311,9 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
         except Exception as problem:
-            if self._leaves_on_failure:
-                self._leave(problem)
-                raise
             error, present = problem, [False] * len(parameters)
+        if error is not None and self._leaves_on_failure:
+            raise self._left(error)
         gradients.send_rest()
         stays = device is not None and self._direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
@@ -336,9 +337,8 @@ class RankGroup(Ranks):
         batch = next(batches, _END)
         while batch is not _END:
             following = next(batches, _END)
-            early = (
-                self._sends_early and not self._leaves_on_failure
-            )  # it has operations in between
+            # Not in a sharded model, whose own operations come in between.
+            early = self._sends_early and not self._leaves_on_failure
             if following is _END and self._gradients is not None and early:
                 self._gradients.send_early()
             yield batch
@@ -376,8 +376,7 @@ class RankGroup(Ranks):
             raise  # there is no group any more
         except Exception as error:
             if self._leaves_on_failure:
-                self._leave(error)
-                raise
+                raise self._left(error) from None
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
@@ -440,7 +439,8 @@ class RankGroup(Ranks):
         """Return the same ranks in a second group, for another thread of each."""
         other = copy.copy(self)
         other._timeout = _WITHOUT_END
-        other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
+        with self._sockets.collected():
+            other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
         self._further.append(other._group)
         return other
 
@@ -450,7 +450,8 @@ class RankGroup(Ranks):
 
     def group_of_model(self) -> dist.ProcessGroup:
         """Return a group for the collective operations inside a sharded model."""
-        group: Any = dist.new_group(timeout=self._timeout)
+        with self._sockets.collected():
+            group: Any = dist.new_group(timeout=self._timeout)
         self._further.append(group)
         return cast("dist.ProcessGroup", group)
 
@@ -516,6 +517,7 @@ class RankGroup(Ranks):
             for one in (*self._further, group):
                 with contextlib.suppress(RuntimeError):
                     one.abort()
+            self._sockets.shut_down()
             dist.destroy_process_group()
 
     def _set_timeout(self, timeout: timedelta) -> None:
@@ -650,18 +652,12 @@ class RankGroup(Ranks):
             "from its newest checkpoint"
         )
 
-    def _leave(self, problem: Exception) -> None:
-        """Leave the group after an error inside a sharded model; raise its cause if there is one.
-
-        Raises:
-            RankLost: Another rank has left in the middle of an operation.
-            TrainingError: Another rank has failed.
-        """
+    def _left(self, problem: Exception) -> Exception:
+        """Leave the group after an error inside a sharded model, and return its cause."""
         is_of_group = isinstance(problem, RuntimeError) and _LOST.search(str(problem))
         cause = self._cause_of(str(problem)) if is_of_group else problem
         self.close(cause)
-        if cause is not problem:
-            raise cause from problem.with_traceback(None)  # its frames hold the operation
+        return cause
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:

@@ -199,9 +199,9 @@ def _check_ties(units: Sequence[nn.Module], model: nn.Module) -> None:
             if first is not unit and not _is_within(first, unit, parameter):
                 path = f"{_path(model, unit)}.{name}".lstrip(".")
                 raise TaskError(
-                    f"{path} is tied to a parameter of {_path(model, first)}, and each of the two is cut on its own under "
-                    "train.sharding: fsdp; let Task.sharded_modules() leave one of them out, or "
-                    "write train.sharding: none"
+                    f"{path} is tied to a parameter of {_path(model, first)}, and each of the two "
+                    "is cut on its own under train.sharding: fsdp; let Task.sharded_modules() "
+                    "leave one of them out, or write train.sharding: none"
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.rank_training import Groups, config, curve, to_end
+from tests.rank_training import TIMEOUT, Groups, config, curve, to_end
 from tests.sharded_tasks import Deep
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
@@ -30,16 +31,17 @@ FSDP = {"sharding": "fsdp"}
 def _config(
     workers: int = RANKS, name: str = "Deep", task: dict[str, Any] | None = None, **train: Any
 ) -> TrialConfig:
-    options = {"epochs": 4, "every": "3 steps", **(FSDP if workers > 1 else {}), **train}
+    options = {"epochs": 2, "every": "3 steps", **(FSDP if workers > 1 else {}), **train}
     return config(workers, {"name": f"tests.sharded_tasks:{name}", **(task or {})}, **options)
 
 
 class _Runs(NamedTuple):
-    """The directories of runs that have ended, the errors of those that failed, and states."""
+    """The directories of runs that have ended, errors of those that failed, states and times."""
 
     root: Path
     failed: dict[str, TrainingError]
     seen: dict[int, dict[str, Any]]
+    seconds: dict[str, float]
 
 
 class _Observer:
@@ -49,7 +51,7 @@ class _Observer:
         self.states: dict[int, dict[str, Any]] = {}
 
     def wants(self, step: int) -> bool:
-        return step == 16
+        return step == 8
 
     def __call__(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         self.states[step] = snapshot(state())
@@ -89,20 +91,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "resumed": _config(task=dropout, ema={"decay": 0.9}),
         "half": _config(),
         "two": _config(2),
-        "own": _config(name="Counted", epochs=2, activation_checkpointing=True),
+        "own": _config(name="Counted", epochs=1, activation_checkpointing=True),
         "failing": _config(task={"fails": "1 value 5"}),
         "killed": _config(task={"fails": "2 killed 5"}),
     }
-    failed, seen = {}, _Observer()
+    failed, seen, seconds = {}, _Observer(), {}
     with LocalRanks(RANKS) as children:
         places = {"resumed": "stopped", "two": "half"}
         groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
         groups.begin(accept_workers=[list(plan).index("two")])
         for number, name in enumerate(plan):
             options: dict[str, Any] = {}
-            if name in ("stopped", "half"):  # after its seventh step, of 16
+            if name in ("stopped", "half"):  # after its fifth step, of eight
                 calls = iter(range(100))
-                options["should_stop"] = lambda calls=calls: next(calls) == 6
+                options["should_stop"] = lambda calls=calls: next(calls) == 4
+            begun = time.monotonic()
             try:
                 with groups.first(number, **options) as trainer:
                     if name == "plain":
@@ -110,13 +113,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
                     to_end(trainer)
             except TrainingError as error:
                 failed[name] = error
+            seconds[name] = time.monotonic() - begun
             if name in ("stopped", "half"):
                 shutil.copytree(root / name, root / f"{name}-copy")
     one = open_trainer(_config(1), root / "one", device="cpu")
     assert isinstance(one, Trainer)
     with one:
         to_end(one)
-    return _Runs(root, failed, seen.states)
+    return _Runs(root, failed, seen.states, seconds)
 
 
 @pytest.mark.integration
@@ -144,7 +148,7 @@ def test_resumed_sharded_run_is_bit_exact(runs: _Runs) -> None:
 
 @pytest.mark.integration
 def test_observed_state_is_the_one_on_disk(runs: _Runs) -> None:
-    assert _differing(runs.seen[16], _state(runs.root / "plain")) == []
+    assert _differing(runs.seen[8], _state(runs.root / "plain")) == []
 
 
 @pytest.mark.integration
@@ -211,6 +215,7 @@ def test_error_within_a_pass_names_the_rank(runs: _Runs) -> None:
 @pytest.mark.integration
 def test_rank_killed_within_a_pass_is_lost(runs: _Runs) -> None:
     assert isinstance(runs.failed["killed"], RankLost)
+    assert runs.seconds["killed"] < TIMEOUT / 2  # the others have heard of it at once
 
 
 def _refusal(model: nn.Module, **changes: Any) -> str:
