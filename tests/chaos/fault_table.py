@@ -63,6 +63,7 @@ ROWS = {
     42: "a rank of a trial is stopped for longer than a step may take",
     43: "the node of one rank of a trial is lost",
     44: "a rank that starts slowly; what is left of a trial's ranks",
+    45: "a bit flipped in a file of a checkpoint in shards",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

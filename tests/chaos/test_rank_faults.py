@@ -1,4 +1,4 @@
-"""Rows 37 and 40 to 44: a process of a trial that has several is killed, stopped, or slow.
+"""Rows 37 and 40 to 45: a process of a trial with several is killed, stopped or slow; shards.
 
 Every trial here has two ranks, each a process of its own. What must not live here: killed runs
 that no sweep has started (`test_resume_matrix.py`).
@@ -31,6 +31,8 @@ _GONE_SECONDS = 10.0
 _STEP_SECONDS = 8
 _ON_FIRST_ALONE = RANKED.replace(":Ranked", ":Probe")
 """The task has an `evaluate()` of its own: the first rank evaluates, and the others wait."""
+_SHARDED = RANKED.replace("precision: fp16}", "precision: fp32, sharding: fsdp}")
+"""Each rank holds and saves a part of the model."""
 
 
 @pytest.fixture
@@ -211,3 +213,37 @@ def test_row_44_ranks_of_a_killed_driver(sandbox: Sandbox, references: Reference
     assert_ended(ended, 0)
     found = assert_all(sandbox, reference, ended)
     _assert_attempts(found, losses=1)
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(45, "a flipped bit in the shard of each rank, and in the list of the shards")
+@pytest.mark.parametrize("sandbox", [_SHARDED], indirect=True, ids=["sharded"])
+def test_row_45_damaged_shard_falls_back_to_previous(
+    sandbox: Sandbox, references: References
+) -> None:
+    """Once each: the trial resumes from the checkpoint before, and is interrupted again."""
+    assert "fsdp" in sandbox.spec
+    reference = references.of(_SHARDED)
+    files = ("shard-00000.pt", "shard-00001.pt", "state.pt")
+    checkpoints = sandbox.paths.trial(0) / "checkpoints"
+    driver, _ = sandbox.run_to("forward.1", 4 * MICRO_BATCHES + 1)
+    for name in files:
+        driver.until(lambda: len(_generations(checkpoints)) > 1)
+        driver.power_off()
+        for place in sandbox.probe.directory.glob("held-*"):
+            place.unlink()
+        newest = _generations(checkpoints)[-1] / name
+        content = bytearray(newest.read_bytes())
+        content[len(content) // 2] ^= 8
+        newest.write_bytes(content)
+        last = name == files[-1]
+        place_of_next = "" if last else sandbox.probe.further("forward.1", 2 * MICRO_BATCHES + 1)
+        driver = sandbox.resume()
+        if not last:
+            driver.until_held(place_of_next)
+    assert_all(sandbox, reference, driver.wait())
+    assert len(list((checkpoints / "quarantine").iterdir())) == len(files)
+
+
+def _generations(checkpoints: Path) -> list[Path]:
+    return sorted(checkpoints.glob("step-*"))
