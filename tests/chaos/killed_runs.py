@@ -344,9 +344,9 @@ def _die_in_evaluation_or_save(
     if case.kill == "evaluation":
         windows, evaluations = trainer._val.windows, iter(range(1, _NEVER))
 
-        def fatal_windows(*arguments: Any) -> Iterator[Any]:
+        def fatal_windows(epoch: int, start: int = 0) -> Iterator[Any]:
             third = next(evaluations) == 3
-            for number, window in enumerate(windows(*arguments)):
+            for number, window in enumerate(windows(epoch, start)):
                 if third and number == 1:
                     die()
                 yield window

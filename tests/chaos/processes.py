@@ -154,7 +154,8 @@ def _fork_ranks(case: Case, directory: Path, *, dies: bool) -> list[int]:
 def _join(case: Case, rank: int, listening: socket.socket | None) -> Ranks:
     if listening is None:
         return ALONE
-    place = GroupPlace(*listening.getsockname(), case.workers, timeout=scaled(_RANK_SECONDS))
+    address, port = listening.getsockname()
+    place = GroupPlace(address, port, case.workers, timeout=scaled(_RANK_SECONDS))
     if rank:
         listening.close()
     return RankGroup.join(place, rank, listening=None if rank else listening)
