@@ -183,12 +183,24 @@ class Groups:
             for socket, (config, _) in zip(self._sockets, runs, strict=True)
         ]
 
-    def begin(self, *, accept_workers: Sequence[int] = ()) -> None:
-        """Let the children follow all runs, one after the other."""
+    def begin(
+        self,
+        *,
+        accept_workers: Sequence[int] = (),
+        function: str = f"{__name__}:train_as_rank",
+        place: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Let the children follow all runs, one after the other.
+
+        Args:
+            accept_workers: The runs that may have another number of ranks than before.
+            function: What the children call instead, which calls `train_as_rank` itself.
+            place: For that function.
+        """
         self._accepted = set(accept_workers)
         self._children.begin(
-            "tests.rank_training:train_as_rank",
-            {},
+            function,
+            place or {},
             runs=[
                 {
                     "config": config.model_dump(mode="json"),

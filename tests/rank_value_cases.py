@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
 
+from tests.rank_training import train_as_rank
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import WindowPlan, open_source
 from trainable.logged import collecting
@@ -268,8 +269,9 @@ def run_all(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
-def run_rank(rank: int, place: dict[str, Any]) -> dict[str, Any]:
-    """Run every case as a rank above 0."""
+def run_rank(rank: int, place: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Run every case as a rank above 0, and follow some runs."""
     torch.set_num_threads(1)
     with RankGroup.join(GroupPlace(**place), rank) as ranks:
-        return run_all(ranks)
+        found = run_all(ranks)
+    return found | {"ends": train_as_rank(rank, {}, runs)}

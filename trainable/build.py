@@ -69,7 +69,7 @@ def open_trainer(
     should_stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = ALONE,
     accept_workers: bool = False,
-) -> Trainer | CustomLoop | CustomLoopRank:
+) -> Trainer | CustomLoop:
     """Build a run; resume it when its directory has a valid checkpoint.
 
     Seeds every generator and sets determinism and the number of threads for the whole process.
@@ -115,7 +115,8 @@ def open_trainer(
     if function is not None:
         check_loop(config)
         if not ranks.is_first:
-            return CustomLoopRank(
+            # has what is used of it: events(), close() and what each run has
+            return CustomLoopRank(  # type: ignore[return-value]
                 function,
                 config,
                 directory,

@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 import time
 import traceback
-from datetime import timedelta
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from trainable.errors import RankLost, TrainingError
-from trainable.rank_errors import as_error, as_note
-from trainable.ranks import FAILED, RankGroup, interface, interface_of
+from trainable.errors import TrainingError
+from trainable.ranks import RankGroup
 
 _PROBE_SECONDS = 1.0
 """How long a rank whose loop has failed waits for a sign that another one has ended."""
-_NOTE_SECONDS = 10.0
+_CAUSE_SECONDS = 10.0
 """How long it waits for the reason of a rank that failed before it."""
-_ORDER = "loop/failures"
 
 
 class LoopGroup:
@@ -42,28 +38,11 @@ class LoopGroup:
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
-        self._leave_default_group()
+        ranks.leave_default_group()
         variables = _variables(ranks)
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         self._excepthook = sys.excepthook  # torch replaces it when the loop makes its group
-
-    def _leave_default_group(self) -> None:
-        ranks = self._ranks
-        try:
-            with interface(ranks.own_address):
-                own = dist.ProcessGroupGloo(
-                    dist.PrefixStore("loop", ranks.store),
-                    ranks.rank,
-                    ranks.size,
-                    timedelta(seconds=ranks.place.join_timeout),
-                )
-        except RuntimeError as problem:
-            raise RankLost(
-                f"rank {ranks.rank} of {ranks.size} could not reach the others ({problem}); the "
-                "trial is retried"
-            ) from problem
-        ranks.use_group(own)
 
     def fail(self, error: Exception) -> NoReturn:
         """Raise why the trial failed: this error, or the end of a rank that has caused it.
@@ -90,7 +69,7 @@ class LoopGroup:
 
     def _raise_cause(self, error: Exception) -> NoReturn:
         ranks, begun = self._ranks, time.monotonic()
-        is_first_failure = self._count_failure() == 1
+        is_first_failure = ranks.count_failure() == 1
         try:
             ranks.together(error, seconds=_PROBE_SECONDS)
         except TrainingError as problem:
@@ -100,25 +79,10 @@ class LoopGroup:
         except Exception as problem:
             if problem is not error:
                 raise
-        if not is_first_failure and (note := self._note()) is not None:
-            raise as_error(note) from error
-        with contextlib.suppress(RuntimeError):  # the first rank, which keeps the store, has ended
-            ranks.store.compare_set(FAILED, "", json.dumps(as_note(error, ranks.rank)))
+        if not is_first_failure and (cause := ranks.failure(_CAUSE_SECONDS)) is not None:
+            raise cause from error
+        ranks.tell_failure(error)
         raise error
-
-    def _count_failure(self) -> int:
-        try:
-            return int(self._ranks.store.add(_ORDER, 1))
-        except RuntimeError:  # the first rank has ended
-            return 0
-
-    def _note(self) -> dict[str, object] | None:
-        try:
-            self._ranks.store.wait([FAILED], timedelta(seconds=_NOTE_SECONDS))
-            note: dict[str, object] = json.loads(self._ranks.store.get(FAILED))
-        except (RuntimeError, ValueError):
-            return None
-        return note
 
     def close(self) -> None:
         """End the loop's process group, and restore the environment."""
@@ -163,6 +127,6 @@ def _variables(ranks: RankGroup) -> dict[str, str]:
     }
     if "OMP_NUM_THREADS" not in os.environ:  # Accelerate would choose another number
         own["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_of(ranks.own_address)):
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := ranks.interface):
         own["GLOO_SOCKET_IFNAME"] = name
     return own

@@ -96,7 +96,7 @@ class LoopSteps:
         """Tell the other ranks, which wait at a yield, whether the loop goes on."""
         if self._others_wait:
             self._others_wait = False
-            self._ranks.wait_for_first()
+            self._ranks.next_report()
             self._ranks.decide([float(go_on)])
 
     def _check_place(self, ended: list[bool]) -> None:

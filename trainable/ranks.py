@@ -27,7 +27,7 @@ from typing import Any, Self, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from trainable.errors import RankLost, TaskError, TrainingError
 from trainable.gradient_sums import GradientSums, by_kind
@@ -41,7 +41,7 @@ _WITHOUT_END = timedelta(days=365)
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
 """How torch words the errors of collective operations whose other ranks are gone."""
 _END = object()
-FAILED = "failed"
+_FAILED = "failed"
 """The key of the group's store under which a rank that fails says why, before it leaves."""
 
 
@@ -228,7 +228,7 @@ class RankGroup(Ranks):
     ) -> None:
         self.rank, self.size, self.place = rank, place.size, place
         self.own_address = own_address or place.address
-        self.store = store
+        self._store = store
         self._direct = direct
         group: Any = dist.group.WORLD
         self._group = group
@@ -279,7 +279,7 @@ class RankGroup(Ranks):
                 master_listen_fd=fd,
             )
             direct = _have_own_devices(store, rank, place.size, device)
-            with interface(own_address or place.address), _own_excepthook():
+            with _interface(own_address or place.address), _own_excepthook():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
                     store=store,
@@ -496,10 +496,51 @@ class RankGroup(Ranks):
         self._set_timeout(self._step_timeout)
         return True
 
-    def use_group(self, group: Any) -> None:
-        """Talk over this group, which only this rank has opened, and end torch's default group."""
+    # For a loop of the user's, which has a group of its own (`loop_group.py`)
+
+    @property
+    def interface(self) -> str | None:
+        """The network interface by which the other ranks reach this one."""
+        return _interface_of(self.own_address)
+
+    def leave_default_group(self) -> None:
+        """End torch's default group, and talk over another one from now on: on the CPU.
+
+        Raises:
+            RankLost: Another rank is gone.
+        """
+        try:
+            with _interface(self.own_address):
+                store = PrefixStore("loop", self._store)
+                limit = timedelta(seconds=self.place.join_timeout)
+                group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
+        except RuntimeError as problem:
+            raise RankLost(
+                f"rank {self.rank} of {self.size} could not reach the others ({problem}); the "
+                "trial is retried"
+            ) from problem
+        self._pending.clear()
         dist.destroy_process_group()
         self._group, self._direct = group, False
+
+    def count_failure(self) -> int:
+        """Count a failure of the trial's ranks; return how many there are, 0 if unknown."""
+        try:
+            return int(self._store.add(f"{_FAILED}/number", 1))
+        except RuntimeError:  # the first rank, which keeps the store, has ended
+            return 0
+
+    def tell_failure(self, error: Exception) -> None:
+        """Tell the other ranks why this one fails, unless one has failed before."""
+        with contextlib.suppress(RuntimeError):  # the first rank may have ended
+            self._store.compare_set(_FAILED, "", json.dumps(as_note(error, self.rank)))
+
+    def failure(self, seconds: float) -> TrainingError | None:
+        """Return why another rank has failed; wait for it so long."""
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([_FAILED], timedelta(seconds=seconds))
+        note = self._note_of_failure()
+        return None if note is None else as_error(note)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
@@ -511,8 +552,7 @@ class RankGroup(Ranks):
         if self._gradients is not None:
             self._gradients.close()
         if isinstance(error, Exception) and not isinstance(error, RankLost):
-            with contextlib.suppress(RuntimeError):  # the first rank may have ended
-                self.store.compare_set(FAILED, "", json.dumps(as_note(error, self.rank)))
+            self.tell_failure(error)
         if dist.group.WORLD is group:
             for one in (*self._further, group):
                 with contextlib.suppress(RuntimeError):
@@ -661,9 +701,9 @@ class RankGroup(Ranks):
 
     def _note_of_failure(self) -> dict[str, Any] | None:
         try:
-            if not self.store.check([FAILED]):
+            if not self._store.check([_FAILED]):
                 return None
-            note: dict[str, Any] = json.loads(self.store.get(FAILED))
+            note: dict[str, Any] = json.loads(self._store.get(_FAILED))
         except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
             return None
         return note if note["rank"] != self.rank else None
@@ -718,9 +758,9 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interface(address: str) -> Iterator[None]:
+def _interface(address: str) -> Iterator[None]:
     """Have gloo use the network interface with an address; it would take that of the host name."""
-    name = interface_of(address)
+    name = _interface_of(address)
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -733,8 +773,7 @@ def interface(address: str) -> Iterator[None]:
             os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def interface_of(address: str) -> str | None:
-    """Return the name of the network interface with an address; None if none has it."""
+def _interface_of(address: str) -> str | None:
     if address.startswith("127."):
         return "lo"
     import psutil

@@ -105,6 +105,7 @@ def test_guide_task_resumes_exactly(module: Path, tmp_path: Path, block: str, na
     assert _rows(_config(name), tmp_path / "cut", [3, 5]) == whole
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's advice
 @pytest.mark.parametrize(("block", "name"), LOOPS)
 def test_guide_loop_resumes_exactly(module: Path, tmp_path: Path, block: str, name: str) -> None:
     module.write_text(block)

@@ -17,6 +17,23 @@ from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
 pytestmark = pytest.mark.integration
 
 
+KINDS = {
+    "loader": {},
+    "sampler": {},
+    "lists": {},
+    "stream": {},
+    "batches": {"accumulation": 3},
+    "own": {"loader": {"num_workers": 1}},
+}
+
+
+def _configured(kind, workers):
+    name = f"{Reading.__module__}:{(Reading if kind == 'own' else Parted).__name__}"
+    task = {"name": name, "kind": kind}
+    train = {"batch_size": 6, "accumulation": 1, "epochs": 2, "every": "2 steps", **KINDS[kind]}
+    return config(workers, task, **train)
+
+
 @pytest.fixture(scope="module")
 def alone():
     """The cases in one process."""
@@ -25,18 +42,49 @@ def alone():
 
 
 @pytest.fixture(scope="module")
-def together():
-    """The cases on each of three ranks."""
+def both(tmp_path_factory):
+    """What each of three ranks found in the cases, and the directories of their runs.
+
+    Each run is made on one rank, too. The last one is stopped and resumed.
+    """
     torch.set_num_threads(1)
+    found = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    runs = [(_configured(kind, 3), path / "three") for kind, path in found.items()]
+    runs += [(_configured("stream", 3), found["stream"] / "stopped")] * 2
     cases = f"{run_rank.__module__}:{run_rank.__name__}"
     with LocalRanks(3) as children, listen() as listening:
         place = GroupPlace(*listening.getsockname()[:2], 3, timeout=60.0)
-        children.begin(cases, asdict(place))
+        groups = Groups(children, runs)
+        groups.begin(function=cases, place=asdict(place))
         with RankGroup.join(place, 0, listening=listening) as ranks:
             first = run_all(ranks)
+        for number, kind in enumerate(KINDS):
+            with groups.first(number) as run:
+                to_end(run)
+            with closing(open_trainer(_configured(kind, 1), found[kind] / "one")) as run:
+                to_end(run)
+        stops = iter([False, False, True])
+        with groups.first(len(KINDS), should_stop=lambda: next(stops)) as run:
+            to_end(run)
+        with groups.first(len(KINDS) + 1) as run:
+            assert run.resumed_at == 3
+            to_end(run)
         others = children.ends()
     assert [end.traceback for end in others if end.reason] == []
-    return [first, *(end.result for end in others)]
+    assert {end for one in others for end in one.result["ends"]} == {""}
+    return [first, *(end.result for end in others)], found
+
+
+@pytest.fixture(scope="module")
+def together(both):
+    """The cases on each of three ranks."""
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def trained(both):
+    """The directories of the runs, by kind of data."""
+    return both[1]
 
 
 @pytest.mark.parametrize("task", ["Judged", "Few"])
@@ -101,49 +149,6 @@ def test_data_that_differ_between_ranks_are_refused(case, kind, text, together):
         assert ranks[case][0] == kind
         assert text in ranks[case][1]
         assert ranks["at last"] == [3.0]
-
-
-KINDS = {
-    "loader": {},
-    "sampler": {},
-    "lists": {},
-    "stream": {},
-    "batches": {"accumulation": 3},
-    "own": {"loader": {"num_workers": 1}},
-}
-
-
-def _configured(kind, workers):
-    name = f"{Reading.__module__}:{(Reading if kind == 'own' else Parted).__name__}"
-    task = {"name": name, "kind": kind}
-    train = {"batch_size": 6, "accumulation": 1, "epochs": 2, "every": "2 steps", **KINDS[kind]}
-    return config(workers, task, **train)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The directories of runs on one rank and on three, of which one is stopped and resumed."""
-    found = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
-    runs = [(_configured(kind, 3), path / "three") for kind, path in found.items()]
-    stopped = found["stream"] / "stopped"
-    runs += [(_configured("stream", 3), stopped)] * 2
-    with LocalRanks(3) as children:
-        groups = Groups(children, runs)
-        groups.begin()
-        for number, kind in enumerate(KINDS):
-            with groups.first(number) as run:
-                to_end(run)
-            with closing(open_trainer(_configured(kind, 1), found[kind] / "one")) as run:
-                to_end(run)
-        stops = iter([False, False, True])
-        with groups.first(len(KINDS), should_stop=lambda: next(stops)) as run:
-            to_end(run)
-        with groups.first(len(KINDS) + 1) as run:
-            assert run.resumed_at == 3
-            to_end(run)
-        (first, second) = children.ends()
-    assert set(first.result + second.result) == {""}
-    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
