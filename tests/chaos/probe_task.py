@@ -122,7 +122,7 @@ def reach(kind: str) -> None:
         return
     place, rank = Path(directory), _rank()
     if rank is not None and "." not in kind:
-        (place / f"rank-{rank}").write_text(str(os.getpid()))
+        _tell_process(place / f"rank-{rank}")
         reach(f"{kind}.{rank}")
     handle = os.open(place / kind, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -141,6 +141,18 @@ def reach(kind: str) -> None:
         wanted, _, number = rest.partition("-")
         if word == "hold" and wanted == kind and count >= int(number):
             _stay(place / entry, place / f"held-{rest}-{os.getpid()}")
+
+
+_told: set[Path] = set()
+
+
+def _tell_process(path: Path) -> None:
+    """Write once, and whole, which process a rank is."""
+    if path not in _told:
+        _told.add(path)
+        written = path.with_name(f"process-{os.getpid()}")
+        written.write_text(str(os.getpid()))
+        written.rename(path)
 
 
 def _rank() -> int | None:
