@@ -38,7 +38,8 @@ class Odd(Task):
         samples: With 37 of them and a batch of 12, the last window has one sample.
         dropout: Of the hidden layer.
         batch_norm: Whether the model has BatchNorm, and so buffers.
-        checkpoints: Whether a layer runs a backward pass of its own within that of the step.
+        checkpoints: Whether a layer runs two backward passes of its own within that of the step,
+            in a model whose parameters are all used.
         fails: Which rank fails how, in which call of `loss` or step: `1 oom 5`.
     """
 
@@ -56,7 +57,8 @@ class Odd(Task):
         self.calls = 0
 
     def build_model(self) -> nn.Module:
-        return _Net(self.dropout, self.batch_norm, self.checkpoints).double()
+        self.net = _Net(self.dropout, self.batch_norm, self.checkpoints).double()
+        return self.net
 
     def build_data(self) -> Data:
         generator = torch.Generator().manual_seed(3)
@@ -79,8 +81,12 @@ class Odd(Task):
         return loss * (torch.nan if failure == "nan" else 1.0), counted.sum()
 
     def on_step_end(self, step: int) -> None:
-        if self._failure(step) == "hook":
+        failure = self._failure(step)
+        if failure == "hook":
             raise ValueError("bad hook")
+        if failure == "drift":
+            with torch.no_grad():
+                self.net.last.bias.add_(1e-9)
 
     def _failure(self, number: int) -> str:
         here = self.fails and [str(rank_of_process), str(number)] == self.fails[::2]
@@ -103,15 +109,20 @@ class _Net(nn.Module):
         self.norm: nn.Module = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
         self.drop = nn.Dropout(dropout)
         self.last = nn.Linear(5, 3)
-        self.unused = nn.Parameter(torch.ones(4))
-        self.rare = nn.Parameter(torch.ones(3))
+        self.unused = None if checkpoints else nn.Parameter(torch.ones(4))
+        self.rare = None if checkpoints else nn.Parameter(torch.ones(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         first = self.first(inputs)
         if self.checkpoints:
-            first = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=True)
+            first = sum(
+                checkpoint(self.first, (part * inputs).requires_grad_(), use_reentrant=True)
+                for part in (0.5, 2.0)
+            )
         hidden = self.drop(torch.tanh(self.norm(first)))
         out: Tensor = self.last(F.linear(hidden, self.first.weight.t()))  # tied
+        if self.rare is None:
+            return out
         rare = inputs[:, 0] > 1.5
         return out + rare.to(out)[:, None] * self.rare if bool(rare.any()) else out
 

@@ -42,7 +42,10 @@ class GradientSums:
                 if sums is not None:
                     sums._made(parameter)
 
-            self._hooks = [p.register_post_accumulate_grad_hook(made) for p in self._parameters]
+            self._hooks = [
+                p.register_post_accumulate_grad_hook(made)  # type: ignore[no-untyped-call]
+                for p in self._parameters
+            ]
         self.begin()
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:

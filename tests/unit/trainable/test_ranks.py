@@ -23,6 +23,7 @@ from trainable.errors import (
     OutOfMemory,
     RankFailed,
     RankLost,
+    TaskError,
     TrainingCaution,
     TrainingError,
 )
@@ -80,6 +81,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "oom": (config(3, {"fails": "2 oom 5"}), "oom"),
         "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
         "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
+        "drift": (config(3, {"fails": "1 drift 3"}), "drift"),
         "begun": (config(2), "begun"),
         "refused": (config(3), "begun"),
         "more": (config(3), "begun"),
@@ -98,7 +100,8 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
             ended = children.ends()
         for number, name in enumerate(runs):
             done.others[name] = [end.result[number] for end in ended if end.result]
-        _train_alone(root / "one", done)
+        _train_alone("one", config(), root, done)
+        _train_alone("within", config(task={"checkpoints": True}), root, done)
         yield done
     finally:
         torch.set_num_threads(threads)
@@ -119,11 +122,12 @@ def _train(groups: Groups, number: int, name: str, directory: Path, done: Ends) 
     done.seconds[name] = time.monotonic() - started
 
 
-def _train_alone(directory: Path, done: Ends) -> None:
-    with open_trainer(config(), directory, device="cpu") as trainer:
+def _train_alone(name: str, made: TrialConfig, root: Path, done: Ends) -> None:
+    directory = root / f"alone-{name}"
+    with open_trainer(made, directory, device="cpu") as trainer:
         assert isinstance(trainer, Trainer)
         to_end(trainer)
-        done.runs["one"] = _trained(trainer, directory)
+        done.runs[name] = _trained(trainer, directory)
 
 
 def _trained(trainer: Trainer, directory: Path) -> Trained:
@@ -134,10 +138,12 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
     return Trained(parameters(trainer), curve(directory), store.load(newest))
 
 
-# a checkpointed layer makes gradients twice, the second after they were sent
-@pytest.mark.parametrize("name", ["two", "three", "passes within"])
-def test_ranks_train_as_one_process_does(ends: Ends, name: str) -> None:
-    one, several = ends.runs["one"], ends.runs[name]
+# a checkpointed layer makes gradients twice, the second time after they were sent
+@pytest.mark.parametrize(
+    ("name", "alone"), [("two", "one"), ("three", "one"), ("passes within", "within")]
+)
+def test_ranks_train_as_one_process_does(ends: Ends, name: str, alone: str) -> None:
+    one, several = ends.runs[alone], ends.runs[name]
     for mine, other in zip(several.weights, one.weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
     assert len(several.rows) == len(one.rows) == 52
@@ -192,6 +198,13 @@ def test_a_loss_that_is_nan_on_one_rank_stops_all(ends: Ends) -> None:
     assert isinstance(error, NonFiniteLoss)
     assert error.step == 3
     assert ends.others["nan"] == [f"non_finite: {error}"]
+
+
+def test_weights_that_drift_on_one_rank_are_refused(ends: Ends) -> None:
+    error = ends.errors["drift"]
+    assert isinstance(error, TaskError)
+    assert "rank 1" in str(error)
+    assert ends.others["drift"] == [f"task: {error}"]
 
 
 def test_a_killed_rank_is_lost_to_the_others(ends: Ends) -> None:

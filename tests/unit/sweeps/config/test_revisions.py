@@ -209,3 +209,9 @@ def _flip(content: bytes, bit: int) -> bytes:
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
+
+
+def test_number_of_workers_is_named_also_at_its_default(first: SweepSpec) -> None:
+    two = with_overrides(first, ["resources.workers=2"])
+    assert describe_changes(first, two) == "resources.workers: 1 -> 2"
+    assert describe_changes(two, first) == "resources.workers: 2 -> 1"

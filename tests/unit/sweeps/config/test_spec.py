@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.config.space import LogUniform, Uniform
-from sweeps.config.spec import SweepSpec, load_spec, parse_spec
+from sweeps.config.spec import SweepSpec, load_spec, parse_spec, trial_yaml
 from sweeps.config.trial_run import TrialSeed
 from sweeps.errors import InvalidName, SpecError, UserError
 from sweeps.paths import check_name
@@ -409,3 +409,17 @@ def test_confirming_trials_share_all_seeds_but_not_those_of_the_search() -> None
     assert spec.trial_config(TrialSeed("confirm", 2, split=True), {"task.split_seed": 9}).task == (
         spec.trial_config(2, {"task.split_seed": 9}).task  # what the sweep searches stays
     )
+
+
+def test_each_trial_has_the_workers_of_the_resources() -> None:
+    spec = _parse("resources: {workers: 2, placement: spread}\n")
+    assert spec.trial_config(0, {}).workers == 2
+    written = parse_spec(spec.to_yaml(), "again")
+    assert (written.resources.workers, written.resources.placement) == (2, "spread")
+
+
+def test_spec_of_one_worker_is_written_as_before() -> None:
+    spec = _parse("resources: {workers: 1, placement: pack}\n")
+    assert spec.trial_config(0, {}).workers == 1
+    assert "workers: 1" not in spec.to_yaml() + trial_yaml(spec.trial_config(0, {}))
+    assert "placement" not in spec.to_yaml()
