@@ -1,4 +1,4 @@
-"""`sweep train` with several ranks: the same curve as one process, and what it says of a lost one."""
+"""`sweep train` with several ranks: the curve of one process, and what it says of a lost rank."""
 
 from __future__ import annotations
 
