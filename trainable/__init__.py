@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from trainable.build import open_trainer as open_trainer
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
-    from trainable.custom_loop import Context as Context
     from trainable.custom_loop import CustomLoop as CustomLoop
     from trainable.loop import Trainer as Trainer
+    from trainable.loop_context import Context as Context
     from trainable.losses import binary_cross_entropy as binary_cross_entropy
     from trainable.losses import cross_entropy as cross_entropy
     from trainable.manifest import Generation as Generation
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CheckpointStore": "checkpoint",
-    "Context": "custom_loop",
+    "Context": "loop_context",
     "Data": "task",
     "Generation": "manifest",
     "CustomLoop": "custom_loop",

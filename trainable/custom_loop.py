@@ -8,14 +8,14 @@
 
 Each yield is one report and one row of the curve, and counts as one step and one epoch. It may
 save a checkpoint. What must not live here: how the loop trains, and how the ranks of a trial
-keep in step (`loop_steps.py`).
+keep in step (`loop_steps.py`); what the loop receives (`loop_context.py`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,110 +37,20 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
-from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
-from trainable.logged import Log, close_run, closed_on_error, means, merge_logged, run_log
-from trainable.loop_steps import EXHAUSTED, LoopSteps, restored_state, saved_state
+from trainable.errors import ConfigError, NonFiniteMetric, TaskError
+from trainable.logged import close_run, closed_on_error, means, merge_logged, run_log
+from trainable.loop_context import FORMAT, Function, begin, open_context
+from trainable.loop_steps import EXHAUSTED, LoopSteps, saved_state
 from trainable.metrics_file import History, Row, read_rows
 from trainable.precision import device_name
 from trainable.ranks import ALONE, Ranks
-from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.storage.locate import files_of
-from trainable.sums import Reduce
 from trainable.task_registry import nearest
 from trainable.train_state import check_state
 from trainable.warm_start import with_inheritance
 
-Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
-Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
-
-FORMAT = 1
-_KEYS = {"format", "loop", "progress"}
-_OPTIONAL_KEYS = {"ranks"}
 _READ_HERE = frozenset({"train.deterministic"})
 """Searchable keys that are applied here: the loop need not read them."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a custom loop needs besides its configuration.
-
-    Attributes:
-        directory: The run's directory; files the loop writes there stay with the run.
-        seed: The run's seed, for weights and the order of training. Python, NumPy and torch are
-            seeded with it before the loop starts.
-        epochs: Number of reports after which the whole run ends. With a budget in steps, samples
-            or tokens, `config.budget` has them, and the loop counts them itself.
-        device: Where to train.
-        restored: The state from which the run resumes, as the loop yielded it, with every tensor
-            on the CPU; None when the run starts from the beginning.
-        epoch: Number of earlier reports; 0 when the run starts from the beginning.
-        data_seed: Seed shared by all trials of a sweep. Split the samples and draw validation
-            from your own generator with this seed: all trials then use the same data.
-        rank: This process among those of the trial, counted from 0; see `resources.workers`.
-            What rank 0 yields is the report; the other ranks yield at the same place.
-        world_size: The number of processes of the trial. If there are several, the variables of
-            torchrun are set, and `torch.distributed.init_process_group()` needs no argument.
-    """
-
-    directory: Path
-    seed: int
-    epochs: int
-    device: torch.device
-    restored: dict[str, Any] | None = None
-    epoch: int = 0
-    data_seed: int = 0
-    rank: int = 0
-    world_size: int = 1
-    _log: Log = field(default_factory=Log, repr=False, compare=False)
-
-    def log(
-        self,
-        name: str,
-        value: float | torch.Tensor,
-        *,
-        reduce: Reduce = "mean",
-        weight: float | torch.Tensor | None = None,
-    ) -> None:
-        """Log a number with the next report; several values before it become their mean or sum.
-
-        Args:
-            name: Such as `train/aux_loss`; not a name that the run itself reports.
-            value: One number; a tensor stays on its device until the report.
-            reduce: `mean` or `sum`.
-            weight: The value's weight in the mean, such as the number of targets in the batch.
-
-        Raises:
-            TaskError: The name, the value or an option cannot be recorded.
-        """
-        self._log.add(name, value, reduce=reduce, weight=weight)
-
-    def log_file(self, path: str | Path, name: str | None = None) -> None:
-        """Keep a copy of a file with the run; the tracking server receives it when the run ends.
-
-        Args:
-            path: The file.
-            name: Its path among the run's artifacts; default its own name.
-        """
-        self._log.add_file(path, name)
-
-    def log_figure(self, name: str, figure: Any) -> None:
-        """Keep a Matplotlib figure with the run, as `log_file` does.
-
-        Args:
-            name: Its path among the run's artifacts; `.png` is appended where it has no suffix.
-            figure: An object with a method `savefig`.
-        """
-        self._log.add_figure(name, figure)
-
-    def remaining_epochs(self) -> Iterator[int]:
-        """Yield the epochs still to be trained, counted from 0.
-
-        Before each epoch, Python, NumPy and torch are seeded from the run's seed and the epoch.
-        So shuffling and dropout of a resumed loop are those of one that was never interrupted.
-        """
-        for epoch in range(self.epoch, self.epochs):
-            set_seed(derive_seed(self.seed, "epoch", epoch))
-            yield epoch
 
 
 @dataclass
@@ -504,72 +414,3 @@ def _without_metric(rows: list[Row], metrics: tuple[str, ...]) -> list[Row]:
     """Return the rows after the last report."""
     reported = [at for at, row in enumerate(rows, start=1) if row.metrics.keys() >= {*metrics}]
     return rows[reported[-1] if reported else 0 :]
-
-
-def open_context(
-    config: TrialConfig,
-    directory: Path,
-    device: torch.device,
-    saved: dict[str, Any] | None,
-    log: Log,
-    ranks: Ranks,
-    *,
-    accept_workers: bool = False,
-) -> tuple[Context, dict[str, Any]]:
-    """Seed every generator, and return what a loop receives, and the progress of its checkpoint.
-
-    All ranks are seeded alike: they draw the same order of samples, and each takes its part.
-
-    Args:
-        config: The run.
-        directory: The run's directory.
-        device: Where the loop trains.
-        saved: The checkpoint, which the first rank has read; None: the run is new.
-        log: Receives what the loop logs.
-        ranks: This rank.
-        accept_workers: Resume from a checkpoint of another number of ranks.
-
-    Raises:
-        CheckpointError: The checkpoint is not one of a custom loop, or of other ranks.
-    """
-    saved = ranks.broadcast(saved)
-    if saved is not None and (
-        not _KEYS <= saved.keys() <= _KEYS | _OPTIONAL_KEYS or saved["format"] != FORMAT
-    ):
-        raise CheckpointError(
-            f"the checkpoint holds the keys {sorted(saved)} and is not one of a custom loop in "
-            f"format {FORMAT}; continue with the task and the version that wrote it"
-        )
-    progress: dict[str, Any] = {} if saved is None else saved["progress"]
-    set_determinism(config.train.deterministic)
-    set_seed(config.seed)
-    context = Context(
-        directory=directory,
-        seed=config.seed,
-        epochs=config.budget.reports,
-        device=device,
-        restored=None
-        if saved is None
-        else restored_state(saved, ranks, accept_workers=accept_workers),
-        epoch=progress.get("epoch", 0),
-        _log=log,
-        data_seed=config.seed if config.data_seed is None else config.data_seed,
-        rank=ranks.rank,
-        world_size=ranks.size,
-    )
-    return context, progress
-
-
-def begin(function: Function, config: TrialConfig, context: Context) -> Generator[Any, None, None]:
-    """Call a loop's function; its code runs from the first `next`.
-
-    Raises:
-        TaskError: It is no generator function.
-    """
-    begun = function(config, context)
-    if not isinstance(begun, Generator):
-        raise TaskError(
-            f"{config.task.name} returned an object of type {type(begun).__name__}; it must be a "
-            "generator function: yield a dict of metrics after each epoch"
-        )
-    return begun

@@ -13,9 +13,9 @@ import torch
 from trainable.base_run import BaseRun, RunReport
 from trainable.config import TrialConfig
 from trainable.config_reads import record_reads
-from trainable.custom_loop import Function, begin, open_context
 from trainable.follower_files import NoCheckpoints, NoHistory
 from trainable.logged import Log
+from trainable.loop_context import Function, begin, open_context
 from trainable.loop_steps import EXHAUSTED, LoopSteps
 from trainable.precision import device_name
 from trainable.ranks import Ranks

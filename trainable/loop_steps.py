@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainable.errors import CheckpointError, TaskError, TrainingError
+from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.loop_group import LoopGroup
 from trainable.ranks import RankGroup, Ranks
 from trainable.step import translate_torch_errors
@@ -149,15 +149,16 @@ def restored_state(
         accept_workers: Resume from the checkpoint of another number of ranks.
 
     Raises:
-        CheckpointError: It is of another number of ranks.
+        ConfigError: It is of another number of ranks.
     """
     state: dict[str, Any] = saved["loop"]
     of_ranks = saved.get("ranks", [])
-    if len(of_ranks) + 1 != ranks.size and not accept_workers:
-        raise CheckpointError(
-            f"the checkpoint is of {len(of_ranks) + 1} ranks and the trial has {ranks.size}; what "
-            "each rank keeps for itself would be lost; resume with as many workers, or accept the "
-            "change"
+    before = len(of_ranks) + 1
+    if before != ranks.size and not accept_workers:
+        raise ConfigError(
+            f"{ranks.size}, and the checkpoint is of a run on {before}; what each rank has kept "
+            f"for itself is of as many ranks; write workers: {before}, or accept the change",
+            key="resources.workers",
         )
     if ranks.is_first:
         return state

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainable.custom_loop import Context
 from trainable.errors import CheckpointError, ConfigError
+from trainable.loop_context import Context
 from trainable.loop_steps import PER_RANK
 
 try:

@@ -13,7 +13,7 @@ from tests.loop_cases import Case, config_of, other_ranks
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.diagnostics import MEASURED
-from trainable.errors import CheckpointError, RankFailed, RankLost, TaskError
+from trainable.errors import ConfigError, RankFailed, RankLost, TaskError
 from trainable.loop_steps import restored_state
 from trainable.metrics_file import read_rows
 from trainable.ranks import ALONE, Ranks
@@ -227,7 +227,7 @@ def test_each_rank_gets_its_own_part_of_the_state():
 
 
 def test_another_number_of_ranks_must_be_accepted():
-    with pytest.raises(CheckpointError, match="2 ranks"):
+    with pytest.raises(ConfigError, match="workers: 2"):
         restored_state(SAVED, ALONE)
     assert restored_state(SAVED, ALONE, accept_workers=True) == SAVED["loop"]
     alone = {"loop": SAVED["loop"]}

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset, default_collate
 from tests.chaos.killed_runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
-from trainable.custom_loop import Context
+from trainable.loop_context import Context
 from trainable.ray_adapter import TuneTrial
 from trainable.storage.local import LocalFiles
 from trainable.task import Data, Task

@@ -1,0 +1,181 @@
+"""What a custom loop receives: its context, on a new run or from a checkpoint.
+
+What must not live here: what becomes of what it yields (`custom_loop.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainable.config import TrialConfig
+from trainable.errors import CheckpointError, TaskError
+from trainable.logged import Log
+from trainable.loop_steps import restored_state
+from trainable.ranks import Ranks
+from trainable.seeding import derive_seed, set_determinism, set_seed
+from trainable.sums import Reduce
+
+Yielded = dict[str, Any] | tuple[dict[str, Any], dict[str, Any] | None]
+Function = Callable[[TrialConfig, "Context"], Iterator[Yielded]]
+
+FORMAT = 1
+_KEYS = {"format", "loop", "progress"}
+_OPTIONAL_KEYS = {"ranks"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a custom loop needs besides its configuration.
+
+    Attributes:
+        directory: The run's directory; files the loop writes there stay with the run.
+        seed: The run's seed, for weights and the order of training. Python, NumPy and torch are
+            seeded with it before the loop starts.
+        epochs: Number of reports after which the whole run ends. With a budget in steps, samples
+            or tokens, `config.budget` has them, and the loop counts them itself.
+        device: Where to train.
+        restored: The state from which the run resumes, as the loop yielded it, with every tensor
+            on the CPU; None when the run starts from the beginning.
+        epoch: Number of earlier reports; 0 when the run starts from the beginning.
+        data_seed: Seed shared by all trials of a sweep. Split the samples and draw validation
+            from your own generator with this seed: all trials then use the same data.
+        rank: This process among those of the trial, counted from 0; see `resources.workers`.
+            What rank 0 yields is the report; the other ranks yield at the same place.
+        world_size: The number of processes of the trial. If there are several, the variables of
+            torchrun are set, and `torch.distributed.init_process_group()` needs no argument.
+    """
+
+    directory: Path
+    seed: int
+    epochs: int
+    device: torch.device
+    restored: dict[str, Any] | None = None
+    epoch: int = 0
+    data_seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    _log: Log = field(default_factory=Log, repr=False, compare=False)
+
+    def log(
+        self,
+        name: str,
+        value: float | torch.Tensor,
+        *,
+        reduce: Reduce = "mean",
+        weight: float | torch.Tensor | None = None,
+    ) -> None:
+        """Log a number with the next report; several values before it become their mean or sum.
+
+        Args:
+            name: Such as `train/aux_loss`; not a name that the run itself reports.
+            value: One number; a tensor stays on its device until the report.
+            reduce: `mean` or `sum`.
+            weight: The value's weight in the mean, such as the number of targets in the batch.
+
+        Raises:
+            TaskError: The name, the value or an option cannot be recorded.
+        """
+        self._log.add(name, value, reduce=reduce, weight=weight)
+
+    def log_file(self, path: str | Path, name: str | None = None) -> None:
+        """Keep a copy of a file with the run; the tracking server receives it when the run ends.
+
+        Args:
+            path: The file.
+            name: Its path among the run's artifacts; default its own name.
+        """
+        self._log.add_file(path, name)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Keep a Matplotlib figure with the run, as `log_file` does.
+
+        Args:
+            name: Its path among the run's artifacts; `.png` is appended where it has no suffix.
+            figure: An object with a method `savefig`.
+        """
+        self._log.add_figure(name, figure)
+
+    def remaining_epochs(self) -> Iterator[int]:
+        """Yield the epochs still to be trained, counted from 0.
+
+        Before each epoch, Python, NumPy and torch are seeded from the run's seed and the epoch.
+        So shuffling and dropout of a resumed loop are those of one that was never interrupted.
+        """
+        for epoch in range(self.epoch, self.epochs):
+            set_seed(derive_seed(self.seed, "epoch", epoch))
+            yield epoch
+
+
+def open_context(
+    config: TrialConfig,
+    directory: Path,
+    device: torch.device,
+    saved: dict[str, Any] | None,
+    log: Log,
+    ranks: Ranks,
+    *,
+    accept_workers: bool = False,
+) -> tuple[Context, dict[str, Any]]:
+    """Seed every generator, and return what a loop receives, and the progress of its checkpoint.
+
+    All ranks are seeded alike: they draw the same order of samples, and each takes its part.
+
+    Args:
+        config: The run.
+        directory: The run's directory.
+        device: Where the loop trains.
+        saved: The checkpoint, which the first rank has read; None: the run is new.
+        log: Receives what the loop logs.
+        ranks: This rank.
+        accept_workers: Resume from a checkpoint of another number of ranks.
+
+    Raises:
+        CheckpointError: The checkpoint is not one of a custom loop.
+        ConfigError: It is of another number of ranks.
+    """
+    saved = ranks.broadcast(saved)
+    if saved is not None and (
+        not _KEYS <= saved.keys() <= _KEYS | _OPTIONAL_KEYS or saved["format"] != FORMAT
+    ):
+        raise CheckpointError(
+            f"the checkpoint holds the keys {sorted(saved)} and is not one of a custom loop in "
+            f"format {FORMAT}; continue with the task and the version that wrote it"
+        )
+    progress: dict[str, Any] = {} if saved is None else saved["progress"]
+    set_determinism(config.train.deterministic)
+    set_seed(config.seed)
+    context = Context(
+        directory=directory,
+        seed=config.seed,
+        epochs=config.budget.reports,
+        device=device,
+        restored=None
+        if saved is None
+        else restored_state(saved, ranks, accept_workers=accept_workers),
+        epoch=progress.get("epoch", 0),
+        _log=log,
+        data_seed=config.seed if config.data_seed is None else config.data_seed,
+        rank=ranks.rank,
+        world_size=ranks.size,
+    )
+    return context, progress
+
+
+def begin(function: Function, config: TrialConfig, context: Context) -> Generator[Any, None, None]:
+    """Call a loop's function; its code runs from the first `next`.
+
+    Raises:
+        TaskError: It is no generator function.
+    """
+    begun = function(config, context)
+    if not isinstance(begun, Generator):
+        raise TaskError(
+            f"{config.task.name} returned an object of type {type(begun).__name__}; it must be a "
+            "generator function: yield a dict of metrics after each epoch"
+        )
+    return begun
