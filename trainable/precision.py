@@ -76,6 +76,8 @@ class Precision:
         self.scaler: torch.amp.GradScaler | None = None
         if name == "fp16":
             self.scaler = torch.amp.GradScaler(device.type, init_scale=initial_scale)
+            # torch makes the scale for the first loss, and a rank may have no sample in its window
+            self.scaler.scale(torch.zeros((), device=device))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""

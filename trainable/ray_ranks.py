@@ -175,12 +175,23 @@ class OtherRanks:
         """
         self.leave()
         size = len(bundles)
+        kept = set(self._actors)
         for rank in range(1, size):
-            if rank not in self._actors:
+            if rank not in kept:
                 self._actors[rank] = self._start(rank, bundles[rank])
         waiting = {rank: self._actors[rank].prepare.remote(order, rank) for rank in range(1, size)}
         import_task(order.config)  # meanwhile
-        nodes = {rank: self._answer(rank, ref) for rank, ref in waiting.items()}
+        nodes = {}
+        for rank, ref in waiting.items():
+            try:
+                nodes[rank] = self._answer(rank, ref)
+            except RankLost:
+                if rank not in kept:
+                    raise
+                # lost since the trial before: that is no loss of this one
+                self._actors[rank] = self._start(rank, bundles[rank])
+                again = self._actors[rank].prepare.remote(order, rank)
+                nodes[rank] = self._answer(rank, again)
         here = ray.get_runtime_context().get_node_id()
         is_local = all(node == here for node, _ in nodes.values())
         address = _LOOPBACK if is_local else _address()

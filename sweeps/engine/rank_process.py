@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sweeps.engine.process_cleanup import TOKEN_VARIABLE, scratch_directory
 from tracking.trial_redirect import redirect
 from trainable.ray_ranks import RankOrder, RankProcess
 
@@ -37,7 +38,12 @@ class RunIgnorer:
         """Ignore tags."""
 
     def directory(self) -> Path | None:
-        """Return a directory of this process for artifacts, which nobody reads."""
-        path = Path(tempfile.gettempdir()) / f"gradsweep-rank-{os.getpid()}"
+        """Return a directory of this process for artifacts, which nobody reads.
+
+        It goes with the driver's temporary files; on a cluster it stays in the node's.
+        """
+        scratch = scratch_directory(os.environ.get(TOKEN_VARIABLE, ""))
+        parent = scratch if scratch.is_dir() else Path(tempfile.gettempdir())
+        path = parent / f"gradsweep-rank-{os.getpid()}"
         path.mkdir(mode=0o700, exist_ok=True)
         return path

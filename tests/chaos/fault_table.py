@@ -58,6 +58,12 @@ ROWS = {
     37: "a worker lost between two trials, or left in a directory that is gone",
     38: "kill -9 of a worker with a child that lives on",
     39: "a trial that hangs",
+    40: "a rank of a trial is killed in forward, in the exchange, in an evaluation, in a save",
+    41: "the first rank of a trial is killed",
+    42: "a rank of a trial is stopped for longer than a step may take",
+    43: "the node of one rank of a trial is lost",
+    44: "a rank that starts slowly; what is left of a trial's ranks",
+    45: "a bit flipped in a file of a checkpoint in shards",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

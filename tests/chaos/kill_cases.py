@@ -49,6 +49,18 @@ class Case(NamedTuple):
     """`trained`: the first layer is frozen, and no checkpoint has it."""
     budget: str = "epochs"
     """`epochs`: each ends with a report. `halves`: each half does. Else reports fall anywhere."""
+    workers: int = 1
+    """How many ranks train. Three, because the sum of two gradients has only one order."""
+    victim: int = 0
+    """The rank that dies. The last of three has no samples in an epoch's last window."""
+    death: str = "exit"
+    """`exit`: it ends itself by os._exit. `sigkill`: the kernel ends it."""
+
+    @property
+    def killer(self) -> int:
+        """The rank that comes to the place of the kill; it kills the victim, often itself."""
+        only_on_first = self.kill == "saving" or (self.kill, self.hooks) == ("evaluation", "hooks")
+        return 0 if only_on_first else self.victim
 
     def __str__(self) -> str:
         return "-".join(map(str, self)).replace(" ", "")
@@ -76,6 +88,9 @@ AXES: dict[str, tuple[str | int, ...]] = {
     "average": ("off", "ema", "swa"),
     "parameters": ("all", "trained"),
     "budget": ("epochs", "steps", "samples", "halves"),
+    "workers": (1, 3),
+    "victim": (0, 1, 2),
+    "death": ("exit", "sigkill"),
 }
 
 # One of each kill, for every day (`tests/integration/test_resume_after_exit.py`).
@@ -102,6 +117,19 @@ SLICE = (
         budget="halves",
     ),
     Case("window", "fp32", 3, "stream", "off", "cosine", "nesterov", "3 steps", hooks="hooks"),
+    Case(
+        *("window", "fp32", 3, "loader", "norm", "cosine", "adamw", "2 steps"),
+        workers=3,
+        victim=2,
+        death="sigkill",
+    ),
+    Case(
+        *("evaluation", "fp16", 1, "stream", "norm", "plateau", "nesterov", "3 steps"),
+        hooks="hooks",
+        average="ema",
+        workers=3,
+        victim=0,
+    ),
 )
 
 
@@ -142,13 +170,24 @@ def _pairs_of_axes() -> Iterator[tuple[tuple[str, object], ...]]:
 
 
 def is_refused(values: Mapping[str, object]) -> bool:
-    """Return whether no run has these values: a schedule-free optimizer is an average itself."""
-    average = values.get("average", "off")
-    return values.get("optimizer") == "schedule-free" and average != "off"
+    """Return whether no run has these values.
+
+    A schedule-free optimizer is an average itself. A run of one rank has no other one to kill.
+    Only the first rank saves, and calls a task's own `evaluate()`: there another rank cannot end
+    itself.
+    """
+    if values.get("optimizer") == "schedule-free" and values.get("average", "off") != "off":
+        return True
+    if not values.get("victim", 0):
+        return False
+    killer = Case(*[values.get(axis, "") for axis in AXES]).killer  # type: ignore[arg-type]
+    return values.get("workers") == 1 or (killer == 0 and values.get("death") == "exit")
 
 
 def _draw_with(draw: random.Random, pair: tuple[tuple[str, object], ...]) -> Case:
     while True:
         values = {axis: draw.choice(of_axis) for axis, of_axis in AXES.items()} | dict(pair)
+        if values["workers"] == 1 and "victim" not in dict(pair):
+            values["victim"] = 0  # else three of four cases would have several ranks
         if not is_refused(values):
             return Case(**values)  # type: ignore[arg-type]

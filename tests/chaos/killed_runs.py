@@ -1,13 +1,14 @@
 """A run that is killed and an uninterrupted one: the task, the kill, and the comparison.
 
-What must not live here: cases (`kill_cases.py`), or processes (`processes.py`).
+A run of several ranks is opened and trained on each of them. What must not live here: cases
+(`kill_cases.py`), or processes (`processes.py`).
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.loop import Trainer
 from trainable.metrics_file import read_rows
+from trainable.ranks import ALONE, Ranks
 from trainable.storage.local import LocalFiles
 from trainable.task import Data, Task
 
@@ -75,8 +77,7 @@ class Fragile(Task):
             and how its samples come.
         frozen: The first layer is not trained.
         die_at: The training forward pass (from 1) in the middle of which `kill` is called.
-        die_at_evaluation: The same for evaluations.
-        kill: Never returns.
+        kill: Called there; it does not return.
     """
 
     def __init__(
@@ -85,12 +86,10 @@ class Fragile(Task):
         data: str,
         frozen: bool = False,
         die_at: int = _NEVER,
-        die_at_evaluation: int = _NEVER,
         kill: Callable[[], None],
     ) -> None:
         self._augmented, self._data, self._frozen = data != "memory", data, frozen
-        self._left, self._left_of_evaluations = die_at, die_at_evaluation
-        self._kill = kill
+        self._left, self._kill = die_at, kill
         self.seen: list[bytes] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,16 +131,13 @@ class Fragile(Task):
             total = total * (300.0 if targets.clamp(min=0).sum() % 3 else 1.0)
         return total, weight
 
-    def evaluate(self, model: nn.Module, batches: Any) -> Any:
-        metrics = super().evaluate(model, batches)
-        self._left_of_evaluations -= 1
-        if self._left_of_evaluations == 0:
-            self._kill()
-        return metrics
+    def die_next(self) -> None:
+        """Call `kill` in the next training forward pass."""
+        self._left = 1
 
 
 class Hooked(Fragile):
-    """Changes its model in hooks, and logs a mean and a sum over each epoch."""
+    """Changes its model in hooks, evaluates in its own way, and logs over steps and epochs."""
 
     def build_model(self) -> nn.Module:
         self.net = super().build_model()
@@ -157,8 +153,12 @@ class Hooked(Fragile):
     def on_step_end(self, step: int) -> None:
         with torch.no_grad():
             for parameter in self.net.parameters():
-                parameter.clamp_(-1 - torch.rand(()).item(), 2)
+                parameter.clamp_(-1 - step % 7 / 7, 2)
+        self.log("drawn", torch.rand(()).item())  # by each rank from a generator of its own
         self.log("last", step)
+
+    def evaluate(self, model: nn.Module, batches: Any) -> Any:
+        return super().evaluate(model, batches)  # on the first rank alone, as it is its own
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         total, weight = super().loss(model, batch)
@@ -237,73 +237,158 @@ def configure(case: Case) -> TrialConfig:
 
 
 def open_case(
-    case: Case, directory: Path, kill: Callable[[], None] | None = None
+    case: Case,
+    directory: Path,
+    kill: Callable[[], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Trainer, Fragile]:
-    """Open a run of a case; it dies where the case says when `kill` is given."""
+    """Open a run of a case on one of its ranks.
 
-    def die() -> None:
-        assert kill is not None
-        if trainer.store.pointer is None:
-            trainer.store.wait()  # so that there is something to go on from
-        kill()
-
-    steps = 0
-    where: dict[str, Any] = {}
-    if kill is not None:
-        per_epoch = -(-SAMPLES // (BATCH // case.accumulation))
-        in_second_window = case.accumulation + min(2, case.accumulation)
-        where = {
-            "window": {"die_at": 2 * per_epoch + in_second_window},
-            "evaluation": {"die_at_evaluation": 3},
-        }.get(case.kill, {})
-        # The question "were you interrupted?" is put after each step but a report's last, and
-        # once more when the report is closed: four times an epoch here, with fp16's skipped ones.
-        # A stream does not say which step is its last: five times then.
-        more = {"stream": 1, "skipped": 1, "stream-processes": 1}.get(case.data, 0)
-        steps = {"warmup": 3, "epoch": 10 + 2 * more, "edge": 8 + 2 * more}.get(case.kill, 0)
+    Args:
+        case: What is trained.
+        directory: The run's.
+        kill: Kills the case's victim; called on one of the ranks where the case says, if at all.
+        ranks: This rank.
+    """
+    kills = kill is not None and ranks.rank == case.killer
     kind = {
         (False, False): Fragile,
         (True, False): Hooked,
         (False, True): FragileOfTwo,
         (True, True): HookedOfTwo,
     }[case.hooks == "hooks", case.optimizer == "two"]
+
+    def die() -> None:
+        assert kill is not None
+        if ranks.is_first and trainer.store.pointer is None:
+            trainer.store.wait()  # so that there is something to go on from
+        kill()
+
     task = kind(
         data=case.data,
         frozen=case.parameters == "trained",
-        kill=die if kill else _nothing,
-        **where,
+        kill=die if kills else _nothing,
+        die_at=_pass_to_die_in(case) if kills else _NEVER,
     )
     asked = iter(range(1, _NEVER))
 
-    def should_stop() -> bool:
+    def is_reached() -> bool:
         if next(asked) == steps:
             die()
         return False
 
+    steps = _question_to_die_at(case) if kills else 0
     trainer = open_trainer(
-        configure(case), directory, device="cpu", threads=1, task=task, should_stop=should_stop
+        configure(case),
+        directory,
+        device="cpu",
+        threads=1,
+        task=task,
+        should_stop=is_reached,
+        ranks=ranks,
     )
     assert isinstance(trainer, Trainer)
-    if kill is not None and case.kill == "saving":
-        files = FatalFiles.of(directory)
-        files.open()
-        files.die(2, kill)
-        trainer.store._files = files
+    if not ranks.is_first:  # asked whether a save is due where the first one is: must it stop?
+        trainer.store.is_due = lambda **_: is_reached()  # type: ignore[method-assign]
+    elif kill is not None and case.killer != 0:
+        _wait_for_first_save(trainer)
+    if kills and kill is not None:
+        _die_in_evaluation_or_save(case, trainer, directory, die, kill)
+        _die_in_window(case, trainer, task)
     return trainer, task
 
 
-def train(case: Case, trainer: Trainer, kill: Callable[[], None] | None = None) -> None:
+def _pass_to_die_in(case: Case) -> int:
+    """Return the training forward pass in which a run of one rank dies."""
+    if case.kill != "window" or case.workers > 1:
+        return _NEVER
+    per_epoch = -(-SAMPLES // (BATCH // case.accumulation))
+    return 2 * per_epoch + case.accumulation + min(2, case.accumulation)
+
+
+def _die_in_window(case: Case, trainer: Trainer, task: Fragile) -> None:
+    """Die in the third epoch's second window, if there are several ranks.
+
+    How many forward passes each makes until then depends on how the windows are cut.
+    """
+    if case.kill != "window" or case.workers == 1:
+        return
+    sync_buffers, progress = trainer._ranks.sync_buffers, trainer.state.progress
+
+    def begin_window(model: nn.Module) -> None:
+        if (progress.epoch, progress.window) == (2, 1):
+            task.die_next()
+        sync_buffers(model)
+
+    trainer._ranks.sync_buffers = begin_window  # type: ignore[method-assign]
+
+
+def _question_to_die_at(case: Case) -> int:
+    """Return at which "were you interrupted?" a run dies; 0: at none.
+
+    The question is put after each step but a report's last, and once more when the report is
+    closed: four times an epoch here, with fp16's skipped ones. A stream does not say which step
+    is its last: five times then.
+    """
+    more = {"stream": 1, "skipped": 1, "stream-processes": 1}.get(case.data, 0)
+    return {"warmup": 3, "epoch": 10 + 2 * more, "edge": 8 + 2 * more}.get(case.kill, 0)
+
+
+def _die_in_evaluation_or_save(
+    case: Case,
+    trainer: Trainer,
+    directory: Path,
+    die: Callable[[], None],
+    kill: Callable[[], None],
+) -> None:
+    if case.kill == "evaluation":
+        windows, evaluations = trainer._val.windows, iter(range(1, _NEVER))
+
+        def fatal_windows(epoch: int, start: int = 0) -> Iterator[Any]:
+            third = next(evaluations) == 3
+            for number, window in enumerate(windows(epoch, start)):
+                if third and number == 1:
+                    die()
+                yield window
+
+        trainer._val.windows = fatal_windows  # type: ignore[method-assign]
+    if case.kill == "saving":
+        files = FatalFiles.of(directory)
+        files.open()
+        files.die(2, kill)  # in the thread that saves, which must not wait for itself
+        trainer.store._files = files
+
+
+def _wait_for_first_save(trainer: Trainer) -> None:
+    """Have the first save in place before another rank dies: there must be one to go on from."""
+    save, store = trainer.store.save, trainer.store
+
+    def save_and_wait(*arguments: Any, **options: Any) -> None:
+        save(*arguments, **options)
+        if store.pointer is None:
+            store.wait()
+
+    store.save = save_and_wait  # type: ignore[method-assign]
+
+
+def train(
+    case: Case, trainer: Trainer, kill: Callable[[], None] | None = None, rank: int = 0
+) -> None:
     """Train to the end, or to the kill that comes between two reports."""
     for report in trainer.events():
-        if kill is not None and case.kill == "saved" and report.epoch == 2:
+        if kill and (case.kill, case.killer) == ("saved", rank) and report.epoch == 2:
             trainer.store.wait()
             kill()
 
 
 def ending(trainer: Trainer, task: Fragile, directory: Path) -> dict[str, Any]:
-    """Return all that must be equal, as it is now: state, generators, curve, order of data."""
+    """Return all that must be equal, as it is now: state, generators, curve, order of data.
+
+    Every rank calls this; the first one's state has what differs on the others.
+    """
     return {
         "state": copy.deepcopy(without_measured(trainer.state.state_dict())),
+        "parameters": {n: p.detach().clone() for n, p in trainer.model.named_parameters()},
         "curve": curve(directory),
         "seen": task.seen,
     }

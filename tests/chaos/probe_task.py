@@ -6,6 +6,7 @@ that the environment variable `CHAOS_PROBE` names, never through the configurati
 kind appends a byte to the file of that kind, so a file's size counts the passes of all trials and
 attempts; a file `hold-backward-17` keeps the first process that reaches pass 17 until it is killed
 or let go, and a file `do-fork-forward-12` has the first one do what `DEEDS` has under that name.
+The ranks of a trial count their passes also each for itself: `backward.1` are those of rank 1.
 What must not live here: who is killed, and what must be true afterwards.
 """
 
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from trainable import Data, Task, heartbeat
 
 VARIABLE = "CHAOS_PROBE"
-KINDS = ("forward", "backward", "validation")
+KINDS = ("forward", "backward", "validation", "snapshot")
 RESET = "reset"
 """A further place, once the deed `watch_reset` was done: between two trials of a process."""
 _PATIENCE_SECONDS = 180.0
@@ -74,6 +75,24 @@ class Probe(Task):
         return super().evaluate(model, _watched(batches))
 
 
+class Ranked(Probe):
+    """The same network, evaluated by all ranks, which also tell when they are saved."""
+
+    evaluate = Task.evaluate
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        if not model.training:
+            reach("validation")
+        return super().loss(model, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        reach("snapshot")
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {}
+
+
 class Remembering(nn.Module):
     """Registers a buffer in training, and makes it longer with each of the first passes."""
 
@@ -101,7 +120,10 @@ def reach(kind: str) -> None:
     directory = os.environ.get(VARIABLE)
     if directory is None or _INSPECTS:
         return
-    place = Path(directory)
+    place, rank = Path(directory), _rank()
+    if rank is not None and "." not in kind:
+        _tell_process(place / f"rank-{rank}")
+        reach(f"{kind}.{rank}")
     handle = os.open(place / kind, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(handle, b".")
@@ -119,6 +141,25 @@ def reach(kind: str) -> None:
         wanted, _, number = rest.partition("-")
         if word == "hold" and wanted == kind and count >= int(number):
             _stay(place / entry, place / f"held-{rest}-{os.getpid()}")
+
+
+_told: set[Path] = set()
+
+
+def _tell_process(path: Path) -> None:
+    """Write once, and whole, which process a rank is."""
+    if path not in _told:
+        _told.add(path)
+        written = path.with_name(f"process-{os.getpid()}")
+        written.write_text(str(os.getpid()))
+        written.rename(path)
+
+
+def _rank() -> int | None:
+    """The number of this rank; None where a trial has one process."""
+    if not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.get_rank()
 
 
 def _stay(asked: Path, held: Path) -> None:

@@ -64,6 +64,18 @@ search: {sampler: random}
 )
 """Two at once: each trial depends on its number alone."""
 
+RANKED = (
+    _SPEC.replace("probe_task:Probe", "probe_task:Ranked")
+    .replace("trials: 4", "trials: 2")
+    .replace("epochs: 3", "epochs: 2")
+    + """
+concurrency: 1
+search: {sampler: random}
+resources: {workers: 2, cpu: 1}
+"""
+)
+"""Trials of two ranks each, one trial after the other; both ranks evaluate."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -176,8 +188,13 @@ class ProbeDirectory:
         return path.stat().st_size if path.exists() else 0
 
     def hold(self, kind: str, number: int) -> str:
-        """Keep the first process whose pass is number `number` of all (or a later one) there."""
-        assert kind in (*probe_task.KINDS, probe_task.RESET), kind
+        """Keep the first process whose pass is number `number` of all (or a later one) there.
+
+        Args:
+            kind: Of the passes; `backward.1` are those of the ranks 1 alone.
+            number: From 1.
+        """
+        assert kind.partition(".")[0] in (*probe_task.KINDS, probe_task.RESET), kind
         place = f"{kind}-{number}"
         (self.directory / f"hold-{place}").touch()
         return place
@@ -185,8 +202,12 @@ class ProbeDirectory:
     def do(self, deed: str, kind: str, number: int) -> None:
         """Have the first process whose pass is number `number` of all do one of the deeds."""
         assert deed in probe_task.DEEDS, deed
-        assert kind in probe_task.KINDS, kind
+        assert kind.partition(".")[0] in probe_task.KINDS, kind
         (self.directory / f"do-{deed}-{kind}-{number}").touch()
+
+    def rank(self, number: int) -> int:
+        """The process of a rank of the trial that trained last."""
+        return int((self.directory / f"rank-{number}").read_text())
 
     def further(self, kind: str, number: int) -> str:
         """Hold at the pass that is `number` after the latest one."""

@@ -35,5 +35,5 @@ def test_slice_has_every_kind_of_kill() -> None:
 def test_failure_is_distinguished_from_death(processes: Processes, tmp_path: Path) -> None:
     """A run that cannot be opened must not pass for one that was killed."""
     (tmp_path / "file").touch()
-    assert processes.run(SLICE[0], tmp_path / "file", dies=True) == FAILED
-    assert processes.run(SLICE[0], tmp_path / "run") == ENDED
+    assert processes.run(SLICE[0], tmp_path / "file", dies=True) == [FAILED]
+    assert processes.run(SLICE[0], tmp_path / "run") == [ENDED]

@@ -15,6 +15,7 @@ from trainable.config import ClipConfig, OptimizerConfig, ScheduleConfig
 from trainable.errors import NonFiniteGradient, NonFiniteLoss, TaskError
 from trainable.optim import Clipper, build_optimizer
 from trainable.precision import Precision
+from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.step import Step
 from trainable.task import Task, decay_groups
@@ -47,7 +48,7 @@ class FiniteLossInfiniteGradient(Task):
         return ScalesItself.apply(model(batch[0])).sum(), 1.0
 
 
-def _step(task=None, *, precision="fp32", optimizer="adamw", max_norm=1.0):
+def _step(task=None, *, precision="fp32", optimizer="adamw", max_norm=1.0, ranks=ALONE):
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     built = build_optimizer(OptimizerConfig(name=optimizer, lr=0.1), decay_groups(model))
@@ -60,6 +61,7 @@ def _step(task=None, *, precision="fp32", optimizer="adamw", max_norm=1.0):
         schedule=schedule,
         precision=Precision(precision, CPU, initial_scale=4.0),
         clipper=Clipper(ClipConfig(max_norm=max_norm)),
+        ranks=ranks,
     )
 
 
@@ -113,6 +115,22 @@ def test_fp16_gradients_are_unscaled_before_measuring():
     expected, found = plain([GOOD], 1), scaled([GOOD], 1)
     assert found.taken
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-3)
+
+
+class WithoutSamples(Ranks):
+    """A rank that has no sample in its first window; the gradients are those of the others."""
+
+    def exchange(self, compute, parameters, device=None):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        return 1.0, 1.0, 1
+
+
+def test_fp16_rank_without_samples_takes_the_step():
+    step = _step(precision="fp16", ranks=WithoutSamples())
+    before = _weights(step)
+    assert step([], 1).taken
+    assert not _equal(before, _weights(step))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
