@@ -100,7 +100,8 @@ def local_ranks(
     found = find_device(device)
     environments = _environments(config.workers) if found.type == "cuda" else ()
     with LocalRanks(config.workers, environments) as children, listen() as listening:
-        place = GroupPlace(*listening.getsockname()[:2], config.workers, timeout=_STEP_SECONDS)
+        address, port = listening.getsockname()[:2]
+        place = GroupPlace(address, port, config.workers, timeout=_STEP_SECONDS)
         children.begin(
             "trainable.local_ranks:follow_in_child",
             asdict(place),

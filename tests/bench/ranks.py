@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sweeps.engine.resources import Machine
 from tests.bench.ranks_problems import EPOCHS, LR, MAX_NORM, PROBLEMS, RANKS, RanksProblem
-from tests.bench.table import Goal, Result, interleave, not_measured
+from tests.bench.table import Goal, Result, Sample, interleave, not_measured
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.local_ranks import local_ranks
@@ -35,7 +35,8 @@ def ranks(repeats: int) -> list[Result]:
                 "torchrun, DDP": _Torchrun(stack, name, problem, "loader"),
                 "torchrun, DDP, indexed": _Torchrun(stack, name, problem, "indexed"),
             }
-            for side in (ours, *sides.values()) * _WARM_UP:
+            everyone: list[Sample] = [ours, *sides.values()]
+            for side in everyone * _WARM_UP:
                 side()
             results += interleave(
                 f"P13 {name}, {RANKS} ranks",

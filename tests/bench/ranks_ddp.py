@@ -35,7 +35,7 @@ def main(name: str, batches: str) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(task.build_model())
     dataset, share = TensorDataset(*task.tensors()), problem.batch_size // size
-    sampler: DistributedSampler[Tensors] = DistributedSampler(dataset)
+    sampler: DistributedSampler[int] = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=share, sampler=sampler)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -48,7 +48,7 @@ def main(name: str, batches: str) -> None:
         model.train()
         sampler.set_epoch(epoch)
         given: Iterable[Tensors] = (
-            loader if batches == "loader" else _indexed(dataset.tensors, sampler, share)
+            loader if batches == "loader" else _indexed(dataset.tensors, iter(sampler), share)
         )
         for inputs, targets in given:
             optimizer.zero_grad(set_to_none=True)
@@ -72,9 +72,9 @@ def _may_train(rank: int) -> bool:
 
 
 def _indexed(
-    tensors: tuple[Tensor, ...], sampler: Iterable[int], size: int
+    tensors: tuple[Tensor, ...], order: Iterator[int], size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    for index in torch.tensor(list(sampler)).split(size):
+    for index in torch.tensor(list(order)).split(size):
         yield tensors[0][index], tensors[1][index]
 
 
