@@ -99,13 +99,13 @@ def _assert_same(one: Any, other: Any, tolerance: float = 0.0) -> None:
 def three_ranks(tmp_path_factory):
     """Runs of a script for torchrun on three ranks."""
     base = tmp_path_factory.mktemp("three")
-    cases = {
+    cases = {  # the failed one first: the processes of the ranks live on
+        "raises": Case(config_of(PLAIN, workers=3, in_epoch_2="raise"), base / "raises"),
         "whole": Case(config_of(PLAIN, workers=3), base / "whole"),
         "stopped": Case(config_of(PLAIN, workers=3), base / "cut"),
         "resumed": Case(config_of(PLAIN, workers=3), base / "cut"),
         "rank 1 ends early": Case(config_of(PLAIN, workers=3, skips=1), base / "early"),
         "rank 0 ends early": Case(config_of(PLAIN, workers=3, skips=0), base / "late"),
-        "raises": Case(config_of(PLAIN, workers=3, in_epoch_2="raise"), base / "raises"),
     }
     with other_ranks([*cases.values()]) as ranks:
         outcomes = {
