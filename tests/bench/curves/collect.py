@@ -72,7 +72,7 @@ def _frame(sweep: Sweep, count: int) -> pd.DataFrame:
     spec = _spec(sweep)
     epochs = spec.budget.reports
     curves = sweep.curves(*_EACH_EPOCH, *_EACH_STEP)
-    by_trial = dict(tuple(curves.groupby("trial")))
+    by_trial = dict(iter(curves.groupby("trial")))
     rows = [_curve(by_trial.get(number), epochs) for number in range(count)]
     frame = pd.DataFrame(
         {
@@ -91,7 +91,7 @@ def _curve(found: pd.DataFrame | None, epochs: int) -> np.ndarray[Any, Any]:
     """Return the columns of one training, each as long as a full training."""
     columns = {key: np.full(epochs, np.nan) for key in CURVES}
     if found is not None:
-        of = {key: one for key, one in found.groupby("metric", observed=True)}
+        of = dict(iter(found.groupby("metric", observed=True)))
         ends = of["val/loss"]["step"].to_numpy() if "val/loss" in of else np.empty(0)
         for metric, key in _EACH_EPOCH.items():
             if metric in of:

@@ -107,7 +107,8 @@ class Mapped:
     def __init__(self, side: Side, pool: Pool) -> None:
         self._side, self._pool = side, pool
         self._taken: dict[int, Params] = {}
-        self.scheduler, self.searcher = side.scheduler, side.searcher
+        self.scheduler = side.scheduler
+        self.searcher: Any = _Limited(side.searcher, len(pool.table.params))
         self.fails_at_nan = side.fails_at_nan
 
     def trial(self, config: dict[str, Any]) -> tuple[int, Params]:
@@ -124,6 +125,21 @@ class Mapped:
     def ended(self, number: int, ending: Ending) -> None:
         """Record an end."""
         self._side.ended(number, ending)
+
+
+class _Limited:
+    """A searcher that has no more to suggest once the table has no more configurations."""
+
+    def __init__(self, searcher: Any, most: int) -> None:
+        self._suggest, self._left = searcher.suggest, most
+        self.on_trial_result = searcher.on_trial_result
+        self.on_trial_complete = searcher.on_trial_complete
+
+    def suggest(self, trial_id: str) -> Any:
+        if not self._left:
+            return None
+        self._left -= 1
+        return self._suggest(trial_id)
 
 
 class Job(NamedTuple):
@@ -235,7 +251,7 @@ class OneEpochThenTop:
     """Trains all for one epoch, then the best to their end, one after the other.
 
     R. Egele et al., "Is one epoch all you need for multi-fidelity hyperparameter optimization?"
-    (2023). The best few of them come first, so that one run shows the result for every K.
+    (2023). The best ones come first, so that one run has the costs of every K.
     """
 
     def __init__(self, count: int, epochs: int, random: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ What must not live here: recording (`collect.py`), and searching (`pool.py`, `ca
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,7 +52,7 @@ class CurveTable:
 
     name: str
     spec: SweepSpec
-    params: list[Params]
+    params: Sequence[Params]
     columns: Mapping[str, Array]
 
     @property
@@ -68,7 +68,7 @@ class CurveTable:
     @cached_property
     def last_epochs(self) -> NDArray[np.int64]:
         """The last epoch that each training reported, by configuration and seed."""
-        return np.isfinite(self.loss).sum(axis=2)
+        return np.asarray(np.isfinite(self.loss).sum(axis=2))
 
     @cached_property
     def truth(self) -> Array:
@@ -119,7 +119,7 @@ def read_table(name: str, directory: Path = DIRECTORY) -> CurveTable:
     table = pq.read_table(directory / f"{name}.parquet")
     about = json.loads(table.schema.metadata[b"gradsweep"])
     keys = [table[key].to_numpy() for key in KEYS]
-    shape = tuple(int(one.max()) + 1 for one in keys[:2]) + (int(keys[2].max()),)
+    shape = (int(keys[0].max()) + 1, int(keys[1].max()) + 1, int(keys[2].max()))
     assert table.num_rows == np.prod(shape), f"{name}: rows are missing"
     order = np.lexsort(keys[::-1])
 
@@ -129,9 +129,7 @@ def read_table(name: str, directory: Path = DIRECTORY) -> CurveTable:
     spec = parse_spec(about["spec"], name, drawn=None)
     values = {key: column(key)[:, 0, 0].tolist() for key in spec.space}
     params = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    return CurveTable(
-        name, spec, params, {key: column(key).astype(np.float64) for key in CURVES}
-    )
+    return CurveTable(name, spec, params, {key: column(key).astype(np.float64) for key in CURVES})
 
 
 def recorded(directory: Path = DIRECTORY) -> list[str]:

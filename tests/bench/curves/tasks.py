@@ -8,7 +8,7 @@ configurations are trained (`points.py`, and the sweep files beside this module)
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class _Timed(Task):
         self.begin()
         return super().loss(model, batch)
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Mapping[str, float | Tensor]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | Tensor]:
         """Return the metrics, and the seconds of the steps and of this evaluation."""
         metrics = super().evaluate(model, batches)
         return {**metrics, "cpu_seconds": self.end()}
@@ -151,7 +151,7 @@ class Friedman(_Timed):
         inputs, values = batch
         return (model(inputs) - values).square().sum(), values.numel()
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Mapping[str, float | Tensor]:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | Tensor]:
         """Return the mean squared error."""
         total: Tensor | float = 0.0
         count = 0
