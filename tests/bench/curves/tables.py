@@ -108,10 +108,9 @@ class CurveTable:
     @cached_property
     def prices(self) -> Array:
         """Seconds of each epoch; those that a diverging training did not report cost as before."""
-        seconds = self.columns["seconds"]
-        usual = np.nanmedian(seconds, axis=2, keepdims=True) if seconds.size else seconds
-        usual = np.where(np.isnan(usual), np.nanmedian(seconds), usual)
-        return np.where(np.isnan(seconds), usual, seconds)
+        seconds = np.ma.masked_invalid(self.columns["seconds"])
+        usual = np.ma.median(seconds, axis=2, keepdims=True).filled(np.ma.median(seconds))
+        return np.asarray(np.where(seconds.mask, usual, seconds.data))
 
 
 def read_table(name: str, directory: Path = DIRECTORY) -> CurveTable:
