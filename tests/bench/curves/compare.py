@@ -11,6 +11,7 @@ search meets a table (`pool.py`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -233,10 +234,23 @@ def _of(rows: list[Row], name: str, workers: int, search: str) -> list[Row]:
     return [row for row in rows if (row["problem"], row["workers"], row["search"]) == kind]
 
 
-def _cost(row: Row, target: str) -> tuple[int, float]:
-    """Return epochs and seconds; all that was spent where the target was not reached."""
-    epochs, clock = row["reached"].get(target, (row["spent"], row["clock"]))
-    return epochs, clock
+def _cost(row: Row, target: str) -> tuple[float, float]:
+    """Return epochs and seconds; those of the whole table if the target was never reached.
+
+    A search that ends early with the wrong configuration has not been cheap.
+    """
+    if target in row["reached"]:
+        epochs, clock = row["reached"][target]
+        return epochs, clock
+    epochs, seconds = _whole(row["problem"])
+    return epochs, seconds / row["workers"]
+
+
+@functools.cache
+def _whole(name: str) -> tuple[int, float]:
+    """Return epochs and seconds of all configurations of a table under one seed."""
+    table = read_table(name)
+    return len(table.params) * table.epochs, float(table.prices.sum() / table.loss.shape[1])
 
 
 def curves(repeats: int) -> list[Result]:
