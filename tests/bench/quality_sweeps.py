@@ -11,10 +11,10 @@ What must not live here: problems, statistics, and the peer's side (`quality_sto
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import math
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,8 @@ class Report(NamedTuple):
     params: Params
     epoch: int
     loss: float
+    clock: float
+    """When, in the time that epochs take; see `drive`."""
 
 
 class Side(Protocol):
@@ -190,14 +192,41 @@ class _Training:
     epoch: int = 0
 
 
-def drive(side: Side, train: Train, *, epochs: int, at_once: int) -> Iterator[Report]:
-    """Run trials, all of whose epochs take the same time, until the searcher has none left.
+def _alike(params: Params, epoch: int) -> float:
+    del params, epoch
+    return 1.0
+
+
+def drive(
+    side: Side,
+    train: Train,
+    *,
+    epochs: int,
+    at_once: int,
+    seconds: Callable[[Params, int], float] = _alike,
+) -> Iterator[Report]:
+    """Run trials until the searcher has none left; yields their reports in the order of time.
 
     A trial that pauses (its configuration's `until` says when) gives its place away, and goes on
     when the searcher hands it out again.
+
+    Args:
+        side: What is asked and told.
+        train: Trains a trial.
+        epochs: Of a full training.
+        at_once: How many trials train at the same time.
+        seconds: What an epoch takes, by parameters; one unit of time by default.
     """
     told: Any = side.scheduler  # of Ray Tune it is shown nothing but trials, as in a replay
-    running: deque[_Turn] = deque()
+    running: list[tuple[float, int, _Turn]] = []  # a heap by the end of the present epoch
+    order = itertools.count()  # of two that end at the same time, the one that began first
+    now = 0.0
+
+    def begin_epoch(turn: _Turn) -> None:
+        training = turn.training
+        ends = now + seconds(training.params, training.epoch + 1)
+        heapq.heappush(running, (ends, next(order), turn))
+
     trainings: dict[int, _Training] = {}
     for turn_id in map(str, itertools.count()):
         while len(running) < at_once:
@@ -209,15 +238,15 @@ def drive(side: Side, train: Train, *, epochs: int, at_once: int) -> Iterator[Re
                 trainings[number] = _Training(number, params, train(number, params))
             turn = _Turn(f"{turn_id}-{len(running)}", config, trainings[number])
             told.on_trial_add(None, turn)
-            running.append(turn)
+            begin_epoch(turn)
         if not running:
             return
-        turn = running.popleft()
+        now, _, turn = heapq.heappop(running)
         training = turn.training
         until = turn.config.get("pause_at_epoch") or epochs
         training.epoch += 1
         loss = next(training.losses, math.nan)
-        yield Report(training.params, training.epoch, loss)
+        yield Report(training.params, training.epoch, loss, now)
         failed = side.fails_at_nan and not math.isfinite(loss)
         result: dict[str, Any] = {}
         verdict = TrialScheduler.STOP
@@ -232,7 +261,7 @@ def drive(side: Side, train: Train, *, epochs: int, at_once: int) -> Iterator[Re
                 side.searcher.on_trial_result(turn.trial_id, result)
             side.reported(training.number, training.epoch, loss)
         if verdict != TrialScheduler.STOP:
-            running.append(turn)
+            begin_epoch(turn)
             continue
         told.on_trial_complete(None, turn, result)
         side.searcher.on_trial_complete(turn.trial_id, result)

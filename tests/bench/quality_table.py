@@ -56,7 +56,7 @@ def found_table(size: Size, rows: list[Row]) -> list[Result]:
                 results.append(Result(row, chance, None, "", (), Goal("ours", 0.05)))
     print(f"the best of {size.evaluations} evaluations, the whole path\n")
     head = ("problem", "at once", "sampler", "seeds", "mean (95 %)", "median", "published", "p")
-    print(_ruled([head, *lines]))
+    print(ruled([head, *lines]))
     return results
 
 
@@ -93,7 +93,7 @@ def epochs_table(size: Size, rows: list[Row]) -> list[Result]:
                 results += _goals(f"P9 {problem} to {level:g}", spent)
     print("epochs until the best trial is as good; at once:", *size.at_once, end="\n\n")
     head = ("problem", "to", "search", "reached", "median epochs (95 %)")
-    print(_ruled([(*head, *(f"{peer} / it" for peer in PEERS)), *lines]))
+    print(ruled([(*head, *(f"{peer} / it" for peer in PEERS)), *lines]))
     return results
 
 
@@ -103,7 +103,7 @@ def _goals(row: str, spent: dict[str, list[int]]) -> list[Result]:
     for peer, goal in ((STOCK, 1 / 1.5), (RANDOM, 1 / 5)):
         theirs = spent.get(peer, [])
         if len(ours) > 1 and len(theirs) > 1:
-            low, high = _ratio_interval(ours, theirs)
+            low, high = ratio_interval(ours, theirs)
             middle = float(np.median(ours) / np.median(theirs))
             results.append(
                 Result(
@@ -121,7 +121,7 @@ def _goals(row: str, spent: dict[str, list[int]]) -> list[Result]:
 def _against(peer: Sequence[float], values: Sequence[float]) -> str:
     if len(peer) < 2 or peer == values:
         return ""
-    low, high = _ratio_interval(peer, values)
+    low, high = ratio_interval(peer, values)
     ratio = np.median(peer) / np.median(values)
     return f"{ratio:.2f} ({low:.2f} to {high:.2f}) p {_less(values, peer):.2g}"
 
@@ -131,7 +131,14 @@ def _interval(of: Callable[..., Any], values: Sequence[float]) -> tuple[float, f
     return float(found.low), float(found.high)
 
 
-def _ratio_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a median."""
+    return _interval(np.median, values)
+
+
+def ratio_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the ratio of two medians."""
+
     def ratio(a: Any, b: Any, axis: int) -> Any:
         return np.median(a, axis=axis) / np.median(b, axis=axis)
 
@@ -151,7 +158,8 @@ def _is(row: Row, table: str, problem: str, search: str, at_once: int, size: Siz
     return kind == (table, problem, search, at_once) and row["seed"] < size.seeds
 
 
-def _ruled(lines: Sequence[Sequence[str]]) -> str:
+def ruled(lines: Sequence[Sequence[str]]) -> str:
+    """Return cells as text in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
