@@ -19,10 +19,11 @@ from trainable import gradient_sums
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
+from trainable.group_joining import GroupPlace, listen
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
 from trainable.metrics_file import Row, read_rows
-from trainable.ranks import GroupPlace, RankGroup, listen
+from trainable.rank_group import RankGroup
 from trainable.ranks_follow import follow
 from trainable.task import Batch, Data, Task
 

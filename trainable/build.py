@@ -33,8 +33,9 @@ from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_data import check_dealt, share_of
+from trainable.rank_group import RankGroup
 from trainable.rank_values import evaluates_in_parts
-from trainable.ranks import ALONE, RankGroup, Ranks
+from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
 from trainable.run_length import set_total_steps

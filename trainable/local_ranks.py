@@ -6,7 +6,7 @@ The child imports torch, says so, and reads one line: which function it calls as
 answers with one line: what the function returned, or how it failed. Both lines are JSON. The
 kernel kills a child when its parent ends, and `close` kills it with its own child processes.
 What must not live here: what a rank does (`ranks_follow.py`), and how ranks talk to each other
-(`ranks.py`).
+(`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def local_ranks(
         RankLost: The process of a rank has ended.
     """
     from trainable.build import find_device
-    from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
+    from trainable.group_joining import GroupPlace, listen
+    from trainable.rank_group import RankGroup
+    from trainable.ranks import ALONE
 
     if config.workers == 1:
         yield ALONE
@@ -123,7 +125,7 @@ def local_ranks(
 
 def follow_in_child(rank: int, place: dict[str, Any], config: Any, **options: Any) -> None:
     """Train as a further rank: `ranks_follow.follow` with plain data."""
-    from trainable.ranks import GroupPlace
+    from trainable.group_joining import GroupPlace
     from trainable.ranks_follow import follow
 
     options["directory"] = Path(options["directory"])

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from trainable.build import find_device, open_trainer
 from trainable.config import TrialConfig
+from trainable.group_joining import GroupPlace
 from trainable.logged import closed_on_error, run_log
-from trainable.ranks import GroupPlace, RankGroup
+from trainable.rank_group import RankGroup
 from trainable.task import Task
 
 

@@ -4,7 +4,7 @@ A `TuneTrial` is the first rank. It starts the others when it opens its first ru
 order for every run, and keeps them for the next trial of its process. Ray ends them with it. Their
 output is in the trial's directory, `trial.rank1.log`. A rank trains in lock-step with the first,
 which alone reports, saves and decides. What must not live here: an import of Ray Tune, which takes
-seconds and which these processes do not need; and how ranks exchange (`ranks.py`).
+seconds and which these processes do not need; and how ranks exchange (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ class OtherRanks:
         address = _LOOPBACK if is_local else _address()
 
         from trainable.build import find_device
-        from trainable.ranks import GroupPlace, RankGroup, listen
+        from trainable.group_joining import GroupPlace, listen
+        from trainable.rank_group import RankGroup
 
         listening = listen(address)
         place = GroupPlace(

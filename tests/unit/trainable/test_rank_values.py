@@ -11,8 +11,10 @@ import torch
 from tests.rank_training import Groups, config, curve, to_end
 from tests.rank_value_cases import Parted, Reading, run_all, run_rank
 from trainable.build import open_trainer
+from trainable.group_joining import GroupPlace, listen
 from trainable.local_ranks import LocalRanks
-from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
+from trainable.rank_group import RankGroup
+from trainable.ranks import ALONE
 
 pytestmark = pytest.mark.integration
 
