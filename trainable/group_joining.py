@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,7 +108,7 @@ def join_group(
     return JoinedGroup(place, rank, store, direct, own_address)
 
 
-def replace_default_group(joined: JoinedGroup) -> dist.ProcessGroup:
+def replace_default_group(joined: JoinedGroup) -> Any:
     """End torch's default group, and return another one of the same ranks: on the CPU.
 
     Raises:
@@ -118,7 +119,7 @@ def replace_default_group(joined: JoinedGroup) -> dist.ProcessGroup:
         with _interface(joined.own_address):
             store = PrefixStore("loop", joined.store)
             limit = timedelta(seconds=place.join_timeout)
-            group = dist.ProcessGroupGloo(store, joined.rank, place.size, limit)
+            group: Any = dist.ProcessGroupGloo(store, joined.rank, place.size, limit)
     except RuntimeError as problem:
         raise RankLost(
             f"rank {joined.rank} of {place.size} could not reach the others ({problem}); the "

@@ -127,14 +127,6 @@ class RankGroup(Ranks):
             yield batch
             batch = following
 
-    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace each gradient by its sum over the ranks; None where no rank has one."""
-        gradients = self._gradients_of(parameters)
-        counts = self.sum([_has_gradient(parameter) for parameter in parameters])
-        gradients.send_rest()
-        self.collectives.wait()
-        gradients.give_back(parameters, [count > 0 for count in counts])
-
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
         """Return the sums over the ranks, in float64; raise if a rank has an error."""
         return self._sum_flagged([float(value) for value in values], error)
@@ -166,10 +158,9 @@ class RankGroup(Ranks):
 
     def decide(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the numbers of the first rank."""
-        told = torch.tensor(numbers, dtype=torch.float64)
-        self.collectives.broadcast(told)
-        numbers = told.tolist()
-        return [float(number) for number in numbers]
+        sent = torch.tensor(numbers, dtype=torch.float64)
+        self.collectives.broadcast(sent)
+        return [float(number) for number in sent.tolist()]
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
@@ -249,14 +240,10 @@ class RankGroup(Ranks):
         found = [owner.get(name) for owner, name in self._buffers[1]]
         self.copy_from_first([buffer for buffer in found if buffer is not None])
 
-    def wait_for_first(self) -> None:
-        """Wait until the first rank comes here, however long it takes."""
-        self.collectives.broadcast(torch.zeros(1, dtype=torch.float64), WITHOUT_END)
-
     def next_report(self) -> bool:
-        """Wait until the first rank trains on; return False if it was closed instead."""
+        """Wait until the first rank trains on, without a limit; return False if it was closed."""
         try:
-            self.wait_for_first()
+            self.collectives.broadcast(torch.zeros(1, dtype=torch.float64), WITHOUT_END)
         except RankLost:
             if self.is_first:
                 raise

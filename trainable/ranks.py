@@ -51,9 +51,6 @@ class Ranks:
         """Return the micro-batches of a window, for `compute` of `exchange`."""
         return window
 
-    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace each gradient by its sum over the ranks; None where no rank has one."""
-
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
         """Return the sums over the ranks, in float64; raise if a rank has an error.
 
@@ -129,11 +126,8 @@ class Ranks:
     def sync_buffers(self, model: nn.Module) -> None:
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
 
-    def wait_for_first(self) -> None:
-        """Wait until the first rank comes here, however long it takes."""
-
     def next_report(self) -> bool:
-        """Wait until the first rank trains on; return False if it was closed instead."""
+        """Wait until the first rank trains on, without a limit; return False if it was closed."""
         return True
 
     def close(self, error: BaseException | None = None) -> None:

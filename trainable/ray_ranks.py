@@ -70,13 +70,11 @@ class RankEnd:
     """How a rank ended its run.
 
     Attributes:
-        failure: As `trial_failure` describes it; None without one.
-        lost: Whether it ended because another rank was lost.
+        failure: As `trial_failure` describes it; None without one, or if another rank was lost.
         leftovers: What the trial changed in the process and could not be restored, in words.
     """
 
     failure: dict[str, Any] | None = None
-    lost: bool = False
     leftovers: list[str] = field(default_factory=list)
 
 
@@ -117,8 +115,7 @@ class RankProcess:
             try:
                 self._follow(order, place, rank, address)
             except RankLost as error:
-                print(error)
-                end = RankEnd(lost=True)
+                print(error)  # the first rank finds out which one was lost
             except BaseException as error:
                 traceback.print_exc()
                 end = RankEnd(failure_of(error))

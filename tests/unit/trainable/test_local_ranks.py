@@ -22,14 +22,14 @@ def test_ranks_are_called_and_answer_or_say_why_not() -> None:
     with LocalRanks(3, [{"OWN": "a"}, {"OWN": "b"}]) as ranks:
         ranks.begin(f"{CALLS}:describe", {"port": 7}, word="hello")
         first, second = ranks.ends()
-        assert ranks.cause() == second
+        assert ranks.cause() is second.error
     assert first.result | {"pid": 0} == {
         "place": {"port": 7}, "word": "hello", "pid": 0, "torch": True, "own": "a",
     }  # fmt: skip
     assert first.result["pid"] != os.getpid()
-    assert (second.rank, second.reason) == (2, "ValueError: bad sample 17")
-    assert "in describe" in second.traceback
-    assert isinstance(second.error(), RankFailed)
+    assert isinstance(second.error, RankFailed)
+    assert str(second.error) == "rank 2: ValueError: bad sample 17"
+    assert "in describe" in second.error.__notes__[0]
 
 
 @pytest.mark.integration
@@ -37,10 +37,10 @@ def test_a_killed_rank_is_lost_and_leaves_its_last_words() -> None:
     with LocalRanks(2) as ranks:
         ranks.begin(f"{CALLS}:die", {})
         (end,) = ranks.ends()
-        assert ranks.cause() == end
-    assert "SIGKILL" in str(end.reason)
-    assert end.traceback == "about to die"
-    assert isinstance(end.error(), RankLost)
+        assert ranks.cause() is end.error
+    assert isinstance(end.error, RankLost)
+    assert "SIGKILL" in str(end.error)
+    assert end.error.__notes__ == ["Rank 1:\nabout to die"]
 
 
 @pytest.mark.integration
