@@ -72,7 +72,7 @@ def both(tmp_path_factory):
             assert run.resumed_at == 3
             to_end(run)
         others = children.ends()
-    assert [end.traceback for end in others if end.reason] == []
+    assert [end.error for end in others if end.error] == []
     assert {end for one in others for end in one.result["ends"]} == {""}
     return [first, *(end.result for end in others)], found
 
