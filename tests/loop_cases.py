@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainable.config import TrialConfig
+from trainable.group_joining import GroupPlace, listen
 from trainable.local_ranks import LocalRanks
-from trainable.ranks import GroupPlace, RankGroup, listen
+from trainable.rank_group import RankGroup
 from trainable.ranks_follow import follow
 
 

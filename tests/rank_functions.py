@@ -10,9 +10,13 @@ from typing import Any
 
 
 def describe(rank: int, place: dict[str, Any], word: str) -> dict[str, Any]:
-    """Return what rank 1 was given; rank 2 fails."""
+    """Return what rank 1 was given; rank 2 fails, and rank 3 is killed."""
     if rank == 2:
         raise ValueError("bad sample 17")
+    if rank == 3:
+        print("about to die", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
     print("printed", flush=True)
     return {
         "place": place,
@@ -21,12 +25,3 @@ def describe(rank: int, place: dict[str, Any], word: str) -> dict[str, Any]:
         "torch": "torch" in sys.modules,
         "own": os.environ.get("OWN"),
     }
-
-
-def die(rank: int, place: dict[str, Any]) -> None:
-    """Kill the process of rank 1."""
-    del place
-    assert rank == 1
-    print("about to die", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +20,17 @@ from trainable import gradient_sums
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
+from trainable.group_joining import GroupPlace, listen
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
 from trainable.metrics_file import Row, read_rows
-from trainable.ranks import GroupPlace, RankGroup, listen
+from trainable.rank_group import RankGroup
 from trainable.ranks_follow import follow
 from trainable.task import Batch, Data, Task
 
 TIMEOUT = 60.0
-gradient_sums.BUCKET_BYTES = 60
-"""So that the small models below have several buckets."""
+_several_buckets = patch.object(gradient_sums, "BUCKET_BYTES", 60)
+"""For the small models below, on each rank while it trains: other tests have other ranks."""
 
 
 class Odd(Task):
@@ -150,6 +152,7 @@ def config(workers: int = 1, task: Mapping[str, Any] | None = None, **train: Any
     )
 
 
+@_several_buckets
 def train_as_rank(rank: int, place: Any, runs: Sequence[dict[str, Any]]) -> list[str]:
     """Follow one run after the other; return how each ended."""
     del place  # each run has its own
@@ -230,7 +233,7 @@ class Groups:
         """Open the trainer of the first rank of a run."""
         config, directory = self._runs[number]
         ranks = RankGroup.join(self._places[number], 0, listening=self._sockets[number])
-        with ranks:
+        with _several_buckets, ranks:
             opened = open_trainer(
                 config,
                 directory,

@@ -12,12 +12,14 @@ from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampl
 from tests.rank_training import train_as_rank
 from trainable.config import LoaderConfig, TrainConfig
 from trainable.data import WindowPlan, open_source
+from trainable.group_joining import GroupPlace
 from trainable.logged import collecting
 from trainable.precision import Precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_data import share_of
+from trainable.rank_group import RankGroup
 from trainable.rank_values import evaluate, evaluates_in_parts, means_of_ranks
-from trainable.ranks import ALONE, GroupPlace, RankGroup, Ranks
+from trainable.ranks import ALONE, Ranks
 from trainable.seeding import HostRngState
 from trainable.streams import open_stream
 from trainable.task import Data, Task

@@ -2,7 +2,7 @@
 
 Each rank normalizes over its own part of a micro-batch, and the running statistics are those of
 rank 0. With `train.sync_batch_norm` all ranks normalize over the whole micro-batch, on GPUs. What
-must not live here: how buffers reach the other ranks (`ranks.py`).
+must not live here: how buffers reach the other ranks (`rank_group.py`).
 """
 
 from __future__ import annotations

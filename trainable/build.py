@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average, AveragingPlan, averaging_plan
-from trainable.batch_norm import batch_norm_cautions, check_passes, synchronize_batch_norm
+from trainable.batch_norm import check_passes, synchronize_batch_norm
 from trainable.built import Summary, check_built, summarise
+from trainable.cautions import cautions
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
-from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
+from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.held_out import HeldOut
@@ -32,21 +33,20 @@ from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, resolve_precision
 from trainable.rank_checks import check_built_alike
-from trainable.rank_data import check_dealt, share_of
-from trainable.rank_values import evaluates_in_parts
-from trainable.ranks import ALONE, RankGroup, Ranks
+from trainable.rank_data import check_dealt
+from trainable.rank_group import RankGroup
+from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
 from trainable.run_length import set_total_steps
-from trainable.samplers import SampledPlan
-from trainable.schedule import Schedule, check_length
+from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.shard_files import ShardGroup
-from trainable.splits import has_state, is_stream, length_of
+from trainable.split_sources import check_batch_size_applies, open_sources
 from trainable.step import Step, translate_torch_errors
 from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_at, files_of
-from trainable.streams import StreamPlan, open_stream
+from trainable.streams import StreamPlan
 from trainable.task import Data, Task, check_data, load_loop, load_task
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
@@ -337,7 +337,7 @@ def build_parts(
         data = check_data(task.build_data(), task)
         set_seed(config.seed)  # again: weights must not depend on what build_data drew
         built = _build_model(task)
-    cautions = list(_cautions(built, data, config))
+    found = list(cautions(built, data, config))
     compared = rules_of(config.training_rules).compares_built and compare
     workers = train.loader.num_workers > 0
     summary = (
@@ -348,7 +348,7 @@ def build_parts(
     synchronize_batch_norm(built, train, device=device, size=ranks.size)
     model = _prepared(built, task, config, device=device, precision=precision, ranks=ranks)
     move_modules(task, data, device)
-    train_source, val_source = _open_sources(
+    train_source, val_source = open_sources(
         task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
     )
     size = max(config.workers, ranks.size)  # a check of a sweep builds in one process
@@ -380,7 +380,7 @@ def build_parts(
         schedule,
         reports,
         precision,
-        cautions,
+        found,
         opened,
         averaging,
         summary,
@@ -422,44 +422,6 @@ def val_seed(config: TrialConfig) -> int | None:
     None under the first training rules: validation then draws from training's generators.
     """
     return derive_seed("validation") if rules_of(config.training_rules).shared_data else None
-
-
-def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None = None) -> None:
-    """Refuse a configuration with no steps for this many samples, or too few for its schedule.
-
-    Or for the start of its averaging.
-
-    Args:
-        config: Another trial of the sweep.
-        plan: The windows of a trial of the sweep.
-
-    Raises:
-        ConfigError: There are too few steps, in all or from one report to the next.
-    """
-    if isinstance(plan, WindowPlan):
-        plan = _window_plan(config.train, plan.samples, config.seed)
-    total = ReportPlan(config.budget, plan, tokens_per_sample).total_steps
-    check_length(config.train.schedule, total)
-    averaging_plan(config.train, total_steps=total, steps_per_epoch=plan.windows)
-
-
-def check_batch_size_applies(plan: Plan) -> None:
-    """Refuse a search of `train.batch_size` where the task decides the size of a step.
-
-    Raises:
-        ConfigError: It does.
-    """
-    if isinstance(plan, SampledPlan) and plan.in_batches:
-        reason = "Data(batch_sampler=...) chooses the samples of each step"
-    elif isinstance(plan, StreamPlan) and plan.batched:
-        reason = "train gives batches, of which each is one forward pass"
-    else:
-        return
-    raise ConfigError(
-        f"is searched, and {reason}: all trials would train alike; search an argument of the "
-        "task that sets the size of its batches, and remove train.batch_size",
-        key="train.batch_size",
-    )
 
 
 def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
@@ -526,134 +488,3 @@ def _build_model(task: Task) -> nn.Module:
             "it must return a torch.nn.Module"
         )
     return model
-
-
-def _cautions(model: nn.Module, data: Data, trial: TrialConfig) -> Iterator[str]:
-    config = trial.train
-    if (part := _in_evaluation_mode(model)) is not None:
-        yield (
-            f"build_model() returned {f'`{part}`' if part else 'the model'} in evaluation mode, "
-            "and it is trained in that mode: without dropout, and with fixed BatchNorm "
-            "statistics; return model.train(), and call eval() only on modules that must stay in "
-            "evaluation mode"
-        )
-    for name, collate, split, samples in (
-        ("collate", data.collate, "train", data.train),
-        ("collate_val", data.collate_val, "val", data.val),
-    ):
-        if collate is not None and isinstance(samples, tuple):
-            yield (
-                f"{name} is never called for {split}: {split} is a tuple of tensors, and tensors "
-                "are indexed directly; to have samples collated, give "
-                "torch.utils.data.TensorDataset(*tensors)"
-            )
-    if is_stream(data.train) and not (has_state(data.train) and config.loader.resume != "skip"):
-        yield (
-            "a resumed run reads the stream train again from the epoch's start and drops the "
-            "samples that were trained: after an interruption late in an epoch this takes about "
-            "as long as reading the whole epoch; to continue without it, give the stream "
-            "state_dict() and load_state_dict(), which return and take {} where it only draws "
-            "from the global generators; to refuse such a stream, write "
-            "train.loader.resume: exact"
-        )
-    if is_stream(data.val) and length_of(data.val) is None and trial.budget.val_batches is None:
-        yield (
-            "val is a stream that does not tell its length, and an evaluation reads it to its "
-            "end: if it has no end, the first evaluation never ends; write budget: {val_batches: "
-            "50}, or let the stream tell its length by __len__()"
-        )
-    yield from batch_norm_cautions(model, trial)
-
-
-def _in_evaluation_mode(model: nn.Module) -> str | None:
-    """Return the name of the outermost trained part in evaluation mode, "" for the whole model.
-
-    Pretrained models are often returned in this mode. In a leaf module it is taken as intended.
-    """
-    for name, module in model.named_modules():
-        is_single = name and next(module.children(), None) is None
-        if module.training or is_single:
-            continue
-        if any(parameter.requires_grad for parameter in module.parameters()):
-            return str(name)
-    return None
-
-
-def _evaluated(config: TrialConfig, samples: int) -> int:
-    """Return how many of the validation samples are evaluated: the first so many, each time."""
-    batches = config.budget.val_batches
-    return samples if batches is None else min(samples, batches * config.train.batch_size)
-
-
-def _train_plan(data: Data, config: TrainConfig, seed: int) -> IndexPlan:
-    samples = sample_count(data.train)
-    if data.sampler is None and data.batch_sampler is None:
-        return _window_plan(config, samples, seed)
-    return SampledPlan(
-        data.batch_sampler if data.sampler is None else data.sampler,
-        in_batches=data.sampler is None,
-        num_indices=samples,
-        batch_size=config.batch_size,
-        accumulation=config.accumulation,
-        seed=seed,
-        drop_last=config.loader.drop_last,
-    )
-
-
-def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
-    return WindowPlan(
-        samples=samples,
-        batch_size=config.batch_size,
-        micro_batch_size=config.micro_batch_size,
-        seed=seed,
-        drop_last=config.loader.drop_last,
-    )
-
-
-def _open_sources(
-    task: Task,
-    data: Data,
-    trial: TrialConfig,
-    *,
-    val_seed: int,
-    device: torch.device,
-    ranks: Ranks,
-) -> tuple[Source, Source]:
-    config = trial.train
-    micro = config.micro_batch_size
-    val_ranks = ranks if evaluates_in_parts(task) else ALONE
-
-    def open_split(
-        split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
-    ) -> Source:
-        samples, own = (data.train, ranks) if split == "train" else (data.val, val_ranks)
-        if is_stream(samples):
-            most = trial.budget.val_batches if split == "val" else None
-            return open_stream(
-                data, split, config, seed=seed, device=device, batches=most, ranks=own
-            )
-        return open_source(
-            samples,
-            plan(),
-            split=split,
-            device=device,
-            loader=config.loader,
-            collate=data.collate_of(split),
-            share=share_of(own),
-        )
-
-    # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
-    return (
-        open_split("train", trial.seed, lambda: _train_plan(data, config, trial.seed)),
-        open_split(
-            "val",
-            val_seed,
-            lambda: WindowPlan(
-                samples=_evaluated(trial, sample_count(data.val)),
-                batch_size=micro,
-                micro_batch_size=micro,
-                seed=val_seed,
-                shuffle=False,
-            ),
-        ),
-    )

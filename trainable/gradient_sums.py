@@ -4,7 +4,7 @@ A bucket has the gradients of some parameters of one type and device in one tens
 soon as the last backward pass of a step has made all of them, and all buckets before it are sent.
 So sending overlaps with that pass. Buckets and their order depend on the parameters alone: each
 run, resumed or not, adds in the same order and has the same bits. What must not live here: how a
-tensor is sent (`ranks.py`).
+tensor is sent (`collectives.py`).
 """
 
 from __future__ import annotations

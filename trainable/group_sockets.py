@@ -2,7 +2,7 @@
 
 Gloo closes its sockets when nothing refers to the group any more, and a sharded model refers to it
 in many places. Until then the other ranks wait for a rank that has failed.
-What must not live here: when a rank leaves (`ranks.py`).
+What must not live here: when a rank leaves (`collectives.py`).
 """
 
 from __future__ import annotations

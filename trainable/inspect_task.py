@@ -58,12 +58,7 @@ def inspect_config(
     Raises:
         TrainingError: One of them cannot be built; the message says why.
     """
-    from trainable.build import (
-        build_parts,
-        check_batch_size_applies,
-        check_steps,
-        find_device,
-    )
+    from trainable.build import build_parts, find_device
     from trainable.built import summarise_data
     from trainable.custom_loop import check_loop
     from trainable.fingerprint import code_digests
@@ -71,6 +66,7 @@ def inspect_config(
     from trainable.optimizer_check import check_optimizers
     from trainable.rank_checks import FirstRank
     from trainable.read_back import check_resumable
+    from trainable.split_sources import check_batch_size_applies, check_steps
     from trainable.task import default_arguments, load_loop, load_task
     from trainable.task_checks import quick_check
 

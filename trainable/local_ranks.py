@@ -6,7 +6,7 @@ The child imports torch, says so, and reads one line: which function it calls as
 answers with one line: what the function returned, or how it failed. Both lines are JSON. The
 kernel kills a child when its parent ends, and `close` kills it with its own child processes.
 What must not live here: what a rank does (`ranks_follow.py`), and how ranks talk to each other
-(`ranks.py`).
+(`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from redaction.secrets import redact
 from trainable.config import TrialConfig
-from trainable.errors import RankFailed, RankLost, TrainingError
-from trainable.exception_text import reason_of, traceback_of
+from trainable.errors import RankLost, TrainingError
 from trainable.lazy_imports import load_training
 from trainable.parent_death import end_with_parent
+from trainable.rank_errors import as_error, as_note
 from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:
@@ -46,30 +46,21 @@ _LAST_LINES = 20
 
 
 @dataclass(frozen=True)
-class RankEnd:
-    """How a rank ended.
+class ChildEnd:
+    """How the process of a rank ended.
 
     Attributes:
-        rank: Its number.
+        rank: The rank's number.
         result: What its function returned; None if it failed.
-        reason: Why it failed, in one line; None if it did not.
-        kind: The kind of its failure; see `errors.py`. That of `RankLost` if its process ended.
-        traceback: The traceback of its failure, or the last lines that the process printed.
+        error: Why it failed: a `RankLost` if its process ended, with the last lines that it
+            printed; None if it did not fail.
+        lost_another: Whether it failed because it had lost another rank.
     """
 
     rank: int
     result: Any = None
-    reason: str | None = None
-    kind: str = ""
-    traceback: str = ""
-
-    def error(self) -> TrainingError:
-        """Return its failure as an error of this process."""
-        kind = RankLost if self.kind == RankLost.kind else RankFailed
-        error = kind(f"rank {self.rank}: {self.reason}")
-        if self.traceback:
-            error.add_note(f"Rank {self.rank}:\n{self.traceback}")
-        return error
+    error: TrainingError | None = None
+    lost_another: bool = False
 
 
 @contextmanager
@@ -92,7 +83,9 @@ def local_ranks(
         RankLost: The process of a rank has ended.
     """
     from trainable.build import find_device
-    from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
+    from trainable.group_joining import GroupPlace, listen
+    from trainable.rank_group import RankGroup
+    from trainable.ranks import ALONE
 
     if config.workers == 1:
         yield ALONE
@@ -116,14 +109,14 @@ def local_ranks(
             with RankGroup.join(place, 0, device=found, listening=listening) as ranks:
                 yield ranks
         except RankLost as problem:
-            if (end := children.cause()) is None:
+            if (cause := children.cause()) is None:
                 raise
-            raise end.error() from problem
+            raise cause from problem
 
 
 def follow_in_child(rank: int, place: dict[str, Any], config: Any, **options: Any) -> None:
     """Train as a further rank: `ranks_follow.follow` with plain data."""
-    from trainable.ranks import GroupPlace
+    from trainable.group_joining import GroupPlace
     from trainable.ranks_follow import follow
 
     options["directory"] = Path(options["directory"])
@@ -172,18 +165,18 @@ class LocalRanks:
         for child in self._children:
             child.send({"function": function, "place": place, "arguments": arguments})
 
-    def ends(self) -> list[RankEnd]:
+    def ends(self) -> list[ChildEnd]:
         """Wait until all ranks have ended, and return how."""
         return [child.end() for child in self._children]
 
-    def cause(self) -> RankEnd | None:
-        """Return how the rank ended that the others lost: killed, or failed; None if unknown."""
+    def cause(self) -> TrainingError | None:
+        """Return why a rank ended that the others lost: killed, or failed; None if unknown."""
         deadline = time.monotonic() + _GRACE_SECONDS
         while True:
             for child in self._children:
                 # one that only lost another rank says so, and is not the cause
-                if child.has_ended() and (end := child.end()).reason and not child.lost_another:
-                    return end
+                if child.has_ended() and (end := child.end()).error and not end.lost_another:
+                    return end.error
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.01)
@@ -217,13 +210,13 @@ class _Child:
             env=variables,
             process_group=0,
         )
-        self._end: RankEnd | None = None
-        self._is_gone = False
+        self._end: ChildEnd | None = None
 
     def wait_until_ready(self) -> None:
         if not self._read():
-            self._end = self._gone()
-            raise self._end.error()
+            loss = self._loss()
+            self._end = ChildEnd(self.rank, error=loss)
+            raise loss
 
     def send(self, call: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -231,19 +224,20 @@ class _Child:
             self._process.stdin.write(json.dumps({**call, "rank": self.rank}) + "\n")
             self._process.stdin.flush()
 
-    def end(self) -> RankEnd:
+    def end(self) -> ChildEnd:
         if self._end is None:
-            answer = self._read()
-            self._end = RankEnd(self.rank, **json.loads(answer)) if answer else self._gone()
+            answer = json.loads(self._read() or "{}")
+            if not answer:
+                self._end = ChildEnd(self.rank, error=self._loss())
+            elif "failure" in answer:
+                error = as_error(answer["failure"])
+                self._end = ChildEnd(self.rank, None, error, isinstance(error, RankLost))
+            else:
+                self._end = ChildEnd(self.rank, answer["result"])
         return self._end
 
     def has_ended(self) -> bool:
         return self._end is not None or self._process.poll() is not None
-
-    @property
-    def lost_another(self) -> bool:
-        """Whether it ended because it had lost another rank."""
-        return self._end is not None and self._end.kind == RankLost.kind and not self._is_gone
 
     def close(self) -> None:
         if self._output.closed:  # the group's id may belong to other processes by now
@@ -255,18 +249,16 @@ class _Child:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def _gone(self) -> RankEnd:
-        self._is_gone = True
+    def _loss(self) -> RankLost:
+        """Return an error that says how the process ended."""
         code = self._process.wait()
         self._output.seek(0)
         printed = self._output.read().strip().splitlines()[-_LAST_LINES:]
         what = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return RankEnd(
-            self.rank,
-            reason=f"its process ended ({what})",
-            kind=RankLost.kind,
-            traceback=redact("\n".join(printed)),
-        )
+        error = RankLost(f"rank {self.rank}: its process ended ({what})")
+        if last_lines := "\n".join(printed):
+            error.add_note(f"Rank {self.rank}:\n{redact(last_lines)}")
+        return error
 
 
 def _main() -> None:
@@ -290,9 +282,7 @@ def _main() -> None:
             _write(answers, {"result": result})
         # a user's code may raise anything; rank 0 says what
         except BaseException as error:
-            kind = error.kind if isinstance(error, TrainingError) else "error"
-            failure = {"reason": reason_of(error, kind), "traceback": traceback_of(error)}
-            _write(answers, {**failure, "kind": kind})
+            _write(answers, {"failure": as_note(error, call["rank"])})
 
 
 def _write(answers: IO[str], answer: dict[str, Any]) -> None:

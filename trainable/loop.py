@@ -7,7 +7,6 @@ is saved (`train_state.py`) and when (`checkpoint.py`).
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,20 +44,17 @@ from trainable.logged import close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
 from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
-from trainable.pending_steps import PendingStep, fetch_values
+from trainable.pending_steps import PendingStep
 from trainable.precision import Precision, device_name
 from trainable.rank_checks import check_weights_alike
 from trainable.rank_values import evaluate, means_of_ranks
-from trainable.ranks import Ranks
 from trainable.report_plan import ReportPlan
-from trainable.step import Step, StepOutcome, raise_if_not_finite, translate_torch_errors
+from trainable.step import Step, StepOutcome, translate_torch_errors
+from trainable.step_rows import StepRows
 from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
 
-# Values stay on the device for at most this many steps and are then fetched in one transfer. So a
-# non-finite loss raises at most this many steps late; no parameter is changed in between.
-_FETCH_EVERY = 512
 # After this many halvings of the first scale (2**10), the scale cannot be the cause of an
 # overflow: the gradient itself is not finite.
 _MAX_SKIPPED_IN_A_ROW = 40
@@ -145,15 +141,7 @@ class Trainer(BaseRun):
         self._log.resume_epoch(state.progress.sums)
         self._hooks = Hooks(step.task, self._log, step.model, step.parameters)
         self._hooks.forbid_steps(step.optimizer)
-        self._logged: list[Row] = []
-        self._pending: list[PendingStep] = []
-        self._unwritten: list[Row] = []
-        # The metrics of the last step taken. They are needed at the epoch's end if fp16 has
-        # skipped all windows since a save.
-        self._last_metrics = earlier[-1].metrics if earlier else {}
-        reported = state.progress.reported_step
-        self._unreported: list[Row] = [row for row in earlier if row.step > reported]
-        self._scheduled: dict[int, float] = {}
+        self._rows = StepRows(state, history, self._log, self._health, self._ranks, earlier)
         self._should_stop = should_stop
         # The hook refers to neither run nor step: a reference cycle would keep the model alive.
         step.optimizer.register_step_pre_hook(lambda *_: store.wait_for_copy())
@@ -186,7 +174,7 @@ class Trainer(BaseRun):
         if self._is_over():
             yield self._make_report([])
         while not self._is_over() and not stopping and self._ranks.next_report():
-            with translate_torch_errors(self._step.device), self._rows_written_on_error():
+            with translate_torch_errors(self._step.device), self._rows.written_on_error():
                 self._throughput.start()
                 heartbeat.beat("step")
                 ended = self._train_one()
@@ -197,7 +185,9 @@ class Trainer(BaseRun):
                 found = self._metrics_since_report()
                 check_weights_alike(self._step.exchanged, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
-                self._last_metrics, found = self._ranks.agree([self._last_metrics, found])
+                self._rows.last_metrics, found = self._ranks.agree(
+                    [self._rows.last_metrics, found]
+                )
                 value = self._value_of_metric(found)
                 new_best = self._update_best(value, found)
             self._step.schedule.observe(value, progress.step)
@@ -205,7 +195,7 @@ class Trainer(BaseRun):
             stopping = self._maybe_save(
                 end_of_epoch=ended, at_report=True, value=value, new_best=new_best
             )
-            yield self._make_report(self._rows_to_report())
+            yield self._make_report(self._rows.take())
 
     @property
     def model(self) -> nn.Module:
@@ -349,10 +339,6 @@ class Trainer(BaseRun):
                 raise
             return _raising(error)
 
-    def _rows_to_report(self) -> list[Row]:
-        rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
-        return rows
-
     def _is_last_window(self) -> bool:
         """Whether the epoch's last window is trained; a stream does not say."""
         progress = self.state.progress
@@ -404,9 +390,7 @@ class Trainer(BaseRun):
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
         now = int(self._wall_clock() * 1000)
-        self._pending.append(PendingStep(number, now, outcome, lr, layers, logged))
-        if len(self._pending) >= _FETCH_EVERY:
-            self._fetch(self._ranks)
+        self._rows.add(PendingStep(number, now, outcome, lr, layers, logged))
 
     def _count_skipped(self, outcome: StepOutcome, number: int) -> None:
         progress = self.state.progress
@@ -415,61 +399,9 @@ class Trainer(BaseRun):
         if progress.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteGradient(number, float(outcome.grad_norm))
 
-    def _fetch(self, ranks: Ranks | None) -> None:
-        """Fetch the pending steps' values from the device and make rows of them.
-
-        Args:
-            ranks: All ranks call this; None after an error, where they no longer act in step.
-
-        Raises:
-            NonFiniteLoss: A step's loss is not finite; rows are made of the steps before it.
-            NonFiniteGradient: The same for its gradient norm.
-        """
-        pending, self._pending = self._pending, []
-        all_logged = means_of_ranks([entry.logged for entry in pending], ranks)
-        values = fetch_values(pending)
-        for entry, (loss, norm, clipped, weight), logged in zip(
-            pending, values, all_logged, strict=True
-        ):
-            raise_if_not_finite(loss, norm, entry.step)
-            metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr} | logged
-            self._scheduled[entry.step] = entry.outcome.lr
-            if entry.layers is not None:
-                # Device synchronisation: one for each of the `layer_norms_every`-th steps.
-                metrics |= LayerNorms.metrics(entry.layers, entry.outcome.norms.tolist(), weight)
-            self.state.progress.clipped += bool(clipped)
-            self._unwritten.append(Row(entry.step, entry.timestamp_ms, metrics))
-            self._last_metrics = metrics
-
-    def _write(self) -> None:
-        self._history.append(self._unwritten)
-        logged = self._log.take_rows(self._last_metrics)
-        self._history.append_logged(self.state.progress.step, logged)
-        self._logged += logged
-        for row in self._unwritten:
-            self._health.observe(row, self._scheduled.pop(row.step, None))
-        self._unreported += self._unwritten
-        self._unwritten = []
-
-    def _write_fetched(self, ranks: Ranks | None) -> None:
-        try:
-            self._fetch(ranks)
-        finally:
-            self._write()
-
-    @contextlib.contextmanager
-    def _rows_written_on_error(self) -> Iterator[None]:
-        """On an error, write the rows of earlier steps first: they show what led to it."""
-        try:
-            yield
-        except Exception:
-            with contextlib.suppress(RuntimeError):  # the device may no longer respond
-                self._write_fetched(self._ranks if self._ranks.size == 1 else None)
-            raise
-
     def _snapshot(self) -> dict[str, Any]:
         """Write the rows of all steps, then return the state to be saved."""
-        self._write_fetched(self._ranks)
+        self._rows.fetch_and_write()
         return self.state.state_dict()
 
     def _whole_snapshot(self) -> dict[str, Any]:
@@ -480,7 +412,7 @@ class Trainer(BaseRun):
     def _metrics_since_report(self) -> dict[str, float]:
         """Fetch the steps' values and return the metrics counted since the previous report."""
         # Device synchronisation: one transfer. No step is in flight when throughput is read.
-        self._fetch(self._ranks)
+        self._rows.fetch()
         progress = self.state.progress
         taken = progress.step - progress.reported_step
         # where it has tensors, one more transfer
@@ -549,7 +481,7 @@ class Trainer(BaseRun):
         return merge_logged(metrics, logged, source)
 
     def _value_of_metric(self, found: dict[str, float]) -> float:
-        reported = self._last_metrics | found
+        reported = self._rows.last_metrics | found
         check_reported((self._metric, *self._secondary_metrics), reported)
         for metric in self._secondary_metrics:
             if not math.isfinite(reported[metric]):
@@ -567,7 +499,7 @@ class Trainer(BaseRun):
             found[f"best/{self._metric}"] = progress.best
         elif self._is_over(progress.reports + 1):  # the run would end without any best state
             raise NonFiniteMetric(self._metric, progress.reports + 1, value)
-        now = self._last_metrics | found
+        now = self._rows.last_metrics | found
         secondary = self._secondary_metrics
         found |= metrics_at_best(secondary, now, progress.metrics, is_best=is_best)
         return is_best
@@ -579,15 +511,11 @@ class Trainer(BaseRun):
         found |= self._plan.numbers(progress)
         progress.clipped, progress.reported_step = 0, progress.step
         progress.sums = {}
-        progress.metrics = self._last_metrics = self._last_metrics | found
-        if self._unwritten:
-            last = self._unwritten.pop()
-            self._unwritten.append(last._replace(metrics=progress.metrics))
-        else:  # fp16 skipped every window since a save wrote the last row
-            self._unwritten.append(Row(progress.step, int(self._wall_clock() * 1000), found))
+        self._rows.end_report(found, int(self._wall_clock() * 1000))
+        progress.metrics = self._rows.last_metrics
         # again: a plateau schedule may just have lowered the learning rate
         self._step.schedule.set_lr(self._step.optimizer, progress.step)
-        self._write()
+        self._rows.write()
 
     def _make_report(self, rows: list[Row]) -> RunReport:
         progress = self.state.progress

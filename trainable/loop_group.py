@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from trainable.errors import TrainingError
-from trainable.ranks import RankGroup
+from trainable.rank_group import RankGroup
 
 _PROBE_SECONDS = 1.0
 """How long a rank whose loop has failed waits for a sign that another one has ended."""
@@ -38,7 +38,7 @@ class LoopGroup:
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
-        ranks.leave_default_group()
+        ranks.collectives.leave_default_group()
         variables = _variables(ranks)
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -69,7 +69,8 @@ class LoopGroup:
 
     def _raise_cause(self, error: Exception) -> NoReturn:
         ranks, begun = self._ranks, time.monotonic()
-        is_first_failure = ranks.count_failure() == 1
+        others = ranks.collectives
+        is_first_failure = others.count_failure() == 1
         try:
             ranks.together(error, seconds=_PROBE_SECONDS)
         except TrainingError as problem:
@@ -79,9 +80,9 @@ class LoopGroup:
         except Exception as problem:
             if problem is not error:
                 raise
-        if not is_first_failure and (cause := ranks.failure(_CAUSE_SECONDS)) is not None:
+        if not is_first_failure and (cause := others.failure(_CAUSE_SECONDS)) is not None:
             raise cause from error
-        ranks.tell_failure(error)
+        others.tell_failure(error)
         raise error
 
     def close(self) -> None:
@@ -117,8 +118,8 @@ def _variables(ranks: RankGroup) -> dict[str, str]:
         "NODE_RANK": rank,
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": size,
-        "MASTER_ADDR": ranks.place.address,
-        "MASTER_PORT": str(ranks.place.port),
+        "MASTER_ADDR": ranks.collectives.place.address,
+        "MASTER_PORT": str(ranks.collectives.place.port),
         # The loop's group meets at the store that the trial has: no further port is opened.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": "trial",
@@ -127,6 +128,6 @@ def _variables(ranks: RankGroup) -> dict[str, str]:
     }
     if "OMP_NUM_THREADS" not in os.environ:  # Accelerate would choose another number
         own["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := ranks.interface):
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := ranks.collectives.interface):
         own["GLOO_SOCKET_IFNAME"] = name
     return own

@@ -16,7 +16,8 @@ import torch
 
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.loop_group import LoopGroup
-from trainable.ranks import RankGroup, Ranks
+from trainable.rank_group import RankGroup
+from trainable.ranks import Ranks
 from trainable.step import translate_torch_errors
 from trainable.task_code import task_code
 from trainable.train_state import check_state

@@ -1,6 +1,6 @@
 """Steps whose values are still on the device, and the one transfer that fetches them.
 
-What must not live here: what is made of the values (`loop.py`).
+What must not live here: what is made of the values (`step_rows.py`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A window is the same whatever the number of ranks: the same samples in the same order. It is cut
 into contiguous parts, which differ by one sample at most. The ready batches of a stream cannot be
 cut; they are dealt to the ranks in turn. What must not live here: processes and their exchange
-(`ranks.py`), or which samples make up a window (`data.py`, `samplers.py`).
+(`rank_group.py`), or which samples make up a window (`data.py`, `samplers.py`).
 """
 
 from __future__ import annotations

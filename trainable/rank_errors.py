@@ -1,6 +1,6 @@
 """Tell the other ranks of a trial why one of them failed: as plain data, without pickling.
 
-What must not live here: how it is sent (`ranks.py`).
+What must not live here: how it is sent (`collectives.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the ranks of a trial exchange besides gradients: logged values and evaluations.
 
 After each of these calls all ranks have the same values. What must not live here: the exchange
-itself (`ranks.py`), and when a run evaluates or reports (`loop.py`).
+itself (`rank_group.py`), and when a run evaluates or reports (`loop.py`).
 """
 
 from __future__ import annotations

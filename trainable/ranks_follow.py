@@ -10,9 +10,9 @@ from pathlib import Path
 
 from trainable.build import find_device, open_trainer
 from trainable.config import TrialConfig
+from trainable.group_joining import GroupPlace
 from trainable.logged import closed_on_error, run_log
-from trainable.ranks import GroupPlace, RankGroup
-from trainable.task import Task
+from trainable.rank_group import RankGroup
 
 
 def follow(
@@ -25,7 +25,6 @@ def follow(
     device: str | None = None,
     threads: int | None = None,
     memory_share: float = 1.0,
-    task: Task | None = None,
     own_address: str | None = None,
     accept_workers: bool = False,
 ) -> None:
@@ -42,7 +41,6 @@ def follow(
         device: As in `open_trainer`.
         threads: As in `open_trainer`.
         memory_share: As in `open_trainer`.
-        task: As in `open_trainer`.
         own_address: The address of this rank's machine, if it is not that of the first rank.
         accept_workers: As in `open_trainer`.
 
@@ -63,7 +61,6 @@ def follow(
             device=device,
             threads=threads,
             memory_share=memory_share,
-            task=task,
             ranks=ranks,
             accept_workers=accept_workers,
         )

@@ -4,7 +4,7 @@ A `TuneTrial` is the first rank. It starts the others when it opens its first ru
 order for every run, and keeps them for the next trial of its process. Ray ends them with it. Their
 output is in the trial's directory, `trial.rank1.log`. A rank trains in lock-step with the first,
 which alone reports, saves and decides. What must not live here: an import of Ray Tune, which takes
-seconds and which these processes do not need; and how ranks exchange (`ranks.py`).
+seconds and which these processes do not need; and how ranks exchange (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -70,13 +70,11 @@ class RankEnd:
     """How a rank ended its run.
 
     Attributes:
-        failure: As `trial_failure` describes it; None without one.
-        lost: Whether it ended because another rank was lost.
+        failure: As `trial_failure` describes it; None without one, or if another rank was lost.
         leftovers: What the trial changed in the process and could not be restored, in words.
     """
 
     failure: dict[str, Any] | None = None
-    lost: bool = False
     leftovers: list[str] = field(default_factory=list)
 
 
@@ -117,8 +115,7 @@ class RankProcess:
             try:
                 self._follow(order, place, rank, address)
             except RankLost as error:
-                print(error)
-                end = RankEnd(lost=True)
+                print(error)  # the first rank finds out which one was lost
             except BaseException as error:
                 traceback.print_exc()
                 end = RankEnd(failure_of(error))
@@ -197,7 +194,8 @@ class OtherRanks:
         address = _LOOPBACK if is_local else _address()
 
         from trainable.build import find_device
-        from trainable.ranks import GroupPlace, RankGroup, listen
+        from trainable.group_joining import GroupPlace, listen
+        from trainable.rank_group import RankGroup
 
         listening = listen(address)
         place = GroupPlace(

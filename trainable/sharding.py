@@ -24,7 +24,8 @@ from torch.nn.parameter import is_lazy
 from trainable.config import TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.model import blocks_of
-from trainable.ranks import RankGroup, Ranks
+from trainable.rank_group import RankGroup
+from trainable.ranks import Ranks
 from trainable.shard_files import Shards
 from trainable.sharded_state import SHARDS, cut, filled, joined, split
 from trainable.task import Task
@@ -133,7 +134,7 @@ def shard_model(
     Raises:
         TaskError: torch cannot shard the model.
     """
-    if device.type == "cuda" and not ranks.is_direct:
+    if device.type == "cuda" and not ranks.collectives.direct:
         raise ConfigError(
             "fsdp, and two workers of the trial have the same GPU, so the parts of a model would "
             "lie beside each other; give each worker a GPU of its own, or write "
@@ -143,7 +144,7 @@ def shard_model(
     units = [*_units(model, task), model]
     check_units(units, model)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
-    mesh = DeviceMesh.from_group(ranks.group_of_model(), device.type)
+    mesh = DeviceMesh.from_group(ranks.collectives.group_of_model(), device.type)
     policy = MixedPrecisionPolicy()
     if precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -31,7 +31,9 @@ from tests.chaos.kill_cases import Case
 from tests.chaos.killed_runs import differences, ending, open_case, train
 from tests.time_limits import scaled
 from trainable.errors import RankLost
-from trainable.ranks import ALONE, GroupPlace, RankGroup, Ranks, listen
+from trainable.group_joining import GroupPlace, listen
+from trainable.rank_group import RankGroup
+from trainable.ranks import ALONE, Ranks
 
 ENDED, DEAD, FAILED, LOST = 0, 1, 2, 3
 """Exit statuses: `LOST` of a rank that has lost another one."""

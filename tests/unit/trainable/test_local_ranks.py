@@ -14,33 +14,24 @@ from tests.time_limits import Deadline
 from trainable.errors import RankFailed, RankLost
 from trainable.local_ranks import LocalRanks
 
-CALLS = "tests.rank_functions"
-
 
 @pytest.mark.integration
-def test_ranks_are_called_and_answer_or_say_why_not() -> None:
-    with LocalRanks(3, [{"OWN": "a"}, {"OWN": "b"}]) as ranks:
-        ranks.begin(f"{CALLS}:describe", {"port": 7}, word="hello")
-        first, second = ranks.ends()
-        assert ranks.cause() == second
-    assert first.result | {"pid": 0} == {
+def test_ranks_answer_or_say_why_not() -> None:
+    with LocalRanks(4, [{"OWN": "a"}, {"OWN": "b"}, {}]) as ranks:
+        ranks.begin("tests.rank_functions:describe", {"port": 7}, word="hello")
+        answered, failed, killed = ranks.ends()
+        assert ranks.cause() is failed.error
+    assert answered.result | {"pid": 0} == {
         "place": {"port": 7}, "word": "hello", "pid": 0, "torch": True, "own": "a",
     }  # fmt: skip
-    assert first.result["pid"] != os.getpid()
-    assert (second.rank, second.reason) == (2, "ValueError: bad sample 17")
-    assert "in describe" in second.traceback
-    assert isinstance(second.error(), RankFailed)
-
-
-@pytest.mark.integration
-def test_a_killed_rank_is_lost_and_leaves_its_last_words() -> None:
-    with LocalRanks(2) as ranks:
-        ranks.begin(f"{CALLS}:die", {})
-        (end,) = ranks.ends()
-        assert ranks.cause() == end
-    assert "SIGKILL" in str(end.reason)
-    assert end.traceback == "about to die"
-    assert isinstance(end.error(), RankLost)
+    assert answered.result["pid"] != os.getpid()
+    assert isinstance(failed.error, RankFailed)
+    assert str(failed.error) == "rank 2: ValueError: bad sample 17"
+    assert "in describe" in failed.error.__notes__[0]
+    assert isinstance(killed.error, RankLost)
+    assert "SIGKILL" in str(killed.error)
+    assert killed.error.__notes__ == ["Rank 3:\nabout to die"]
+    assert not killed.lost_another
 
 
 @pytest.mark.integration

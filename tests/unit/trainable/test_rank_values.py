@@ -11,8 +11,10 @@ import torch
 from tests.rank_training import Groups, config, curve, to_end
 from tests.rank_value_cases import Parted, Reading, run_all, run_rank
 from trainable.build import open_trainer
+from trainable.group_joining import GroupPlace, listen
 from trainable.local_ranks import LocalRanks
-from trainable.ranks import ALONE, GroupPlace, RankGroup, listen
+from trainable.rank_group import RankGroup
+from trainable.ranks import ALONE
 
 pytestmark = pytest.mark.integration
 
@@ -70,7 +72,7 @@ def both(tmp_path_factory):
             assert run.resumed_at == 3
             to_end(run)
         others = children.ends()
-    assert [end.traceback for end in others if end.reason] == []
+    assert [end.error for end in others if end.error] == []
     assert {end for one in others for end in one.result["ends"]} == {""}
     return [first, *(end.result for end in others)], found
 

@@ -59,7 +59,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[OtherRanks, Fa
 
 
 def test_dead_rank_is_named_with_its_actor(ranks: Any) -> None:
-    others, _ = ranks(RankEnd(lost=True), RayActorError())
+    others, _ = ranks(RankEnd(), RayActorError())
     found = others.cause(LOST)
     assert isinstance(found, RankLost)
     assert "rank 2 was lost" in str(found)
@@ -67,19 +67,19 @@ def test_dead_rank_is_named_with_its_actor(ranks: Any) -> None:
 
 
 def test_failure_of_a_rank_precedes_the_loss(ranks: Any) -> None:
-    others, _ = ranks(RankEnd(lost=True), RankEnd(FAILURE), STUCK)
+    others, _ = ranks(RankEnd(), RankEnd(FAILURE), STUCK)
     assert others.cause(LOST) == FAILURE | {"reason": "ValueError: 3 (rank 2)"}
 
 
 def test_silent_rank_is_named(ranks: Any) -> None:
-    others, _ = ranks(RankEnd(lost=True), STUCK)
+    others, _ = ranks(RankEnd(), STUCK)
     found = others.cause(LOST)
     assert isinstance(found, RankLost)
     assert "rank 2 did not answer" in str(found)
 
 
 def test_only_clean_processes_stay_for_the_next_trial(ranks: Any) -> None:
-    ends = (RankEnd(), RankEnd(leftovers=["its umask"]), STUCK, RayError(), RankEnd(lost=True))
+    ends = (RankEnd(), RankEnd(leftovers=["its umask"]), STUCK, RayError(), RankEnd())
     others, fake = ranks(*ends)
     assert others.leave() == ["its umask (rank 2)"]
     assert fake.killed == ["actor 2", "actor 3", "actor 4"]

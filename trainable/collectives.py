@@ -1,0 +1,222 @@
+"""Collectives: the collective operations of a trial's ranks, and why one of them fails.
+
+An operation ends in one of three ways: all ranks have come, one has failed and has said why, or
+one is lost. What must not live here: what ranks exchange (`rank_group.py`), and how they join
+(`group_joining.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainable.errors import RankLost, TrainingError
+from trainable.group_joining import JoinedGroup, interface_of, replace_default_group
+from trainable.group_sockets import GroupSockets
+from trainable.rank_errors import as_error, as_note
+
+WITHOUT_END = timedelta(days=365)
+_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
+"""How torch words the errors of collective operations whose other ranks are gone."""
+_FAILED = "failed"
+"""The key of the group's store under which a rank that fails says why, before it leaves."""
+
+
+class Collectives:
+    """The collective operations of one rank.
+
+    Args:
+        joined: The group that this rank has joined.
+    """
+
+    def __init__(self, joined: JoinedGroup) -> None:
+        self._joined = joined
+        self.place = joined.place
+        self.rank, self.size = joined.rank, joined.place.size
+        self.direct = joined.direct
+        """Whether the group's backend takes tensors of this rank's device."""
+        group: Any = dist.group.WORLD
+        self._group = group
+        self._further: list[Any] = []
+        self._sockets = GroupSockets()
+        self._pending: list[Any] = []
+        step = timedelta(seconds=joined.place.timeout)
+        self._set_timeout(max(step, timedelta(seconds=joined.place.join_timeout)))
+
+    # The operations. Each raises RankLost if another rank has left without a word or did not come
+    # in time, and another TrainingError if it has failed.
+
+    def add_up(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+        options = self._options("AllreduceOptions", timeout)
+        with self._on_host(tensor) as sent:
+            self._run(lambda: self._group.allreduce([sent], options))
+
+    def begin_to_add_up(self, tensor: Tensor) -> None:
+        """Begin to replace a tensor by its sum; `wait` waits for the end."""
+        if not (self.direct or tensor.device.type == "cpu"):
+            self.add_up(tensor)
+            return
+        options = self._options("AllreduceOptions")
+        flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        self._guarded(lambda: self._pending.append(self._group.allreduce([flat], options)))
+
+    def wait(self) -> None:
+        """Wait until all tensors are added up that were begun."""
+        while self._pending:
+            self._guarded(lambda: self._pending.pop(0).wait())
+
+    def broadcast(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
+        """Replace a tensor by that of the first rank."""
+        options = self._options("BroadcastOptions", timeout)
+        options.rootRank = 0
+        with self._on_host(tensor) as sent:
+            self._run(lambda: self._group.broadcast([sent], options))
+
+    def send_to_first(self, tensor: Tensor) -> None:
+        """Send a tensor to the first rank, which calls `receive`."""
+        self._run(lambda: self._group.send([tensor], 0, 0))
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Replace a tensor by that of a rank."""
+        self._run(lambda: self._group.recv([tensor], rank, 0))
+
+    # Groups
+
+    def end_joining(self) -> None:
+        """Wait for the others no longer than in a step from now on."""
+        self._set_timeout(timedelta(seconds=self.place.timeout))
+
+    def beside(self) -> Collectives:
+        """Return the same ranks in a second group, for another thread of each."""
+        other = copy.copy(self)
+        other._timeout, other._pending = WITHOUT_END, []
+        with self._sockets.collected():
+            other._group = dist.new_group(backend="gloo", timeout=WITHOUT_END)
+        self._further.append(other._group)
+        return other
+
+    def group_of_model(self) -> dist.ProcessGroup:
+        """Return a group for the collective operations inside a sharded model."""
+        with self._sockets.collected():
+            group: Any = dist.new_group(timeout=self._timeout)
+        self._further.append(group)
+        return cast("dist.ProcessGroup", group)
+
+    def leave_default_group(self) -> None:
+        """End torch's default group, and talk over another one from now on: on the CPU.
+
+        Raises:
+            RankLost: Another rank is gone.
+        """
+        self._pending.clear()
+        self._group, self.direct = replace_default_group(self._joined), False
+
+    @property
+    def interface(self) -> str | None:
+        """The network interface by which the other ranks reach this one."""
+        return interface_of(self._joined.own_address)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group, and say why; the operations of the others raise from now on."""
+        group: Any = self._group
+        self._group = None
+        if group is None:
+            return
+        self._pending.clear()
+        if isinstance(error, Exception) and not isinstance(error, RankLost):
+            self.tell_failure(error)
+        if dist.group.WORLD is group:
+            for one in (*self._further, group):
+                with contextlib.suppress(RuntimeError):
+                    one.abort()
+            self._sockets.shut_down()
+            dist.destroy_process_group()
+
+    # Failures
+
+    def tell_failure(self, error: Exception) -> None:
+        """Tell the other ranks why this one fails, unless one has failed before."""
+        with contextlib.suppress(RuntimeError):  # the first rank may have ended
+            note = json.dumps(as_note(error, self.rank))
+            self._joined.store.compare_set(_FAILED, "", note)
+
+    def count_failure(self) -> int:
+        """Count a failure of the trial's ranks; return how many there are, 0 if unknown."""
+        try:
+            return int(self._joined.store.add(f"{_FAILED}/number", 1))
+        except RuntimeError:  # the first rank, which keeps the store, has ended
+            return 0
+
+    def failure(self, seconds: float = 0.0) -> TrainingError | None:
+        """Return why another rank has failed; wait for it so long."""
+        store = self._joined.store
+        try:
+            if seconds:
+                with contextlib.suppress(RuntimeError):
+                    store.wait([_FAILED], timedelta(seconds=seconds))
+            if not store.check([_FAILED]):
+                return None
+            note = json.loads(store.get(_FAILED))
+        except (RuntimeError, ValueError):  # the first rank, which keeps the store, has ended
+            return None
+        return as_error(note) if note["rank"] != self.rank else None
+
+    def cause_of(self, error: Exception) -> Exception:
+        """Return the cause of an error: that of another rank, if an operation has failed."""
+        is_of_group = isinstance(error, RuntimeError) and _LOST.search(str(error))
+        return self._why(str(error)) if is_of_group else error
+
+    def _why(self, reason: str) -> TrainingError:
+        """Return why a collective operation failed: another rank has failed, or is lost."""
+        return self.failure() or RankLost(
+            f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
+            f"was lost ({reason.splitlines()[0]}); its process has ended, its machine is gone, or "
+            f"it did not come within {self._timeout.total_seconds():g} s; the trial is retried "
+            "from its newest checkpoint"
+        )
+
+    def _run(self, start: Callable[[], Any]) -> None:
+        self._guarded(lambda: start().wait())
+
+    def _guarded(self, call: Callable[[], Any]) -> None:
+        """Call what begins an operation, or waits for one."""
+        if self._group is None:
+            raise RankLost(f"rank {self.rank} has left the group of its trial")
+        try:
+            call()
+        except RuntimeError as problem:
+            reason = str(problem)
+        else:
+            return
+        # Not `from problem`: its frames hold the operation, and as long as anything does, the
+        # sockets stay open when this rank leaves, and the next rank waits in vain.
+        raise self._why(reason)
+
+    @contextlib.contextmanager
+    def _on_host(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Give the tensor, or a copy in host memory if the backend needs one."""
+        if tensor.device.type == "cpu" or self.direct:
+            yield tensor
+            return
+        sent = tensor.cpu()  # device synchronisation: ranks that share one device
+        yield sent
+        tensor.copy_(sent)
+
+    def _options(self, name: str, timeout: timedelta | None = None) -> Any:
+        options = getattr(dist, name)()
+        options.timeout = timeout or self._timeout
+        return options
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._group.set_timeout(timeout)

@@ -1,0 +1,177 @@
+"""Join the ranks of a trial to a group: where they meet, its store, and the network interface.
+
+What must not live here: what ranks exchange (`collectives.py`, `rank_group.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from trainable.errors import RankLost
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where the ranks of a trial meet.
+
+    Attributes:
+        address: The address of the first rank, at which it alone listens; 127.0.0.1 if all ranks
+            are on one machine.
+        port: Its port.
+        size: The number of ranks.
+        timeout: Seconds for which a rank waits for the others in a step.
+        join_timeout: Seconds for which a rank waits until all have joined, and have opened the run
+            and begun its first report.
+    """
+
+    address: str
+    port: int
+    size: int
+    timeout: float = 300.0
+    join_timeout: float = 120.0
+
+
+def listen(address: str = "127.0.0.1") -> socket.socket:
+    """Return a socket that listens at an address, on a free port, for the first rank's group."""
+    return socket.create_server((address, 0), backlog=128)
+
+
+@dataclass(frozen=True)
+class JoinedGroup:
+    """What a rank has of the group that it has joined: torch's default group, and more.
+
+    Attributes:
+        place: Where the ranks met.
+        rank: This rank's number.
+        store: The group's store, kept by the first rank.
+        direct: Whether the group's backend takes tensors of this rank's device.
+        own_address: The address of this rank's machine.
+    """
+
+    place: GroupPlace
+    rank: int
+    store: Store
+    direct: bool
+    own_address: str
+
+
+def join_group(
+    place: GroupPlace,
+    rank: int,
+    *,
+    device: torch.device,
+    listening: socket.socket | None,
+    own_address: str,
+) -> JoinedGroup:
+    """Join; returns once all ranks have joined.
+
+    Raises:
+        RankLost: A rank did not join in time.
+    """
+    patience = timedelta(seconds=place.join_timeout)
+    fd = None if listening is None else listening.detach()
+    try:
+        store = TCPStore(
+            place.address,
+            place.port,
+            is_master=rank == 0,
+            timeout=patience,
+            wait_for_workers=False,
+            master_listen_fd=fd,
+        )
+        direct = _have_own_devices(store, rank, place.size, device)
+        with _interface(own_address), _own_excepthook():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" and direct else "gloo",
+                store=store,
+                rank=rank,
+                world_size=place.size,
+                timeout=patience,
+            )
+    except (RuntimeError, ValueError) as problem:
+        raise RankLost(
+            f"rank {rank} of {place.size} could not join the others at {place.address}:"
+            f"{place.port} within {place.join_timeout:g} s ({problem}); a rank has ended, or "
+            "its machine cannot be reached; the trial is retried"
+        ) from problem
+    return JoinedGroup(place, rank, store, direct, own_address)
+
+
+def replace_default_group(joined: JoinedGroup) -> Any:
+    """End torch's default group, and return another one of the same ranks: on the CPU.
+
+    Raises:
+        RankLost: Another rank is gone.
+    """
+    place = joined.place
+    try:
+        with _interface(joined.own_address):
+            store = PrefixStore("loop", joined.store)
+            limit = timedelta(seconds=place.join_timeout)
+            group: Any = dist.ProcessGroupGloo(store, joined.rank, place.size, limit)
+    except RuntimeError as problem:
+        raise RankLost(
+            f"rank {joined.rank} of {place.size} could not reach the others ({problem}); the "
+            "trial is retried"
+        ) from problem
+    dist.destroy_process_group()
+    return group
+
+
+def _have_own_devices(store: Store, rank: int, size: int, device: torch.device) -> bool:
+    """Return whether no two ranks share a GPU, as NCCL requires; True on CPUs."""
+    if device.type != "cuda":
+        return True
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    store.set(f"device/{rank}", name)
+    names = [store.get(f"device/{other}").decode() for other in range(size)]
+    return len(set(names)) == size
+
+
+@contextlib.contextmanager
+def _own_excepthook() -> Iterator[None]:
+    """Keep this process' hook for uncaught exceptions: torch puts `[rank0]` before each line."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
+
+
+@contextlib.contextmanager
+def _interface(address: str) -> Iterator[None]:
+    """Have gloo use the network interface with an address; it would take that of the host name."""
+    name = interface_of(address)
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    if name is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface of this machine that has an address; None if unknown."""
+    if address.startswith("127."):
+        return "lo"
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return str(name)
+    return None

@@ -1,0 +1,343 @@
+"""RankGroup: one of several ranks of a trial, and what it exchanges with the others.
+
+Nothing that comes from another process is unpickled: states are read as checkpoints are, and all
+else is numbers and JSON. What must not live here: how a step is taken (`step.py`), and the
+operations of torch's process groups (`collectives.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainable.collectives import WITHOUT_END, Collectives
+from trainable.errors import RankLost, TaskError
+from trainable.gradient_sums import GradientSums, by_kind
+from trainable.group_joining import GroupPlace, join_group
+from trainable.rank_errors import as_error, as_note
+from trainable.ranks import Ranks, Scalar
+from trainable.snapshot import parse_state, snapshot, write_state
+
+_END = object()
+
+
+class RankGroup(Ranks):
+    """One of several ranks. `join` makes one.
+
+    Args:
+        collectives: The operations of the group that this rank has joined.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.rank, self.size = collectives.rank, collectives.size
+        self.collectives = collectives
+        self._leaves_on_failure = False
+        self._gradients: GradientSums | None = None
+        self._sends_early = False
+        self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
+
+    @classmethod
+    def join(
+        cls,
+        place: GroupPlace,
+        rank: int,
+        *,
+        device: torch.device | None = None,
+        listening: socket.socket | None = None,
+        own_address: str | None = None,
+    ) -> RankGroup:
+        """Join the ranks of a trial; returns once all have joined.
+
+        Import the task first: `place.join_timeout` is for joining alone.
+
+        Args:
+            place: Where the ranks meet.
+            rank: This rank's number.
+            device: The rank's device; None: the CPU.
+            listening: On the first rank, what `listen` returned.
+            own_address: The address of this rank's machine; None: that of the place.
+
+        Raises:
+            RankLost: A rank did not join in time.
+        """
+        joined = join_group(
+            place,
+            rank,
+            device=device or torch.device("cpu"),
+            listening=listening,
+            own_address=own_address or place.address,
+        )
+        return cls(Collectives(joined))
+
+    def exchange(
+        self,
+        compute: Callable[[], tuple[Scalar, Scalar, int]],
+        parameters: Sequence[Tensor],
+        device: torch.device | None = None,
+    ) -> tuple[Scalar, Scalar, int]:
+        """Compute this rank's part of a step; return the sums, and leave the summed gradients."""
+        error: Exception | None = None
+        loss: Scalar = 0.0
+        weight: Scalar = 0.0
+        passes = 0
+        gradients = self._gradients_of(parameters)
+        try:
+            loss, weight, passes = compute()
+            present = [_has_gradient(parameter) for parameter in parameters]
+        except Exception as problem:
+            error, present = problem, [False] * len(parameters)
+        if error is not None and self._leaves_on_failure:
+            raise self._left(error)
+        gradients.send_rest()
+        stays = device is not None and self.collectives.direct
+        values = [0.0, 0.0] if stays else [float(loss), float(weight)]
+        sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
+        self.collectives.wait()
+        if sums[1]:
+            gradients.send_again()
+            self.collectives.wait()
+        gradients.give_back(parameters, [count > 0 for count in sums[4:]])
+        if device is None or not stays:
+            return sums[2], sums[3], int(sums[0])
+        on_device = torch.stack([_on(device, loss), _on(device, weight)])
+        self.collectives.add_up(on_device)
+        kind = next((p.dtype for p in parameters), torch.float32)
+        wide = torch.promote_types(kind, torch.float32)
+        return on_device[0].to(wide), on_device[1].to(wide), int(sums[0])
+
+    def in_step(self, window: Iterable[Any]) -> Iterator[Any]:
+        """Yield the micro-batches of a window; send the gradients of the last as they are made."""
+        batches = iter(window)
+        batch = next(batches, _END)
+        while batch is not _END:
+            following = next(batches, _END)
+            # Not in a sharded model, whose own operations come in between.
+            early = self._sends_early and not self._leaves_on_failure
+            if following is _END and self._gradients is not None and early:
+                self._gradients.send_early()
+            yield batch
+            batch = following
+
+    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
+        """Return the sums over the ranks, in float64; raise if a rank has an error."""
+        return self._sum_flagged([float(value) for value in values], error)
+
+    def together(
+        self,
+        error: BaseException | None,
+        *,
+        without_end: bool = False,
+        seconds: float | None = None,
+    ) -> None:
+        """Raise on every rank if one of them has an error."""
+        limit = timedelta(seconds=seconds) if seconds is not None else None
+        self._sum_flagged([], error, WITHOUT_END if without_end else limit)
+
+    @contextlib.contextmanager
+    def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
+        """Raise at the end of the context on every rank if one of them raised within it."""
+        try:
+            yield
+        except RankLost:
+            raise  # there is no group any more
+        except Exception as error:
+            if self._leaves_on_failure:
+                raise self._left(error) from None
+            self.together(error, without_end=without_end)
+        else:
+            self.together(None, without_end=without_end)
+
+    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Return the numbers of the first rank."""
+        sent = torch.tensor(numbers, dtype=torch.float64)
+        self.collectives.broadcast(sent)
+        return [float(number) for number in sent.tolist()]
+
+    def agree(self, value: Any) -> Any:
+        """Return the first rank's value: plain data as JSON has it."""
+        return json.loads(self._send_bytes(json.dumps(value).encode() if self.is_first else b""))
+
+    def gather_plain(self, value: Any) -> list[Any]:
+        """Return the value of each rank: plain data as JSON has it."""
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = self._lengths(len(own))
+        content = torch.zeros((self.size, max(sizes)), dtype=torch.uint8)
+        content[self.rank, : len(own)] = own
+        self.collectives.add_up(content)
+        return [
+            json.loads(part[:size].numpy().tobytes())
+            for part, size in zip(content, sizes, strict=True)
+        ]
+
+    def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the first rank's state, with its tensors on the CPU; None if it has none."""
+        content = self._send_bytes(_as_bytes(state) if self.is_first and state else b"")
+        if self.is_first:
+            return state
+        return parse_state(content) if content else None
+
+    def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """Return the states of all ranks on the first rank, and None on the others."""
+        content = b"" if self.is_first else _as_bytes(state)
+        lengths = self._lengths(len(content))
+        if not self.is_first:
+            own = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            self.collectives.send_to_first(own)
+            return None
+        states = [state]
+        for rank in range(1, self.size):
+            received = torch.empty(lengths[rank], dtype=torch.uint8)
+            self.collectives.receive(received, rank)
+            states.append(parse_state(received.numpy().tobytes()))
+        return states
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks; the same bits on every rank."""
+        self.collectives.add_up(tensor)
+
+    def beside(self) -> RankGroup:
+        """Return the same ranks in a second group, for another thread of each."""
+        other = copy.copy(self)
+        other.collectives = self.collectives.beside()
+        return other
+
+    def leave_on_failure(self) -> None:
+        """Let a rank that fails leave at once, and not tell the others at the next exchange."""
+        self._leaves_on_failure = True
+
+    @torch.no_grad()
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first rank's values into tensors that each rank has in the same order."""
+        for same in by_kind(list(tensors)):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
+            self.collectives.broadcast(flat.view(torch.uint8))  # the bits, of whatever type
+            if not self.is_first:
+                parts = torch.split(flat, [tensor.numel() for tensor in same])
+                for tensor, part in zip(same, parts, strict=True):
+                    tensor.detach().copy_(part.view(tensor.shape))
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
+        if self._buffers is None or self._buffers[0] is not model:
+            self._buffers = (
+                model,
+                [
+                    (module._buffers, name)
+                    for module in model.modules()
+                    for name in module._buffers
+                    if name not in module._non_persistent_buffers_set
+                ],
+            )
+        found = [owner.get(name) for owner, name in self._buffers[1]]
+        self.copy_from_first([buffer for buffer in found if buffer is not None])
+
+    def next_report(self) -> bool:
+        """Wait until the first rank trains on, without a limit; return False if it was closed."""
+        try:
+            self.collectives.broadcast(torch.zeros(1, dtype=torch.float64), WITHOUT_END)
+        except RankLost:
+            if self.is_first:
+                raise
+            return False
+        self.collectives.end_joining()
+        return True
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group. The collective operations of the others raise from now on."""
+        if self._gradients is not None:
+            self._gradients.close()
+        self.collectives.close(error)
+
+    def _sum_flagged(
+        self,
+        values: Sequence[float],
+        error: BaseException | None,
+        timeout: timedelta | None = None,
+    ) -> list[float]:
+        numbers = torch.tensor([float(error is not None), *values], dtype=torch.float64)
+        self.collectives.add_up(numbers, timeout)
+        failed, *sums = numbers.tolist()
+        if failed:
+            self._raise_failure(error)
+        return sums
+
+    def _lengths(self, own: int) -> list[int]:
+        """Return a length of each rank."""
+        return [
+            int(length)
+            for length in self.sum([own if rank == self.rank else 0 for rank in range(self.size)])
+        ]
+
+    def _raise_failure(self, error: BaseException | None) -> None:
+        """Raise this rank's error, or else that of the first rank that has one."""
+        notes = self.gather_plain(None if error is None else as_note(error, self.rank))
+        if error is not None:
+            raise error
+        raise as_error(next(note for note in notes if note is not None))
+
+    def _gradients_of(self, parameters: Sequence[Tensor]) -> GradientSums:
+        """Return the buckets of parameters, ready for a step."""
+        if self._gradients is None or not self._gradients.fits(parameters):
+            if self._gradients is not None:
+                self._gradients.close()
+            self._gradients = GradientSums(parameters, self.collectives.begin_to_add_up)
+            kinds = {p.device.type for p in parameters}
+            self._sends_early = self.collectives.direct or kinds == {"cpu"}
+        self._gradients.begin()
+        return self._gradients
+
+    def _send_bytes(self, content: bytes) -> bytes:
+        """Return the bytes of the first rank."""
+        (length,) = self.decide([len(content)])
+        if not length:
+            return b""
+        sent = (
+            torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            if self.is_first
+            else torch.empty(int(length), dtype=torch.uint8)
+        )
+        self.collectives.broadcast(sent)
+        return content if self.is_first else sent.numpy().tobytes()
+
+    def _left(self, error: Exception) -> Exception:
+        """Leave the group after an error inside a sharded model, and return its cause."""
+        cause = self.collectives.cause_of(error)
+        self.close(cause)
+        return cause
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    """Return whether a parameter has a gradient.
+
+    Raises:
+        TaskError: It is a sparse one.
+    """
+    if parameter.grad is None:
+        return False
+    if parameter.grad.layout is not torch.strided:
+        raise TaskError(
+            "the model has sparse gradients, which ranks cannot sum; build its embeddings without "
+            "sparse=True, or train on one rank"
+        )
+    return True
+
+
+def _on(device: torch.device, value: Scalar) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()).to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def _as_bytes(state: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    write_state(snapshot(state), file)
+    return file.getvalue()

@@ -1,0 +1,154 @@
+"""Open a run's samples: the windows of its training and of its evaluation.
+
+What must not live here: how a source reads (`data.py`, `streams.py`), and the other parts of a run
+(`build.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from trainable.averaging import averaging_plan
+from trainable.config import TrainConfig, TrialConfig
+from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
+from trainable.errors import ConfigError
+from trainable.rank_data import share_of
+from trainable.rank_values import evaluates_in_parts
+from trainable.ranks import ALONE, Ranks
+from trainable.report_plan import ReportPlan
+from trainable.samplers import SampledPlan
+from trainable.schedule import check_length
+from trainable.splits import is_stream
+from trainable.streams import StreamPlan, open_stream
+from trainable.task import Data, Task
+
+
+def open_sources(
+    task: Task,
+    data: Data,
+    trial: TrialConfig,
+    *,
+    val_seed: int,
+    device: torch.device,
+    ranks: Ranks,
+) -> tuple[Source, Source]:
+    """Open the samples that a run trains on, and those that it evaluates on.
+
+    Args:
+        task: The task.
+        data: Its samples.
+        trial: The run.
+        val_seed: The seed of what evaluation draws.
+        device: Where batches are needed.
+        ranks: The ranks of the trial, each of which has its share.
+    """
+    config = trial.train
+    micro = config.micro_batch_size
+    val_ranks = ranks if evaluates_in_parts(task) else ALONE
+
+    def open_split(
+        split: Literal["train", "val"], seed: int, plan: Callable[[], IndexPlan]
+    ) -> Source:
+        samples, own = (data.train, ranks) if split == "train" else (data.val, val_ranks)
+        if is_stream(samples):
+            most = trial.budget.val_batches if split == "val" else None
+            return open_stream(
+                data, split, config, seed=seed, device=device, batches=most, ranks=own
+            )
+        return open_source(
+            samples,
+            plan(),
+            split=split,
+            device=device,
+            loader=config.loader,
+            collate=data.collate_of(split),
+            share=share_of(own),
+        )
+
+    # Evaluation uses micro-batches, which are known to fit into memory, without shuffling.
+    return (
+        open_split("train", trial.seed, lambda: _train_plan(data, config, trial.seed)),
+        open_split(
+            "val",
+            val_seed,
+            lambda: WindowPlan(
+                samples=_evaluated(trial, sample_count(data.val)),
+                batch_size=micro,
+                micro_batch_size=micro,
+                seed=val_seed,
+                shuffle=False,
+            ),
+        ),
+    )
+
+
+def check_steps(config: TrialConfig, plan: Plan, tokens_per_sample: int | None = None) -> None:
+    """Refuse a configuration with no steps for this many samples, or too few for its schedule.
+
+    Or for the start of its averaging.
+
+    Args:
+        config: Another trial of the sweep.
+        plan: The windows of a trial of the sweep.
+
+    Raises:
+        ConfigError: There are too few steps, in all or from one report to the next.
+    """
+    if isinstance(plan, WindowPlan):
+        plan = _window_plan(config.train, plan.samples, config.seed)
+    total = ReportPlan(config.budget, plan, tokens_per_sample).total_steps
+    check_length(config.train.schedule, total)
+    averaging_plan(config.train, total_steps=total, steps_per_epoch=plan.windows)
+
+
+def check_batch_size_applies(plan: Plan) -> None:
+    """Refuse a search of `train.batch_size` where the task decides the size of a step.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if isinstance(plan, SampledPlan) and plan.in_batches:
+        reason = "Data(batch_sampler=...) chooses the samples of each step"
+    elif isinstance(plan, StreamPlan) and plan.batched:
+        reason = "train gives batches, of which each is one forward pass"
+    else:
+        return
+    raise ConfigError(
+        f"is searched, and {reason}: all trials would train alike; search an argument of the "
+        "task that sets the size of its batches, and remove train.batch_size",
+        key="train.batch_size",
+    )
+
+
+def _evaluated(config: TrialConfig, samples: int) -> int:
+    """Return how many of the validation samples are evaluated: the first so many, each time."""
+    batches = config.budget.val_batches
+    return samples if batches is None else min(samples, batches * config.train.batch_size)
+
+
+def _train_plan(data: Data, config: TrainConfig, seed: int) -> IndexPlan:
+    samples = sample_count(data.train)
+    if data.sampler is None and data.batch_sampler is None:
+        return _window_plan(config, samples, seed)
+    return SampledPlan(
+        data.batch_sampler if data.sampler is None else data.sampler,
+        in_batches=data.sampler is None,
+        num_indices=samples,
+        batch_size=config.batch_size,
+        accumulation=config.accumulation,
+        seed=seed,
+        drop_last=config.loader.drop_last,
+    )
+
+
+def _window_plan(config: TrainConfig, samples: int, seed: int) -> WindowPlan:
+    return WindowPlan(
+        samples=samples,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        seed=seed,
+        drop_last=config.loader.drop_last,
+    )

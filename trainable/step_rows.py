@@ -1,0 +1,147 @@
+"""StepRows: the rows of the steps of a run, from values on the device to the disk and the report.
+
+Values stay on the device for some hundred steps and are then fetched in one transfer. What must
+not live here: what a step computes (`step.py`), and when rows are due (`loop.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from trainable.diagnostics import LayerNorms
+from trainable.health import HealthMonitor
+from trainable.logged import Log
+from trainable.metrics_file import History, Row
+from trainable.pending_steps import PendingStep, fetch_values
+from trainable.rank_values import means_of_ranks
+from trainable.ranks import Ranks
+from trainable.step import raise_if_not_finite
+from trainable.train_state import TrainState
+
+# So a non-finite loss raises at most this many steps late; no parameter is changed in between.
+_FETCH_EVERY = 512
+
+
+class StepRows:
+    """The rows of a run that are not yet reported.
+
+    Args:
+        state: The run's state; its position and counters.
+        history: Writes the rows to disk.
+        log: What the task logs.
+        health: Observes each row.
+        ranks: The ranks of the trial.
+        earlier: Rows written before the run was interrupted.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        history: History,
+        log: Log,
+        health: HealthMonitor,
+        ranks: Ranks,
+        earlier: Sequence[Row],
+    ) -> None:
+        self._state, self._ranks = state, ranks
+        self._history, self._log, self._health = history, log, health
+        self._logged: list[Row] = []
+        self._pending: list[PendingStep] = []
+        self._unwritten: list[Row] = []
+        self._scheduled: dict[int, float] = {}
+        self._unreported = [row for row in earlier if row.step > state.progress.reported_step]
+        self.last_metrics = earlier[-1].metrics if earlier else {}
+        """The metrics of the last step taken. They are needed at the epoch's end if fp16 has
+        skipped all windows since a save."""
+
+    def add(self, step: PendingStep) -> None:
+        """Add a step, whose values may still be on the device; fetch those of many steps at once.
+
+        Raises:
+            NonFiniteLoss: As `fetch` does.
+            NonFiniteGradient: As `fetch` does.
+        """
+        self._pending.append(step)
+        if len(self._pending) >= _FETCH_EVERY:
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Fetch the values of all steps and make rows of them; every rank calls this.
+
+        Device synchronisation: one transfer.
+
+        Raises:
+            NonFiniteLoss: A step's loss is not finite; rows are made of the steps before it.
+            NonFiniteGradient: The same for its gradient norm.
+        """
+        self._fetch(self._ranks)
+
+    def write(self) -> None:
+        """Write the rows that are made, and what the task has logged besides."""
+        self._history.append(self._unwritten)
+        logged = self._log.take_rows(self.last_metrics)
+        self._history.append_logged(self._state.progress.step, logged)
+        self._logged += logged
+        for row in self._unwritten:
+            self._health.observe(row, self._scheduled.pop(row.step, None))
+        self._unreported += self._unwritten
+        self._unwritten = []
+
+    def fetch_and_write(self) -> None:
+        """Write the rows of all steps; after an error those of the steps before it."""
+        self._fetch_and_write(self._ranks)
+
+    @contextlib.contextmanager
+    def written_on_error(self) -> Iterator[None]:
+        """On an error, write the rows of earlier steps first: they show what led to it."""
+        try:
+            yield
+        except Exception:
+            # after an error the ranks no longer act in step
+            ranks = self._ranks if self._ranks.size == 1 else None
+            with contextlib.suppress(RuntimeError):  # the device may no longer respond
+                self._fetch_and_write(ranks)
+            raise
+
+    def end_report(self, found: dict[str, float], timestamp_ms: int) -> None:
+        """Add the metrics of a report to the row of the last step.
+
+        Args:
+            found: The metrics.
+            timestamp_ms: The time of the report, for a row of its own.
+        """
+        self.last_metrics = self.last_metrics | found
+        if self._unwritten:
+            last = self._unwritten.pop()
+            self._unwritten.append(last._replace(metrics=self.last_metrics))
+        else:  # fp16 skipped every window since a save wrote the last row
+            self._unwritten.append(Row(self._state.progress.step, timestamp_ms, found))
+
+    def take(self) -> list[Row]:
+        """Return the rows since the last report, once."""
+        rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
+        return rows
+
+    def _fetch(self, ranks: Ranks | None) -> None:
+        pending, self._pending = self._pending, []
+        all_logged = means_of_ranks([entry.logged for entry in pending], ranks)
+        values = fetch_values(pending)
+        for entry, (loss, norm, clipped, weight), logged in zip(
+            pending, values, all_logged, strict=True
+        ):
+            raise_if_not_finite(loss, norm, entry.step)
+            metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr} | logged
+            self._scheduled[entry.step] = entry.outcome.lr
+            if entry.layers is not None:
+                # Device synchronisation: one for each of the `layer_norms_every`-th steps.
+                metrics |= LayerNorms.metrics(entry.layers, entry.outcome.norms.tolist(), weight)
+            self._state.progress.clipped += bool(clipped)
+            self._unwritten.append(Row(entry.step, entry.timestamp_ms, metrics))
+            self.last_metrics = metrics
+
+    def _fetch_and_write(self, ranks: Ranks | None) -> None:
+        try:
+            self._fetch(ranks)
+        finally:
+            self.write()
