@@ -27,11 +27,18 @@ def is_out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, RuntimeError) and any(word in str(problem) for word in _WORDS)
 
 
-def finer_accumulation(train: TrainConfig) -> int | None:
+def finer_accumulation(train: TrainConfig, workers: int = 1) -> int | None:
     """Return the accumulation for half the micro-batch size, or the next smaller divisor.
 
-    A step remains the same sum over the same samples. None if a micro-batch is already one sample.
+    A step remains the same sum over the same samples. None if a process already takes one sample
+    at a time.
+
+    Args:
+        train: The configuration that ran out of memory.
+        workers: The processes of the trial, among which each micro-batch is divided.
     """
+    if train.micro_batch_size <= workers:
+        return None
     size = train.batch_size
     finer = (n for n in range(2 * train.accumulation, size + 1) if size % n == 0)
     return next(finer, None)

@@ -370,13 +370,13 @@ class TuneTrial(tune.Trainable):
     def _split_batch(self) -> bool:
         """Reopen the run with smaller micro-batches; return False where that is not possible.
 
-        It is not possible without `halve_batch`, with micro-batches of one sample, in a custom
+        It is not possible without `halve_batch`, with one sample at a time, in a custom
         loop, or with a stream that gives batches: a step would have more of them, as large.
         """
         from trainable.loop import Trainer
         from trainable.streams import StreamPlan
 
-        accumulation = finer_accumulation(self._config.train)
+        accumulation = finer_accumulation(self._config.train, self._config.workers)
         if not (self._halve_batch and accumulation and isinstance(self._trainer, Trainer)):
             return False
         plan = self._trainer.plans[0]

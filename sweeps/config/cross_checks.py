@@ -459,6 +459,12 @@ def _no_such_parameter(root: type[BaseModel], key: str, fields: Sequence[str]) -
             f"'{key}' is a section; a space names single fields by their dotted path; "
             f"write one of: {some}"
         )
+    if key in ("workers", "resources.workers"):
+        return (
+            f"'{key}' cannot be searched; all trials of a sweep have as many workers; set "
+            "resources.workers in the file itself, and compare numbers by a sweep for each: "
+            "sweep run FILE --name NAME -s resources.workers=2"
+        )
     if not key.startswith("train.") and field_at(root, key.split(".")) is not None:
         return (
             f"'{key}' cannot be searched; a space varies keys below train. and task.; set it in "

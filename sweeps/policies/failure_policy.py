@@ -7,6 +7,7 @@ the ledger.
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass, replace
 
 # A trial's parameters decide whether its loss diverges and its memory suffices. Such failures are
@@ -22,6 +23,9 @@ same place is attributed to the trial."""
 MAX_LOST_STARTS = 5
 """Workers in a row that may exit before a trial has started. No trial causes such an exit. After
 one more, the sweep stops and can be resumed."""
+
+_ON_ANOTHER_RANK = re.compile(r"^RankFailed: rank \d+: ")
+"""How the reason begins if the task's code raised on a rank that does not report."""
 
 _KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost", "limit", "hang"}
 
@@ -118,9 +122,12 @@ class Failure:
     def signature(self) -> tuple[str, str]:
         """Type and place of the exception, or else the kind of the failure.
 
-        Trials with equal signatures have failed in the same way.
+        Trials with equal signatures have failed in the same way, on whichever rank.
         """
-        return (self.reason.partition(":")[0], self.place) if self.place else (self.kind, "")
+        if not self.place:
+            return self.kind, ""
+        raised = _ON_ANOTHER_RANK.sub("", self.reason, count=1)
+        return raised.partition(":")[0], self.place
 
 
 @dataclass(frozen=True)

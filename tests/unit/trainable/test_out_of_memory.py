@@ -181,6 +181,12 @@ def test_finer_accumulation(batch_size: int, accumulation: int, finer: int | Non
     assert finer_accumulation(train) == finer
 
 
+@pytest.mark.parametrize(("accumulation", "finer"), [(1, 2), (4, 8), (8, None), (16, None)])
+def test_ranks_that_take_one_sample_split_no_more(accumulation: int, finer: int | None) -> None:
+    train = TrainConfig(batch_size=16, accumulation=accumulation)
+    assert finer_accumulation(train, workers=2) == finer
+
+
 def test_out_of_memory_errors_are_recognised() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)

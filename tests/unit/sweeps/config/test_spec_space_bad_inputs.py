@@ -126,6 +126,10 @@ CASES = [
         id="31 not a trial's",
     ),
     pytest.param(
+        HEAD + "space:\n  resources.workers: {choice: [1, 2]}\n",
+        id="31 the number of workers",
+    ),
+    pytest.param(
         HEAD + "space:\n  train.clip.colour: {int: [1, 2]}\n",
         id="31 nothing near",
     ),

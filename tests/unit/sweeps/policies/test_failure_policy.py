@@ -46,6 +46,7 @@ def test_successful_trial_resets_the_count() -> None:
     [
         replace(RAISED, place="task.py:8"),
         replace(RAISED, reason="KeyError: 'cheese'"),
+        replace(RAISED, reason="RankFailed: rank 1: KeyError: 'cheese'"),
         Failure("lost", "lost: its process ended", ""),
     ],
 )
@@ -53,6 +54,14 @@ def test_another_type_or_place_is_another_way(other: Failure) -> None:
     policy = RepeatedFailureDetector(2)
     _tell(policy, [RAISED, other])
     assert policy.abort_reason is None
+
+
+def test_failures_of_any_rank_are_counted_together() -> None:
+    policy = RepeatedFailureDetector(3)
+    on_another = [f"RankFailed: rank {rank}: {RAISED.reason}" for rank in (1, 10)]
+    _tell(policy, [RAISED, *(replace(RAISED, reason=reason) for reason in on_another)])
+    assert policy.abort_reason is not None
+    assert policy.abort_reason.numbers == (0, 1, 2)
 
 
 @pytest.mark.parametrize("kind", ["non_finite", "oom"])
