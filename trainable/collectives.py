@@ -52,8 +52,8 @@ class Collectives:
         step = timedelta(seconds=joined.place.timeout)
         self._set_timeout(max(step, timedelta(seconds=joined.place.join_timeout)))
 
-    # The operations. Each raises RankLost if another rank has left without a word or did not come
-    # in time, and another TrainingError if it has failed.
+    # The operations. Each raises RankLost if another rank has ended or did not come in time, and
+    # another TrainingError if a rank has failed.
 
     def add_up(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
@@ -174,9 +174,9 @@ class Collectives:
     def cause_of(self, error: Exception) -> Exception:
         """Return the cause of an error: that of another rank, if an operation has failed."""
         is_of_group = isinstance(error, RuntimeError) and _LOST.search(str(error))
-        return self._why(str(error)) if is_of_group else error
+        return self._failure_or_loss(str(error)) if is_of_group else error
 
-    def _why(self, reason: str) -> TrainingError:
+    def _failure_or_loss(self, reason: str) -> TrainingError:
         """Return why a collective operation failed: another rank has failed, or is lost."""
         return self.failure() or RankLost(
             f"rank {self.rank} waited for the other {self.size - 1} ranks of its trial, and one "
@@ -200,7 +200,7 @@ class Collectives:
             return
         # Not `from problem`: its frames hold the operation, and as long as anything does, the
         # sockets stay open when this rank leaves, and the next rank waits in vain.
-        raise self._why(reason)
+        raise self._failure_or_loss(reason)
 
     @contextlib.contextmanager
     def _on_host(self, tensor: Tensor) -> Iterator[Tensor]:

@@ -96,7 +96,7 @@ class RankGroup(Ranks):
         except Exception as problem:
             error, present = problem, [False] * len(parameters)
         if error is not None and self._leaves_on_failure:
-            raise self._left(error)
+            raise self._leave(error)
         gradients.send_rest()
         stays = device is not None and self.collectives.direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
@@ -151,7 +151,7 @@ class RankGroup(Ranks):
             raise  # there is no group any more
         except Exception as error:
             if self._leaves_on_failure:
-                raise self._left(error) from None
+                raise self._leave(error) from None
             self.together(error, without_end=without_end)
         else:
             self.together(None, without_end=without_end)
@@ -308,7 +308,7 @@ class RankGroup(Ranks):
         self.collectives.broadcast(sent)
         return content if self.is_first else sent.numpy().tobytes()
 
-    def _left(self, error: Exception) -> Exception:
+    def _leave(self, error: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""
         cause = self.collectives.cause_of(error)
         self.close(cause)
