@@ -55,6 +55,18 @@ def plain(config, context):
         yield {"val/loss": total.item(), "rank": float(context.rank)}, state
 
 
+def apart(config, context):
+    """A script that knows nothing of other processes."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.train.optimizer.lr)
+    for _ in context.remaining_epochs():
+        loss = (model(torch.ones(1, 3)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield {"val/loss": loss.item()}, {"model": model.state_dict()}
+
+
 def _misbehave(how: str) -> None:
     if how == "raise":
         raise ValueError("bad sample 17")

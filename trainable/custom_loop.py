@@ -289,6 +289,16 @@ class CustomLoop(BaseRun):
             if not self._reads.has(key)
         ]
 
+    def _ranks_apart(self) -> list[str]:
+        if not self._steps.trains_apart:
+            return []
+        return [
+            f"resources.workers is {self._ranks.size}, and {self._name} makes no process group of "
+            "torch; so each rank trains by itself, and only what rank 0 yields is kept; call "
+            "torch.distributed.init_process_group() and give each rank its part, or write "
+            "workers: 1"
+        ]
+
     def _check(self, yielded: object) -> tuple[dict[str, float], dict[str, Any] | None]:
         metrics, state = (
             yielded
@@ -407,6 +417,7 @@ class CustomLoop(BaseRun):
         )
         if rows:
             report.signals.extend(self._unread_arguments())
+            report.signals.extend(self._ranks_apart())
         return report
 
 

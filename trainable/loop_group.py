@@ -44,6 +44,11 @@ class LoopGroup:
         os.environ.update(variables)
         self._excepthook = sys.excepthook  # torch replaces it when the loop makes its group
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the loop, or its framework, has a process group now."""
+        return dist.is_initialized()
+
     def fail(self, error: Exception) -> NoReturn:
         """Raise why the trial failed: this error, or the end of a rank that has caused it.
 

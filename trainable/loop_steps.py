@@ -51,6 +51,7 @@ class LoopSteps:
         self.of_ranks: list[dict[str, Any] | None] = []
         """On the first rank: what each further one keeps with the state yielded last."""
         self._group = LoopGroup(ranks) if isinstance(ranks, RankGroup) else None
+        self._met = False  # whether the loop has had a process group at a yield
 
     def next(self) -> object:
         """Run the loop to its next yield on every rank; return what it yields on this one.
@@ -89,9 +90,16 @@ class LoopSteps:
             with contextlib.suppress(TrainingError):  # the group has ended
                 self._tell(go_on=False)
 
+    @property
+    def trains_apart(self) -> bool:
+        """Whether there are several ranks, and at no yield the loop had a process group."""
+        return self._group is not None and not self._met
+
     def _run(self) -> object:
         with translate_torch_errors(self._device), task_code():
-            return next(self._generator, EXHAUSTED)
+            yielded = next(self._generator, EXHAUSTED)
+        self._met = self._met or (self._group is not None and self._group.is_used)
+        return yielded
 
     def _tell(self, *, go_on: bool) -> None:
         """Tell the other ranks, which wait at a yield, whether the loop goes on."""

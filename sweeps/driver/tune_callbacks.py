@@ -480,14 +480,16 @@ class TuneEventHandler(Callback):
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
             output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
-            file.write(f"the trial's process ended{end.how and ' '}{end.how}{output}\n")
+            whose = f"the process of rank {end.rank}" if end.rank else "the trial's process"
+            file.write(f"{whose} ended{end.how and ' '}{end.how}{output}\n")
         return end
 
     def _describe_loss(self, trial: Trial, end: WorkerEnd) -> Failure:
         number = trial.config["number"]
         times = self._crash_counter.in_a_row(number)
         count = f"{times} times in a row" if times > 1 else "once"
-        how = f"; it ended {end.how}" if end.how else ""
+        whose = f"that of rank {end.rank}" if end.rank else "it"
+        how = f"; {whose} ended {end.how}" if end.how else ""
         reason = f"lost: its process ended {count} without a new checkpoint{how}"
         return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
 

@@ -180,11 +180,12 @@ def plan(
     """
     nodes = [machine] if isinstance(machine, Machine) else list(machine)
     cpu = resources.cpu
+    part = "a trial" if resources.workers == 1 else "a worker of a trial"
     if not any(node.cpus >= cpu for node in nodes):
         largest = max(nodes, key=lambda node: node.cpus)
         raise ResourceError(
             "cpu",
-            message=f"{cpu:g} CPUs are more than any node has; a trial runs on one node, the "
+            message=f"{cpu:g} CPUs are more than any node has; {part} runs on one node, the "
             f"largest is {largest}; write cpu: {largest.cpus} or less",
         )
     most = min(trials, concurrency or trials)
@@ -204,14 +205,14 @@ def plan(
         )
         raise ResourceError(
             "gpu",
-            message=f"{gpu:g} GPU is more than any node has; a trial runs on one node, the "
+            message=f"{gpu:g} GPU is more than any node has; {part} runs on one node, the "
             f"largest is {largest}; {fix}",
         )
     fitting = sum(_fit(node, cpu, gpu) for node in nodes)
     if not fitting:
         largest = max(nodes, key=lambda node: (len(node.gpus), node.cpus))
         raise ResourceError(
-            message=f"{cpu:g} CPUs together with {gpu:g} GPU are more than any node has; a trial "
+            message=f"{cpu:g} CPUs together with {gpu:g} GPU are more than any node has; {part} "
             f"runs on one node, the largest is {largest}; write cpu: {largest.cpus} or less"
         )
     workers = resources.workers

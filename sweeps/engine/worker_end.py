@@ -6,6 +6,7 @@ What must not live here: what the end means for a trial (`driver`).
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from sweeps.engine.ray_compat.ray_internals import error_logs, lost_worker
 _PATIENCE = 1.0
 """How many seconds earlier than the fork server Ray may notice a worker's end."""
 _LAST_BYTES, _LAST_LINES = 16 << 10, 20
+_RANK = re.compile(r"the process of rank (\d+) was lost")  # as `trainable.ray_ranks` writes it
 
 
 class WorkerEnd(NamedTuple):
@@ -25,10 +27,12 @@ class WorkerEnd(NamedTuple):
     Attributes:
         how: The words that follow "it ended" in a message; empty if unknown.
         last_lines: The end of its standard error, without secrets.
+        rank: Which process of the trial it was; None: the first one.
     """
 
     how: str
     last_lines: str
+    rank: str | None = None
 
 
 def end_of_worker(error: BaseException | None) -> WorkerEnd:
@@ -37,12 +41,14 @@ def end_of_worker(error: BaseException | None) -> WorkerEnd:
     Args:
         error: Ray's error about the lost actor.
     """
+    found = _RANK.search(str(error))
+    rank = found[1] if found else None
     if (lost := lost_worker(error)) is None:
-        return WorkerEnd("", "")
+        return WorkerEnd("", "", rank)
     code = fork_server.exit_code(lost.pid, _PATIENCE)
     if code is not None:
-        return WorkerEnd(in_words(code), _last_lines(lost.pid))
-    return WorkerEnd(f"({lost.detail})" if lost.detail else "", _last_lines(lost.pid))
+        return WorkerEnd(in_words(code), _last_lines(lost.pid), rank)
+    return WorkerEnd(f"({lost.detail})" if lost.detail else "", _last_lines(lost.pid), rank)
 
 
 def in_words(code: int) -> str:

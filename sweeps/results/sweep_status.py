@@ -413,12 +413,14 @@ class SweepStatus:
             UnknownTrial: There is no trial of that number.
         """
         record = self.record(number)
+        config = self.config(record)  # a resume may have changed the spec
+        workers = config.get("workers", self.spec.resources.workers)
         return {
             **self.trial(record),
             "reports": self.ledger.reports_of(number),
             "lineage": [mutation._asdict() for mutation in record.lineage],
             "accumulation": record.accumulation,
-            "workers": self.spec.resources.workers if self.spec.resources.workers > 1 else None,
+            "workers": workers if workers > 1 else None,
             "cpu_seconds": record.cpu_seconds,
             "gpu_seconds": record.gpu_seconds,
             "failed_attempts": [one._asdict() for one in record.failed_attempts],

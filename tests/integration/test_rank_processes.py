@@ -51,6 +51,9 @@ def test_lost_rank_is_retried(swept: CommandLine, what: str) -> None:
     one = _trial(swept, what)
     assert (one["state"], one["attempts"]) == ("complete", 2)
     assert one["epoch"] == 3
+    if what == "killed":
+        text = swept.ok("logs", "ranks", str(one["number"]))
+        assert "the process of rank 1 ended by signal 9 (SIGKILL)" in text
 
 
 def test_failed_rank_is_the_failure_of_the_trial(swept: CommandLine) -> None:

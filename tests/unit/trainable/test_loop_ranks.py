@@ -42,6 +42,7 @@ class Outcome:
     resumed_at = 0
     initialized = False
     environment: dict[str, str]
+    signals: list[str]
 
 
 def _run(case: Case, stop_after: int | None = None) -> Outcome:
@@ -62,7 +63,7 @@ def _run(case: Case, stop_after: int | None = None) -> Outcome:
         ):
             outcome.resumed_at = run.resumed_at
             outcome.environment = {k: v for k, v in os.environ.items() if before.get(k) != v}
-            list(run.events())
+            outcome.signals = [said for report in run.events() for said in report.signals]
     except Exception as problem:
         outcome.error = problem
     assert not {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & os.environ.keys()
@@ -174,6 +175,7 @@ def two_ranks(tmp_path_factory):
     with other_ranks([whole, dies]):
         outcomes = {"whole": _run(whole), "killed": _run(dies)}
     cases = {"resumed": Case(config_of(PLAIN), base / "killed")}
+    cases["apart"] = Case(config_of("tests.loop_cases:apart"), base / "apart")
     for name in INSTALLED:
         loop, batch_size = FRAMEWORKS[name]
         config = config_of(loop, batch_size=batch_size)
@@ -196,6 +198,14 @@ def test_killed_rank_is_lost_and_the_run_resumes(two_ranks):
     _assert_same(_state(base / "killed")["loop"], _state(base / "whole")["loop"])
 
 
+def test_loop_without_a_group_is_a_signal(two_ranks):
+    outcomes = two_ranks[1]
+    assert outcomes["apart"].error is None
+    assert all("resources.workers is 2" in sentence for sentence in outcomes["apart"].signals)
+    assert len(outcomes["apart"].signals) == 4
+    assert not any("resources.workers" in sentence for sentence in outcomes["whole"].signals)
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_framework_trains_on_all_ranks_and_resumes(two_ranks, name):
     if name not in INSTALLED:
@@ -203,6 +213,7 @@ def test_framework_trains_on_all_ranks_and_resumes(two_ranks, name):
     base, outcomes = two_ranks
     whole, resumed = outcomes[f"{name} whole"], outcomes[f"{name} resumed"]
     assert (whole.error, resumed.error) == (None, None)
+    assert not any("resources.workers" in sentence for sentence in whole.signals)
     assert resumed.resumed_at == 2
     curves = [_curve(base / f"{name} {run}") for run in ("whole", "cut")]
     assert curves[0] == curves[1]

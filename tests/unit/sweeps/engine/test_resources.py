@@ -92,6 +92,12 @@ def test_plans(
             "the largest is big (8 CPUs, no GPU); write cpu: 8 or less",
         ),
         (
+            _ask(cpu=16, workers=2),
+            [_machine(2), _machine(8, name="big")],
+            "resources.cpu: 16 CPUs are more than any node has; a worker of a trial runs on one "
+            "node, the largest is big (8 CPUs, no GPU); write cpu: 8 or less",
+        ),
+        (
             _ask(cpu=4, gpu=1),
             [_machine(8, name="cpus"), _machine(2, gpus=1, name="gpus")],
             "resources: 4 CPUs together with 1 GPU are more than any node has; a trial runs on "

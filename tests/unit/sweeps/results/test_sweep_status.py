@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sweeps.commands import render
 from sweeps.config.revisions import write_spec
+from sweeps.config.spec import trial_yaml
 from sweeps.formatting import (
     format_bytes,
     format_duration,
@@ -18,7 +19,7 @@ from sweeps.formatting import (
     joined,
 )
 from sweeps.ledger.attributes import Abort
-from sweeps.paths import SweepPaths, list_sweeps
+from sweeps.paths import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.publishing.export import export_best
 from sweeps.results.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial
 from sweeps.sweep_lock import SweepLock
@@ -55,6 +56,17 @@ def test_unfinished_trial_runs_while_a_driver_holds_the_lock(sweep: MadeSweep) -
     lock.release()
     assert status["state"] == "running"
     assert (status["trials"]["running"], status["trials"]["waiting"]) == (1, 2)
+
+
+def test_workers_are_those_of_the_trial(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path, more="resources: {workers: 2}")
+    first, unstarted = sweep.add("complete", 0.5), sweep.add(None)
+    directory = sweep.paths.trial(first)
+    directory.mkdir(parents=True)
+    (directory / TRIAL_CONFIG).write_text(trial_yaml(sweep.spec.trial_config(first, {})))
+    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["resources.workers=3"]))
+    assert sweep.view.details(first)["workers"] == 2
+    assert sweep.view.details(unstarted)["workers"] == 3
 
 
 def test_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
