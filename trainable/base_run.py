@@ -76,6 +76,8 @@ class BaseRun(ABC):
     ) -> None:
         self.store = store
         self.resumed_at = resumed_at
+        self.ranks_before: int | None = None
+        """The number of ranks that saved the state from which it resumed; None without one."""
         self._history = history
         self._health = HealthMonitor()
         self._health.load_history(earlier)
@@ -87,6 +89,17 @@ class BaseRun(ABC):
 
         In the configuration, the precision may be `auto`.
         """
+
+    def workers(self, now: int) -> dict[str, str]:
+        """Return the number of ranks, and an earlier one by the step of the change; none for one.
+
+        Args:
+            now: The present number.
+        """
+        before = self.ranks_before or now
+        if before != now:
+            return {"workers": str(now), f"workers.before_step_{self.resumed_at}": str(before)}
+        return {} if now == 1 else {"workers": str(now)}
 
     @property
     @abstractmethod
@@ -129,6 +142,11 @@ class BaseRun(ABC):
         return RunReport(
             step, number, dict(metrics), rows, saved, finished, signals, out_of_patience
         )
+
+
+def num_ranks_of(saved: Mapping[str, Any] | None) -> int | None:
+    """Return how many ranks saved a state; None without a state."""
+    return None if saved is None else 1 + len(saved.get("ranks", []))
 
 
 def one_number(value: object, given: str) -> float:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average, AveragingPlan, averaging_plan
+from trainable.base_run import num_ranks_of
 from trainable.batch_norm import check_passes, synchronize_batch_norm
 from trainable.built import Summary, check_built, summarise
 from trainable.cautions import cautions
@@ -188,7 +189,7 @@ def open_trainer(
             else History(directory, files, step=saved_step, interrupted=interrupted_before)
         )
     train = config.train
-    return Trainer(
+    trainer = Trainer(
         step=step,
         state=state,
         train=parts.train,
@@ -209,6 +210,8 @@ def open_trainer(
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
     )
+    trainer.ranks_before = num_ranks_of(saved)
+    return trainer
 
 
 def start_together(step: Step, seed: int) -> None:

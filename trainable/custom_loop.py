@@ -31,6 +31,7 @@ from trainable.base_run import (
     is_better,
     is_out_of_patience,
     metrics_at_best,
+    num_ranks_of,
     one_number,
 )
 from trainable.checkpoint import CheckpointStore
@@ -167,6 +168,7 @@ class CustomLoop(BaseRun):
         self._warned: set[str] = set()  # metrics found missing
         self._unreported = _without_metric(earlier, config.metrics)
         super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
+        self.ranks_before = num_ranks_of(saved)
 
     @property
     def resolved(self) -> dict[str, str]:

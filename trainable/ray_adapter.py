@@ -149,7 +149,8 @@ class TuneTrial(tune.Trainable):
               error also `errno`, `system` (the operating system's message) and `host`.
             - `saved`: whether a checkpoint holds everything trained.
             - `accumulation`: the value in use, once it differs from the configuration's.
-            - `resolved`: device and precision; in the first result after the run was opened.
+            - `resolved`: device, precision and, if not one, the number of ranks; in the first
+              result after the run was opened.
             - `set_aside`: damaged checkpoints and what is used instead, in sentences.
             - `noted`: `params` and `tags` that the user's code logged since the last result.
         """
@@ -310,7 +311,7 @@ class TuneTrial(tune.Trainable):
             ranks=self._ranks,
             accept_workers=True,  # the driver has checked that it may
         )
-        self._resolved = self._trainer.resolved
+        self._resolved = self._trainer.resolved | self._trainer.workers(self._config.workers)
         self._set_aside += self._trainer.store.set_aside
         for sentence in self._trainer.store.set_aside:
             print(sentence)

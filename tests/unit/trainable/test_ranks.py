@@ -52,6 +52,7 @@ class Trained(NamedTuple):
     weights: list[Tensor]
     rows: list[Row]
     state: dict[str, Any]
+    workers: dict[str, str]
 
 
 class Ends(NamedTuple):
@@ -135,7 +136,8 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
     store = CheckpointStore(directory)
     newest = store.newest()
     assert newest is not None
-    return Trained(parameters(trainer), curve(directory), store.load(newest))
+    workers = trainer.workers(trainer._ranks.size)
+    return Trained(parameters(trainer), curve(directory), store.load(newest), workers)
 
 
 # a checkpointed layer makes gradients twice, the second time after they were sent
@@ -226,6 +228,12 @@ def test_another_number_of_ranks_must_be_accepted(ends: Ends) -> None:
     for mine, other in zip(ends.runs["more"].weights, ends.runs["one"].weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
     assert len(ends.runs["more"].rows) == 52
+
+
+def test_run_names_its_ranks_and_earlier_ones(ends: Ends) -> None:
+    assert ends.runs["one"].workers == {}
+    assert ends.runs["three"].workers == {"workers": "3"}
+    assert ends.runs["more"].workers == {"workers": "3", f"workers.before_step_{CUT}": "2"}
 
 
 def _differing(one: Any, other: Any, path: str = "") -> list[str]:
