@@ -205,7 +205,7 @@ class _Child:
             [sys.executable, "-P", "-m", "trainable.local_ranks", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._output,  # no pipe: nobody reads it while the rank trains
+            stderr=self._output,  # no pipe: this process does not read it while the rank trains
             text=True,
             env=variables,
             process_group=0,

@@ -1,6 +1,6 @@
 """Run the generator of a custom loop from yield to yield, on all ranks of a trial in step.
 
-Every rank yields as often as the first one. The first rank says when the loop goes on. Entry
+Every rank yields as often as the first one. The first rank says when the loop continues. Entry
 `per_rank` of a yielded state is kept for each rank; the rest is that of the first rank.
 What must not live here: what a report is (`custom_loop.py`), and the loop's own process group
 (`loop_group.py`).
@@ -78,7 +78,7 @@ class LoopSteps:
         return yielded
 
     def goes_on(self) -> bool:
-        """On a further rank: wait until the first one says whether the loop goes on."""
+        """On a further rank: wait until the first one says whether the loop continues."""
         return self._ranks.next_report() and self._ranks.decide([0.0]) == [1.0]
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class LoopSteps:
         return yielded
 
     def _tell(self, *, go_on: bool) -> None:
-        """Tell the other ranks, which wait at a yield, whether the loop goes on."""
+        """Tell the other ranks, which wait at a yield, whether the loop continues."""
         if self._others_wait:
             self._others_wait = False
             self._ranks.next_report()

@@ -98,7 +98,7 @@ def _sums_of_ranks(
 ) -> EvaluationSums:
     """Add up the sums of all ranks, which evaluate their parts of each window in step.
 
-    So no rank waits for another one longer than for a window, and none goes on after an error.
+    So no rank waits for another one longer than for a window, and none continues after an error.
     """
     remaining, sums, at_end = iter(windows), EvaluationSums(), False
     while not at_end:

@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial
 from scipy.stats import qmc
 
@@ -46,22 +46,8 @@ def value_at(place: float, distribution: BaseDistribution) -> float | int:
     return round(value) if whole else value
 
 
-class SobolPoints(BaseSampler):
+class SobolPoints(RandomSampler):
     """Suggest the point whose position in the sequence is the number of the trial."""
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """Return nothing: each parameter has its own dimension."""
-        del study, trial
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Return nothing: each parameter has its own dimension."""
-        del study, trial, search_space
-        return {}
 
     def sample_independent(
         self,
