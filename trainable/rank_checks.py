@@ -114,7 +114,7 @@ def alike_on_ranks(windows: Iterator[Window], name: str, ranks: Ranks) -> Iterat
         window, error = None, None
         try:
             window = next(windows, None)
-        except Exception as problem:
+        except Exception as problem:  # of the data: raised below, on every rank
             error = problem
         (count,) = ranks.sum([window is not None], error)
         if 0 < count < ranks.size:

@@ -93,7 +93,7 @@ class RankGroup(Ranks):
         try:
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
-        except Exception as problem:
+        except Exception as problem:  # of the user's code: raised below, on every rank
             error, present = problem, [False] * len(parameters)
         if error is not None and self._leaves_on_failure:
             raise self._leave(error)

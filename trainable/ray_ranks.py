@@ -116,7 +116,7 @@ class RankProcess:
                 self._follow(order, place, rank, address)
             except RankLost as error:
                 print(error)  # the first rank finds out which one was lost
-            except BaseException as error:
+            except BaseException as error:  # of the user's code, sys.exit() too: reported
                 traceback.print_exc()
                 end = RankEnd(failure_of(error))
                 release_memory()
@@ -307,7 +307,7 @@ def import_task(config: dict[str, Any]) -> None:
     """Import the module of a trial's task; opening the run reports an error that happens here."""
     module, found, _ = str(config["task"]["name"]).partition(":")
     if found:
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException):  # raised again when the run opens
             importlib.import_module(module)
 
 
