@@ -31,6 +31,8 @@ from sweeps.config.error_messages import (
 from sweeps.config.repeats_checks import repeats_faults
 from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
+from sweeps.config.searched_workers import WORKERS, workers_faults
+from sweeps.config.sections import ResourcesConfig
 from sweeps.config.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.early_stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_class
@@ -79,12 +81,12 @@ def cross_field_checks(
     yield from _share_faults(data.get("resources"), show)
     yield from _rate_faults(data.get("train"), show)
     yield from argument_faults(data)
-    train = data.get("train")
     sound = sound_constraints(data, space)
     for key, distribution in space.items():
         yield from _space_faults(
-            root, key, distribution, space, train if isinstance(train, dict) else {}, sound, show
+            root, key, distribution, space, data.get(_section_of(key)), sound, show
         )
+    yield from workers_faults(data, space)
     yield from search_faults(data, space, show, drawn)
 
 
@@ -334,7 +336,7 @@ def _space_faults(
     key: str,
     distribution: Distribution | None,
     space: Mapping[str, Distribution | None],
-    train: dict[str, Any],
+    section: object,
     sound: SearchSpace,
     show: Show,
 ) -> Iterator[Issue]:
@@ -353,6 +355,7 @@ def _space_faults(
         yield from reserved_faults(path, key)
         return
     fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
+    fields[WORKERS] = leaves(ResourcesConfig)["workers"]
     if key.endswith(".arguments"):
         yield Issue(
             path,
@@ -365,22 +368,22 @@ def _space_faults(
         return
     if distribution is None:
         return
-    parts = tuple(key.split("."))[1:]
+    head, *parts = key.split(".")
     known = {other: values[0] for other, values in _conditions(distribution, space)}
-    train = copy.deepcopy(train)
+    section = copy.deepcopy(section) if isinstance(section, dict) else {}
     for other, first in known.items():
-        if other.startswith("train."):
-            set_path(train, other.split(".")[1:], first)
-    before = {loc for loc, _ in _train_errors(train)}
+        if _section_of(other) == head:
+            set_path(section, other.split(".")[1:], first)
+    before = {loc for loc, _ in _errors_in(head, section)}
     for index, value in distribution.boundary_values():
         at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
-        tried = copy.deepcopy(train)
+        tried = copy.deepcopy(section)
         value = distribution.configured(value)
         if not set_path(tried, parts, value):
             return
-        errors = _train_errors(tried)
+        errors = _errors_in(head, tried)
         # A union reports once for each of its arms; the last one is the widest.
-        if own := [error for loc, error in errors if loc[: len(parts)] == parts][-1:]:
+        if own := [error for loc, error in errors if loc[: len(parts)] == (*parts,)][-1:]:
             error, info = own[0], fields[key]
             by_range = error["type"] in RANGE_ERRORS | {"value_error"}
             if not by_range and not isinstance(distribution, Choice):
@@ -399,7 +402,7 @@ def _space_faults(
         # An error across fields counts if it is new, and no other searched field can avoid it.
         for loc, error in errors:
             message = str(error.get("ctx", {}).get("error", ""))
-            named = {".".join(map(str, ("train", *loc, w))) for w in re.findall(r"\w+", message)}
+            named = {".".join(map(str, (head, *loc, w))) for w in re.findall(r"\w+", message)}
             others = space.keys() & named - {key}
             if loc not in before and not any(_may_exist(one, point, space) for one in others):
                 yield Issue(at, message)
@@ -429,9 +432,13 @@ def _may_exist(
     )
 
 
-def _train_errors(train: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:
+def _section_of(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _errors_in(head: str, section: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:
     try:
-        TrainConfig.model_validate(train)
+        (TrainConfig if head == "train" else ResourcesConfig).model_validate(section)
     except ValidationError as error:
         items = error.errors(include_url=False)
         return [(item["loc"], item) for item in items if item["type"] != FOLLOWS]
@@ -459,16 +466,10 @@ def _no_such_parameter(root: type[BaseModel], key: str, fields: Sequence[str]) -
             f"'{key}' is a section; a space names single fields by their dotted path; "
             f"write one of: {some}"
         )
-    if key in ("workers", "resources.workers"):
-        return (
-            f"'{key}' cannot be searched; all trials of a sweep have as many workers; set "
-            "resources.workers in the file itself, and compare numbers by a sweep for each: "
-            "sweep run FILE --name NAME -s resources.workers=2"
-        )
     if not key.startswith("train.") and field_at(root, key.split(".")) is not None:
         return (
-            f"'{key}' cannot be searched; a space varies keys below train. and task.; set it in "
-            "the file itself"
+            f"'{key}' cannot be searched; a space varies keys below train. and task., and "
+            f"{WORKERS}; set it in the file itself"
         )
     ends = [name for name in fields if name.endswith(f".{key}")]
     meant = ends[0] if len(ends) == 1 else nearest(key, fields)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sweeps.config.logged_params import flatten
+from sweeps.config.searched_workers import WORKERS
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
 from sweeps.quoting import shown
@@ -62,7 +63,11 @@ def own_values(spec: SweepSpec) -> dict[str, Any]:
     except SpecError:  # a parameter has no value but in the space
         return {}
     arguments = data.pop("task")  # whose values may be mappings
-    return dict(flatten(data)) | {f"{_ARGUMENT}{key}": one for key, one in arguments.items()}
+    return {
+        **dict(flatten(data)),
+        **{f"{_ARGUMENT}{key}": one for key, one in arguments.items()},
+        WORKERS: spec.resources.workers,
+    }
 
 
 def _few_points(spec: SweepSpec) -> str:

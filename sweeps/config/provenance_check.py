@@ -90,10 +90,12 @@ def check_origin(
 def workers_tag(revisions: Sequence[SweepSpec]) -> dict[str, str]:
     """Return the number of workers of each trial as a tag; none if it has always been one.
 
+    None either where it is searched: then each trial has its own number, and its own tag.
+
     Args:
         revisions: The revisions of the sweep's spec, the newest last.
     """
-    if all(one.resources.workers == 1 for one in revisions):
+    if revisions[-1].searched_workers or all(one.resources.workers == 1 for one in revisions):
         return {}
     return {"gradsweep.workers": str(revisions[-1].resources.workers)}
 

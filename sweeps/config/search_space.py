@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweeps.config.constraints import Constraint
+from sweeps.config.searched_workers import WORKERS
 from sweeps.config.space import Distribution
 
 MOST_DRAWS = 10_000
@@ -26,7 +27,7 @@ MOST_GRID_POINTS = 1_000_000
 """The most points of a grid that are tried, from its first."""
 PointKey = frozenset[tuple[str, Any]]
 """Identifies a point: equal for points that are the same to a training."""
-UNFIT = ("train.batch_size", "train.loader.drop_last")
+UNFIT = ("train.batch_size", "train.loader.drop_last", WORKERS)
 """Parameters that a population cannot search: trials that differ in them take different steps."""
 
 

@@ -43,6 +43,12 @@ from sweeps.config.foreign_specs import refuse_foreign
 from sweeps.config.repeats import RepeatsConfig, from_short_form, is_off
 from sweeps.config.search_checks import search_space
 from sweeps.config.search_space import SearchSpace
+from sweeps.config.searched_workers import (
+    WORKERS,
+    config_path,
+    searched_workers,
+    workers_of,
+)
 from sweeps.config.sections import (
     EarlyStoppingConfig,
     FailuresConfig,
@@ -248,6 +254,15 @@ class SweepSpec(Section):
         return wanted if size is None else min(wanted, size)
 
     @property
+    def searched_workers(self) -> tuple[int, int] | None:
+        """The fewest and the most workers (ranks) of a trial; None: the number is not searched."""
+        return searched_workers(self.resources, self.space)
+
+    def workers_of(self, params: Mapping[str, object]) -> int:
+        """Return how many workers (ranks) the trial with these parameters has."""
+        return workers_of(self.resources, params)
+
+    @property
     def num_trials(self) -> int:
         """How many trials the search makes: `trials`, or fewer if the space has fewer points."""
         return self.max_trials(self.trials)
@@ -268,8 +283,7 @@ class SweepSpec(Section):
         seed = seed if isinstance(seed, TrialSeed) else TrialSeed("trial", seed)
         data["seed"] = derive_seed(self.seed, seed.purpose, seed.number)
         data["patience"] = self.early_stopping.patience
-        if self.resources.workers > 1:
-            data["workers"] = self.resources.workers
+        data["workers"] = workers_of(self.resources, params)
         if rules_of(self.training_rules).shared_data:
             data["data_seed"] = derive_seed(self.seed, "data")
         if seed.purpose == "confirm":  # all that is drawn is drawn under the common seed
@@ -280,16 +294,18 @@ class SweepSpec(Section):
         doc = Document(f"trial {seed.number}", data, {})
         for key, value in params.items():
             path, message = _spec_path(key)
-            if message or path[0] not in ("train", "task"):
+            if message or (path[0] not in ("train", "task") and key != WORKERS):
                 doc.add(
                     Issue(
                         (key,),
-                        message or "is no parameter of a trial; they are below train. and task.",
+                        message
+                        or "is no parameter of a trial; they are below train. and task., and "
+                        f"{WORKERS}",
                     )
                 )
             else:
                 known = self.space.get(key)
-                set_path(data, path, known.configured(value) if known else value)
+                set_path(data, config_path(key), known.configured(value) if known else value)
         if not doc.problems:
             try:
                 return TrialConfig.model_validate(data)
@@ -301,9 +317,13 @@ class SweepSpec(Section):
         raise SpecError([problem for _, _, problem in doc.problems])
 
     def example_params(self) -> dict[str, Any]:
-        """Return a point of the space, to check a trial before any is drawn."""
+        """Return a point of the space, to check a trial before any is drawn.
+
+        It has the first value of each parameter, and the most workers: so few trials run at once
+        that each could have as many.
+        """
         space = self.search_space()
-        first = space.point(lambda _key, distribution: distribution.boundary_values()[0][1])
+        first = space.point(_example)
         return first if space.allows(first) else space.draw(0) or first
 
     def search_space(self) -> SearchSpace:
@@ -401,6 +421,11 @@ def parse_with_positions(
 
 
 _LOADING = object()
+
+
+def _example(key: str, distribution: Distribution) -> Any:
+    values = [value for _, value in distribution.boundary_values()]
+    return max(values) if key == WORKERS else values[0]
 
 
 def _module_of(name: str) -> list[str]:

@@ -114,6 +114,7 @@ def run_sweep(
             new=new,
             accept_changes=accept_changes,
             extra=extra,
+            max_workers=plan.max_workers,
             offline=offline,
             place=location,
             fence=lock.check,
@@ -238,7 +239,7 @@ class _Driver:
         """Return a context that runs a local Ray, or that exits when the cluster is lost."""
         if isinstance(self.machine, Cluster):
             return self.machine.watched(
-                self.plan.concurrency,
+                self.plan.max_concurrency,
                 lost=partial(
                     exit_on_cluster_loss,
                     self.sweep.paths,
@@ -251,7 +252,7 @@ class _Driver:
         return local_ray.running(
             self.lock.token,
             self.machine,
-            concurrency=self.plan.concurrency,
+            concurrency=self.plan.max_concurrency,
             interruption=self.interruption,
             hidden_env=withheld_variables(spec),
         )

@@ -21,6 +21,7 @@ from sweeps.config.revisions import (
     read_spec,
     write_spec,
 )
+from sweeps.config.searched_workers import does_not_fit
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.confirming import start_confirmation
 from sweeps.early_stopping.schedulers import StopperScheduler, make_scheduler, make_verdict_fn
@@ -261,6 +262,7 @@ def open_sweep(
     new: bool,
     accept_changes: bool = False,
     extra: ExtraTraining = NO_EXTRA,
+    max_workers: int | None = None,
     offline: bool = False,
     place: LedgerLocation | None = None,
     fence: Callable[[], None],
@@ -275,6 +277,7 @@ def open_sweep(
         new: Whether to create the sweep.
         accept_changes: Resume although code, data or the meaning of values has changed.
         extra: What to train besides the search.
+        max_workers: How many workers (ranks) a trial can have here; None: any number.
         offline: Contact no tracking server; all records stay in the outbox.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
@@ -292,6 +295,7 @@ def open_sweep(
         new=new,
         accepted=accept_changes,
         extra=extra,
+        max_workers=max_workers,
         place=place,
         warn=warn,
     )
@@ -377,6 +381,7 @@ def open_ledger(
     new: bool,
     accepted: bool,
     extra: ExtraTraining = NO_EXTRA,
+    max_workers: int | None = None,
     place: LedgerLocation | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Ledger:
@@ -392,12 +397,14 @@ def open_ledger(
         new: Whether to create the sweep.
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
         extra: What to train besides the search; the trials of a confirmation are added later.
+        max_workers: How many workers (ranks) a trial can have here; None: any number.
         place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         warn: Receives which trials run again, and why one may fail again.
 
     Raises:
         LedgerError: The ledger cannot be used; `LedgerBusy` when another process holds it.
         OriginChanged: Trials before and after the change would not be comparable.
+        SpecError: An unfinished trial has more workers than `max_workers`.
         UserError: What is asked for besides the search cannot be trained.
     """
     place = place or ledger_location(paths, spec)
@@ -419,6 +426,8 @@ def open_ledger(
         check_kept(paths, before, spec)
         ledger = Ledger.open(place)
         planned = _check_resume(paths, before, spec, origin, ledger, extra, accepted=accepted)
+        if max_workers is not None:
+            _check_workers(spec, ledger.trials(), planned, max_workers)
     if not planned.retries:  # else with the trials, whose attempts note how the code has changed
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
@@ -496,6 +505,28 @@ def _check_resume(
         for trial in trials:
             (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
     return _PlannedExtra(retries, finish, request)
+
+
+def _check_workers(
+    spec: SweepSpec, trials: Sequence[TrialRecord], planned: _PlannedExtra, most: int
+) -> None:
+    """Refuse to resume where a trial would wait for ever, because it has too many workers.
+
+    New trials of the search fit: the spec was checked.
+
+    Raises:
+        SpecError: The message names each such trial.
+    """
+    leaders = () if planned.confirm is None else planned.confirm.leaders
+    trained = {*(one.number for one in planned.retries), *planned.finish, *leaders}
+    issues = [
+        does_not_fit(trial.number, workers, most)
+        for trial in trials
+        if not trial.finished or trial.number in trained
+        if (workers := spec.workers_of(trial.params)) > most
+    ]
+    if issues:
+        raise SpecError(issues)
 
 
 def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:

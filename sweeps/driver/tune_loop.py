@@ -6,7 +6,8 @@ or ends (`tune_callbacks`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from sweeps.early_stopping.schedulers import StopperScheduler, replay
 from sweeps.engine.ray_compat.tune_internals import patch_tune, withhold_env
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
-from sweeps.engine.trial_process import SweepTrial
+from sweeps.engine.trial_process import SweepTrial, group_of
 from sweeps.errors import LedgerError
 from sweeps.ledger.over_seeds import origins
 from sweeps.policies.failure_policy import RepeatedFailure
@@ -91,7 +92,9 @@ class _TrialLoop:
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
         self._interruption, self._requests, self._lock = interruption, requests, lock
-        sweep.ledger.trial_resources = (plan.trial_cpus, plan.trial_gpus)
+        sweep.ledger.trial_resources = lambda params: plan.devices_of(
+            sweep.spec.workers_of(params)
+        )
         self._observer = observer
         self._stopped: set[int] = set()
         self._scheduler = _replayed_scheduler(sweep)
@@ -116,7 +119,8 @@ class _TrialLoop:
             fence=lock.check,
             refuse=self.events.refuse,
             flush=self.events.flush,
-            concurrency=plan.concurrency,
+            concurrency=plan.max_concurrency,
+            max_workers=plan.max_workers,
             threads=num_threads(plan.cpu),
             warn=observer.warned,
             add_extra=ConfirmingTrials(
@@ -151,7 +155,7 @@ class _TrialLoop:
     def _tuner(self) -> tune.Tuner:
         withhold_env(is_secret)
         return tune.Tuner(
-            tune.with_resources(SweepTrial, _requested(self._plan)),
+            tune.with_resources(SweepTrial, self._request()),
             tune_config=tune.TuneConfig(
                 num_samples=-1,
                 search_alg=self._searcher,
@@ -168,6 +172,12 @@ class _TrialLoop:
                 verbose=0,
             ),
         )
+
+    def _request(self) -> Callable[[Mapping[str, Any]], tune.PlacementGroupFactory]:
+        """Return a function that returns the resources of a suggested trial."""
+        plan = self._plan
+        bundle = {"CPU": plan.cpu, **({"GPU": plan.gpu} if plan.gpu else {})}
+        return partial(group_of, bundle, plan.placement.upper())
 
     def _before_each_step(self) -> None:
         """Act on signals, stop requests and stop criteria before Tune's next step."""
@@ -221,16 +231,6 @@ def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
                 repeats=trial.origin,
             )
     return scheduler
-
-
-def _requested(plan: ResourcePlan) -> Any:
-    """Return the resources of a trial for Tune: of several workers one bundle each."""
-    if plan.workers == 1:
-        return {"cpu": plan.cpu, "gpu": plan.gpu}
-    bundle = {"CPU": plan.cpu, **({"GPU": plan.gpu} if plan.gpu else {})}
-    return tune.PlacementGroupFactory(
-        [dict(bundle) for _ in range(plan.workers)], strategy=plan.placement.upper()
-    )
 
 
 def _next_attempt(ray_directory: Path) -> int:

@@ -23,12 +23,13 @@ class RankSizes:
     the three, which is `ceil(bytes / workers)`; the block in use comes on top, gathered whole.
 
     Attributes:
-        workers: How many ranks a trial has.
+        workers: How many ranks a trial has; where that is searched, the most.
         sharded: Whether the ranks divide parameters, gradients and optimizer state.
         batch_size: Samples of a step, over all ranks.
         micro_batch_size: The most samples that a rank takes through the model at once.
         weight_bytes: The weights of the whole model that are trained.
         optimizer_bytes: The optimizer's state for all of them; None: unknown.
+        fewest_workers: The fewest ranks of a trial; None: all trials have as many.
     """
 
     workers: int
@@ -37,10 +38,19 @@ class RankSizes:
     micro_batch_size: int
     weight_bytes: int
     optimizer_bytes: int | None
+    fewest_workers: int | None = None
 
     @classmethod
-    def of(cls, config: TrialConfig, facts: TaskFacts) -> RankSizes | None:
-        """Return the sizes of a trial; None if it is one process, or a loop of the user's own."""
+    def of(
+        cls, config: TrialConfig, facts: TaskFacts, *, fewest: int | None = None
+    ) -> RankSizes | None:
+        """Return the sizes of a trial; None if it is one process, or a loop of the user's own.
+
+        Args:
+            config: The trial; where the number of ranks is searched, one with the most.
+            facts: What its first batches showed.
+            fewest: The fewest ranks of a trial; None: all have as many.
+        """
         if config.workers == 1 or facts.own_loop:
             return None
         return cls(
@@ -50,6 +60,7 @@ class RankSizes:
             micro_batch_size=-(-config.train.micro_batch_size // config.workers),
             weight_bytes=facts.weight_bytes,
             optimizer_bytes=facts.optimizer_bytes,
+            fewest_workers=fewest,
         )
 
     @property
@@ -90,8 +101,12 @@ class RankSizes:
             saved = format_bytes(self.rank_bytes - self.part_bytes)
             exchange = f"{format_bytes(self.exchange_bytes)} of it to exchange gradients"
             each = f"{each}, {exchange}{known}; train.sharding: fsdp would save {saved}"
+        number, takes = f"{self.workers}", "each takes"
+        if self.fewest_workers is not None:
+            number = f"{self.fewest_workers} to {self.workers}"
+            takes = f"of {self.workers}, each takes"
         return [
-            f"{self.workers} for each trial; each takes {share} of the {self.batch_size} samples "
+            f"{number} for each trial; {takes} {share} of the {self.batch_size} samples "
             f"of a step, at most {self.micro_batch_size} at a time",
             each,
             f"time and memory were measured in one process{whole}, without an exchange",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
+from sweeps.config.searched_workers import WORKERS
 from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_bytes
 from trainable.memory import CONTEXT_BYTES
@@ -39,12 +40,12 @@ class ResourceError(UserError):
     """A trial requests more than any machine has, and would never start.
 
     Args:
-        key: The key of `resources` that requests it; none: all keys together.
+        path: Where the spec requests it.
         message: Value, rule and remedy.
     """
 
-    def __init__(self, *key: str, message: str) -> None:
-        super().__init__([Issue(("resources", *key), message)])
+    def __init__(self, *path: str, message: str) -> None:
+        super().__init__([Issue(path, message)])
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,14 @@ class ResourcePlan:
     Attributes:
         cpu: CPUs of each worker of a trial.
         gpu: GPUs of each worker of a trial: a share below 1, or a whole number.
-        concurrency: How many trials run at once.
+        concurrency: How many trials run at once; where the number of workers is searched, of
+            trials with the most workers.
         because: The measurement behind the share of a GPU; empty without one.
-        workers: How many processes one trial has.
+        workers: How many processes one trial has; where that is searched, the most.
         placement: Whether they run on as few nodes as possible, or on as many.
+        fewest_workers: The fewest workers of a trial; None: all have as many.
+        most_trials: How many trials with the fewest workers run at once; None: `concurrency`.
+        capacity: How many workers the nodes hold; None: those of `concurrency` trials.
     """
 
     cpu: float
@@ -137,22 +142,41 @@ class ResourcePlan:
     because: str = ""
     workers: int = 1
     placement: Literal["pack", "spread"] = "pack"
+    fewest_workers: int | None = None
+    most_trials: int | None = None
+    capacity: int | None = None
 
     @property
     def trial_cpus(self) -> float:
         """CPUs of one trial with all of its workers."""
-        return _whole(self.cpu * self.workers)
+        return self.devices_of(self.workers)[0]
 
     @property
     def trial_gpus(self) -> float:
         """GPUs of one trial with all of its workers."""
-        return _whole(self.gpu * self.workers)
+        return self.devices_of(self.workers)[1]
+
+    @property
+    def max_concurrency(self) -> int:
+        """The most trials that run at once, whatever their numbers of workers."""
+        return self.concurrency if self.most_trials is None else self.most_trials
+
+    @property
+    def max_workers(self) -> int:
+        """The most workers that the running trials may have together."""
+        return self.concurrency * self.workers if self.capacity is None else self.capacity
+
+    def devices_of(self, workers: int) -> tuple[float, float]:
+        """Return the CPUs and the GPUs of a trial with so many workers."""
+        return _whole(self.cpu * workers), _whole(self.gpu * workers)
 
     def describe(self) -> str:
         """Return a description of the plan for messages."""
         gpu = f", {self.gpu:g} GPU" if self.gpu else ""
-        at_once = f"{self.concurrency} trial{'s' if self.concurrency != 1 else ''} at a time"
-        workers = f"{self.workers} workers of " if self.workers > 1 else ""
+        count = _range(self.concurrency, self.max_concurrency)
+        at_once = f"{count} trial{'s' if self.max_concurrency != 1 else ''} at a time"
+        number = _range(self.fewest_workers or self.workers, self.workers)
+        workers = f"{number} workers of " if self.workers > 1 else ""
         cpus = f"{self.cpu:g} CPU{'s' if self.cpu > 1 else ''}"
         because = f": {self.because}" if self.because else ""
         return f"{at_once}, each with {workers}{cpus}{gpu}{because}"
@@ -164,6 +188,8 @@ def plan(
     concurrency: int | None,
     machine: Machine | Sequence[Machine],
     step: StepMemory | None = None,
+    *,
+    workers: tuple[int, int] | None = None,
 ) -> ResourcePlan:
     """Plan the resources of each trial on this machine, or on the nodes of a cluster.
 
@@ -174,16 +200,20 @@ def plan(
         machine: One machine, or every node.
         step: The measured GPU memory of a trial, which limits how many share a GPU with
             `gpu: auto`; None: not measured.
+        workers: The fewest and the most workers of a trial, if the number is searched; None: all
+            trials have those of `resources`.
 
     Raises:
         ResourceError: No node can run even one trial.
     """
     nodes = [machine] if isinstance(machine, Machine) else list(machine)
     cpu = resources.cpu
-    part = "a trial" if resources.workers == 1 else "a worker of a trial"
+    least, largest_group = workers or (resources.workers, resources.workers)
+    part = "a trial" if largest_group == 1 else "a worker of a trial"
     if not any(node.cpus >= cpu for node in nodes):
         largest = max(nodes, key=lambda node: node.cpus)
         raise ResourceError(
+            "resources",
             "cpu",
             message=f"{cpu:g} CPUs are more than any node has; {part} runs on one node, the "
             f"largest is {largest}; write cpu: {largest.cpus} or less",
@@ -192,7 +222,7 @@ def plan(
     by_cpu = sum(_fit(node, cpu, 0) for node in nodes)
     if resources.gpu != "auto":
         gpu = resources.gpu
-    elif resources.workers > 1:  # workers of a trial that share a GPU exchange slowly
+    elif largest_group > 1:  # workers of a trial that share a GPU exchange slowly
         gpu = 1 if any(node.gpus for node in nodes) else 0
     else:
         gpu = _equal_share(nodes, cpu, min(most, by_cpu), step)
@@ -204,6 +234,7 @@ def plan(
             else "write gpu: auto or gpu: 0"
         )
         raise ResourceError(
+            "resources",
             "gpu",
             message=f"{gpu:g} GPU is more than any node has; {part} runs on one node, the "
             f"largest is {largest}; {fix}",
@@ -212,37 +243,51 @@ def plan(
     if not fitting:
         largest = max(nodes, key=lambda node: (len(node.gpus), node.cpus))
         raise ResourceError(
+            "resources",
             message=f"{cpu:g} CPUs together with {gpu:g} GPU are more than any node has; {part} "
-            f"runs on one node, the largest is {largest}; write cpu: {largest.cpus} or less"
+            f"runs on one node, the largest is {largest}; write cpu: {largest.cpus} or less",
         )
-    workers = resources.workers
     # A trial starts when there is room for all of its workers, on one node or on several.
-    if fitting < workers:
-        raise ResourceError(
-            "workers",
-            message=_too_many_workers(nodes, workers, fitting, cpu, gpu),
+    if fitting < largest_group:
+        raise _too_many_workers(
+            nodes, largest_group, fitting, cpu, gpu, searched=workers is not None
         )
     because = str(step) if step is not None else ""
     return ResourcePlan(
         _whole(cpu),
         _whole(gpu),
-        min(most, fitting // workers),
+        min(most, fitting // largest_group),
         because,
-        workers,
+        largest_group,
         resources.placement,
+        fewest_workers=least if workers else None,
+        most_trials=min(most, fitting // least) if workers else None,
+        capacity=fitting,  # all workers are alike: each fits where another one does
     )
 
 
 def _too_many_workers(
-    nodes: Sequence[Machine], workers: int, fitting: int, cpu: float, gpu: float
-) -> str:
+    nodes: Sequence[Machine],
+    workers: int,
+    fitting: int,
+    cpu: float,
+    gpu: float,
+    *,
+    searched: bool,
+) -> ResourceError:
     where = str(nodes[0]) if len(nodes) == 1 else f"the {len(nodes)} nodes together"
     each = f"{cpu:g} CPU{'s' if cpu > 1 else ''}" + (f" and {gpu:g} GPU" if gpu else "")
-    return (
-        f"{workers} workers of {each} each are more than {where} can hold; a trial starts when "
-        f"all of its workers fit; write workers: {fitting} or less, or ask for less with "
-        "resources.cpu or resources.gpu"
+    remedy = "search" if searched else "write workers:"
+    return ResourceError(
+        *(("space", WORKERS) if searched else ("resources", "workers")),
+        message=f"{workers} workers of {each} each are more than {where} can hold; a trial starts "
+        f"when all of its workers fit; {remedy} {fitting} or less, or ask for less with "
+        "resources.cpu or resources.gpu",
     )
+
+
+def _range(least: int, most: int) -> str:
+    return f"{most}" if least == most else f"{least} to {most}"
 
 
 def share_of_gpu(needed: int, total: int, wanted: int) -> float:

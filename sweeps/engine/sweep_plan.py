@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sweeps.config.searched_workers import WORKERS
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.simulation import SimulatedSweep, simulate
 from sweeps.engine.rank_sizes import RankSizes
@@ -31,6 +32,7 @@ choose a point, to save and to record. Measured on two CPUs with trials that tra
 """
 _CHANGES_SIZE = frozenset(
     {
+        WORKERS,
         "train.accumulation",
         "train.activation_checkpointing",
         "train.batch_size",
@@ -341,7 +343,9 @@ def make_plan(
             for key, value in spec.example_params().items()
             if key.startswith("task.") or key in _CHANGES_SIZE
         },
-        ranks=RankSizes.of(spec.trial_config(0, spec.example_params()), facts),
+        ranks=RankSizes.of(
+            spec.trial_config(0, spec.example_params()), facts, fewest=resources.fewest_workers
+        ),
     )
 
 

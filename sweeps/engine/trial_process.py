@@ -9,10 +9,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ray import tune
+
 from sweeps.engine.rank_process import SweepRank
 from tracking.trial_redirect import redirect
 from trainable.metrics_file import ARTIFACTS
 from trainable.ray_adapter import TuneTrial
+
+
+def group_of(
+    bundle: Mapping[str, float], strategy: str, suggestion: Mapping[str, Any]
+) -> tune.PlacementGroupFactory:
+    """Return the resources of a trial for Tune, which places them as one group.
+
+    It is here and not in the driver, because Tune has it with the class: workers import it.
+
+    Args:
+        bundle: The resources of each of its workers.
+        strategy: How Ray places bundles on several nodes.
+        suggestion: What the searcher suggested.
+    """
+    bundles = [dict(bundle) for _ in range(suggestion["workers"])]
+    return tune.PlacementGroupFactory(bundles, strategy=strategy)
 
 
 class SweepTrial(TuneTrial):

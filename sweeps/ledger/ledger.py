@@ -8,7 +8,7 @@ pruned or failed. What must not live here: Ray, files of training runs, tracking
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,9 +124,9 @@ class Ledger(StudyRecord):
         """For each metric, whether less is better."""
         self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
         """What the values of the sweep's trials are; see `reader.value_of`."""
-        self.trial_resources: tuple[float, float] | None = None
-        """CPUs and GPUs of each trial that this process trains; None: their seconds on devices are
-        not counted."""
+        self.trial_resources: Callable[[Mapping[str, Any]], tuple[float, float]] | None = None
+        """Returns CPUs and GPUs of a trial that this process trains, by its parameters; None: the
+        seconds of trials on devices are not counted."""
         self.repeats = repeats_in(study.user_attrs)
         """How many seeds each configuration gets; None: one."""
 
@@ -392,7 +392,7 @@ class Ledger(StudyRecord):
             # Only what came since the last writing: earlier attempts may have had other resources.
             if counted == before.get("seconds", 0.0):
                 more = changed["seconds"] - counted
-                cpus, gpus = self.trial_resources
+                cpus, gpus = self.trial_resources(trial.params)
                 now = (cpu + more * cpus, gpu + more * gpus, changed["seconds"])
                 progress[DEVICES] = [round(value, 3) for value in now]
         self._storage.set_trial_user_attr(self._id(trial.number), "progress", progress)

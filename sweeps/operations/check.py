@@ -11,6 +11,7 @@ from typing import Any
 
 from sweeps.config.metric_direction import direction_warnings
 from sweeps.config.own_values import resolve_search
+from sweeps.config.searched_workers import WORKERS
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.resources import Machine, ResourcePlan, plan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
@@ -93,10 +94,18 @@ def check_sweep(
     check_tracking(spec)
     check_webhook(spec)
     machine = Machine.probe()
-    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine)
+    workers = spec.searched_workers
+    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine, workers=workers)
     inspector = TaskInspector(spec, resources, thorough=thorough, whole_steps=whole_steps)
     facts = inspector.facts()
-    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine, facts.step_memory)
+    resources = plan(
+        spec.resources,
+        spec.max_runs,
+        spec.concurrency,
+        machine,
+        facts.step_memory,
+        workers=workers,
+    )
     sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
     return CheckResult(file, spec, resources, facts, sweep_plan)
 
@@ -107,7 +116,7 @@ def not_checked(spec: SweepSpec) -> list[str]:
     And it builds and trains the task in one process.
     """
     outside = {
-        "resources.workers": spec.resources.workers > 1,
+        WORKERS: max(spec.searched_workers or (spec.resources.workers,)) > 1,
         "search.warm_start": spec.search.warm_start,
         "tracking.uri": spec.tracking.uri,
         "storage.ledger": spec.storage.ledger,

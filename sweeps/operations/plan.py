@@ -194,7 +194,14 @@ def _plan_of(checked: CheckResult, spec: SweepSpec, hours: float | None) -> Swee
     machine, facts = Machine.probe(), checked.facts
 
     def planned(trials: int) -> SweepPlan:
-        resources = plan(spec.resources, trials, spec.concurrency, machine, facts.step_memory)
+        resources = plan(
+            spec.resources,
+            trials,
+            spec.concurrency,
+            machine,
+            facts.step_memory,
+            workers=spec.searched_workers,
+        )
         changed = spec.model_copy(update={"trials": trials})
         return make_plan(changed, resources, facts, memory=machine.memory)
 

@@ -268,7 +268,10 @@ def attempt(
                 machine = stack.enter_context(_connect(address, paths, spec, display))
                 display.doing("loading the task")
             nodes = machine.nodes if isinstance(machine, Cluster) else (machine,)
-            resource_plan = plan(spec.resources, spec.max_runs, spec.concurrency, nodes)
+            workers = spec.searched_workers
+            resource_plan = plan(
+                spec.resources, spec.max_runs, spec.concurrency, nodes, workers=workers
+            )
             if address is None:
                 secrets = withheld_variables(spec)
                 stack.enter_context(fork_server.serving(num_threads(resource_plan.cpu), secrets))
@@ -292,7 +295,12 @@ def attempt(
                 spec, cautions = resolve_search(spec, facts.default_arguments)
                 facts = replace(facts, cautions=[*facts.cautions, *cautions])
             resource_plan = plan(
-                spec.resources, spec.max_runs, spec.concurrency, nodes, facts.step_memory
+                spec.resources,
+                spec.max_runs,
+                spec.concurrency,
+                nodes,
+                facts.step_memory,
+                workers=workers,
             )
 
             memory = machine.memory if isinstance(machine, Machine) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.cross_checks import set_path
-from sweeps.config.error_messages import key_path
+from sweeps.config.searched_workers import config_path
 from sweeps.config.space import configured
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_reader import parse
@@ -28,8 +28,9 @@ def load_trial_config(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) 
         found = read_config(paths.trial(record.number) / TRIAL_CONFIG).model_dump(mode="json")
     except (OSError, ValueError):
         found = spec.model_dump(mode="json", include=set(TrialConfig.model_fields))
+        found["workers"] = spec.resources.workers
     for key, value in configured(spec.space, record.best_params).items():
-        set_path(found, key_path(key), value)
+        set_path(found, config_path(key), value)
     return found
 
 

@@ -414,7 +414,7 @@ class SweepStatus:
         """
         record = self.record(number)
         config = self.config(record)  # a resume may have changed the spec
-        workers = config.get("workers", self.spec.resources.workers)
+        workers = config.get("workers", 1)
         return {
             **self.trial(record),
             "reports": self.ledger.reports_of(number),

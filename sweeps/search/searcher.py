@@ -18,6 +18,7 @@ from ray.tune.search import Searcher
 
 from sweeps.checkpoint_locations import address_of, trial_store
 from sweeps.config.search_validators import LEARN_NOTHING
+from sweeps.config.searched_workers import does_not_fit
 from sweeps.config.spec import SweepSpec
 from sweeps.config.trial_run import rank_timeout, with_accumulation
 from sweeps.early_stopping.exemption import is_exempt
@@ -33,6 +34,7 @@ from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.seeds_as_one import origins_in
 from sweeps.search.suggest import Suggester
+from trainable.config import TrialConfig
 from trainable.ray_adapter import OBJECTIVE
 
 _REPORT_BUFFER_SECONDS = 0.2
@@ -52,6 +54,8 @@ class LedgerSearcher(Searcher):
         refuse: Called with a trial whose parameters are no valid configuration, and the error.
             It records the trial's end.
         concurrency: How many trials may run at once.
+        max_workers: How many workers (ranks) the running trials may have together; None: as many
+            as they like. The next trial waits until its group fits, and holds nothing meanwhile.
         threads: CPU threads of each trial.
         warn: Called with a trial's number and a message for the user.
         flush: Returns once the ledger has stored all reports so far.
@@ -69,6 +73,7 @@ class LedgerSearcher(Searcher):
         refuse: Callable[[int, SpecError], None],
         concurrency: int,
         threads: int,
+        max_workers: int | None = None,
         warn: Callable[[int, str], None] = lambda *_: None,
         flush: Callable[[], None] = lambda: None,
         add_extra: Callable[[], list[TrialRecord]] = list,
@@ -82,6 +87,7 @@ class LedgerSearcher(Searcher):
         self._fence = fence
         self._refuse = refuse
         self._concurrency = concurrency
+        self._max_workers = max_workers
         self._threads = threads
         self._pauses = make_pausing_rule(spec)
         self._flush = flush
@@ -105,6 +111,8 @@ class LedgerSearcher(Searcher):
         self._num_confirming = sum(trial.role == "confirm" for trial in trials)
         self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
+        self._live_workers: dict[str, int] = {}
+        self._waiting: list[TrialRecord] = []  # the next trial, while its group does not fit
         self._may_promote = self._pauses is not None
         self._may_repeat = spec.repeats.seeds > 1
         self.stopping = False
@@ -124,11 +132,14 @@ class LedgerSearcher(Searcher):
         if len(self._live) >= self._concurrency:
             return None
         while not self.stopping:
-            trial = self._next_trial()
+            trial = self._next_open(self._waiting) or self._next_trial()
             if trial is None:
                 break
+            if not self._fits(trial):
+                self._waiting = [trial]
+                return None
             try:
-                config = self._spec.trial_config(trial.seed, trial.params)
+                config = self._config(trial)
             except SpecError as error:
                 self._refuse(trial.number, error)
                 self._may_promote = self._pauses is not None  # no trial waits for it any more
@@ -136,9 +147,11 @@ class LedgerSearcher(Searcher):
             if trial.role in ("search", "repeat"):
                 self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
+            self._live_workers[trial_id] = config.workers
             resolved = with_accumulation(config, trial.accumulation)
             return {
                 "number": trial.number,
+                "workers": config.workers,
                 "params": trial.params,
                 "config": resolved.model_dump(mode="json"),
                 "role": trial.role,
@@ -171,8 +184,27 @@ class LedgerSearcher(Searcher):
         """Free the slot of a trial; the event handler of the driver records its end."""
         del result, error
         self._live.pop(trial_id, None)
+        self._live_workers.pop(trial_id, None)
         self._may_promote = self._pauses is not None
         self._may_repeat = self._spec.repeats.seeds > 1
+
+    def _fits(self, trial: TrialRecord) -> bool:
+        """Return whether the group of a trial fits beside those of the running trials."""
+        if self._max_workers is None or not self._live:
+            return True
+        used = sum(self._live_workers.values())
+        return used + self._spec.workers_of(trial.params) <= self._max_workers
+
+    def _config(self, trial: TrialRecord) -> TrialConfig:
+        """Return the configuration of a trial.
+
+        Raises:
+            SpecError: Its parameters are no valid configuration, or it would never start.
+        """
+        config = self._spec.trial_config(trial.seed, trial.params)
+        if self._max_workers is not None and config.workers > self._max_workers:
+            raise SpecError([does_not_fit(trial.number, config.workers, self._max_workers)])
+        return config
 
     def is_live(self, number: int) -> bool:
         """Return whether Tune runs the trial."""

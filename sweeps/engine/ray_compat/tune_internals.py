@@ -105,10 +105,17 @@ def _has_worker(controller: Any, trial: Any) -> bool:
 def _may_take_warm_worker(controller: Any, trial: Any) -> bool:
     """Return whether a trial may take a warm worker.
 
-    A trial whose own worker has started may not, while another waiting trial has no worker.
+    A trial whose own worker has started may not, while another waiting trial that could take it
+    has no worker. Trials with other numbers of ranks could not.
     """
-    waiting = controller._pending_trials
-    return not _has_worker(controller, trial) or all(_has_worker(controller, o) for o in waiting)
+    if not _has_worker(controller, trial):
+        return True
+    resources = trial.placement_group_factory
+    return all(
+        _has_worker(controller, other)
+        for other in controller._pending_trials
+        if other.placement_group_factory == resources
+    )
 
 
 def _choose_trial(_: Any, wrapped: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,7 +68,7 @@ def test_plans(
     machine: Machine | list[Machine],
     expected: ResourcePlan,
 ) -> None:
-    assert plan(ask, trials, concurrency, machine) == expected
+    assert replace(plan(ask, trials, concurrency, machine), capacity=None) == expected
 
 
 @pytest.mark.parametrize(

@@ -477,7 +477,7 @@ def test_devices_count_by_the_resources_of_each_attempt(ledger: Ledger) -> None:
     number = _ask(ledger)
     for resources, seconds in (((1, 0.5), (2.0, 4.0)), ((4, 0), (5.0,)), ((1, 2), (5.0, 7.0))):
         ledger = Ledger.open(ledger.location)  # each attempt may be another driver's
-        ledger.trial_resources = resources
+        ledger.trial_resources = lambda _params, found=resources: found
         for total in seconds:
             ledger.store_trial_seconds(number, total)
     ledger.finish(number, "pruned", seconds=8.0)
@@ -488,7 +488,7 @@ def test_devices_count_by_the_resources_of_each_attempt(ledger: Ledger) -> None:
 def test_devices_are_unknown_if_some_attempt_did_not_count(ledger: Ledger) -> None:
     number = _ask(ledger)
     ledger.store_trial_seconds(number, 2.0)  # as an earlier release does
-    ledger.trial_resources = (1, 0)
+    ledger.trial_resources = lambda _: (1, 0)
     ledger.finish(number, "pruned", seconds=8.0)
     assert (ledger.trial(number).seconds, ledger.trial(number).cpu_seconds) == (8, None)
 

@@ -97,11 +97,11 @@ def test_fresh_trial_keeps_no_report(place: LedgerLocation) -> None:
 
 def test_reopened_trial_keeps_its_device_seconds(place: LedgerLocation) -> None:
     ledger = _ledger(place)
-    ledger.trial_resources = (2, 0.5)
+    ledger.trial_resources = lambda _: (2, 0.5)
     _fail(ledger, 1, 0.5, 0.4)
     _reopen(ledger, 1, 1)
     ledger = Ledger.open(place)
-    ledger.trial_resources = (4, 1)
+    ledger.trial_resources = lambda _: (4, 1)
     ledger.store_trial_seconds(1, 10.0)
     one = LedgerReader(place).trials[1]
     assert (one.cpu_seconds, one.gpu_seconds) == (7.5 * 2 + 2.5 * 4, 7.5 * 0.5 + 2.5)
