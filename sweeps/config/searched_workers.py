@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 WORKERS = "resources.workers"
 _NEEDS_TWO = (
-    ("sharding", "fsdp", "cuts a model among several ranks"),
-    ("sync_batch_norm", True, "applies to several ranks"),
+    ("sharding", "fsdp", "sharding: fsdp cuts a model among several ranks"),
+    ("sync_batch_norm", True, "sync_batch_norm: true is for several ranks"),
 )
 """Keys of `train` whose value fits only trials of several ranks, and what the value does."""
 
@@ -89,6 +89,6 @@ def workers_faults(
                 at = () if index is None else (index,)
                 yield Issue(
                     ("space", WORKERS, searched.name, *at),
-                    f"1 is one rank, and train.{key} {does}; search numbers from 2, or search "
+                    f"1 is a single rank, and train.{does}; search numbers from 2, or search "
                     f"train.{key}, too, with a condition on {WORKERS}",
                 )

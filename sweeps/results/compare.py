@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.logged_params import flatten
+from sweeps.config.searched_workers import WORKERS
 from sweeps.ledger.ranking import front, ranking
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import tracking_uri
@@ -137,8 +138,9 @@ def clip_fraction(directory: Path) -> float | None:
 
 def resolved(view: SweepStatus, record: TrialSummary) -> dict[str, Any]:
     """Return all parameters that a trial was trained with, by dotted key."""
-    whole = flatten(load_trial_config(view.paths, view.spec, record))
-    return {key: value for key, value in whole if key.startswith(_CONFIGURATION)}
+    config = load_trial_config(view.paths, view.spec, record)
+    found = {k: value for k, value in flatten(config) if k.startswith(_CONFIGURATION)}
+    return found | {WORKERS: config.get("workers", 1)}
 
 
 def _one(values: Sequence[Any]) -> bool:

@@ -126,8 +126,26 @@ CASES = [
         id="31 not a trial's",
     ),
     pytest.param(
-        HEAD + "space:\n  resources.workers: {choice: [1, 2]}\n",
-        id="31 the number of workers",
+        HEAD + "space:\n  resources.workers: {choice: [0, 2]}\n",
+        id="31 no workers",
+    ),
+    pytest.param(
+        HEAD + "space:\n  resources.workers: {uniform: [1, 2]}\n",
+        id="31 parts of workers",
+    ),
+    pytest.param(
+        HEAD + "space:\n  workers: {choice: [1, 2]}\n  resources.cpu: {choice: [1, 2]}\n",
+        id="31 other words for workers",
+    ),
+    pytest.param(
+        HEAD
+        + "train: {sharding: fsdp, sync_batch_norm: true}\nspace:\n  resources.workers: {int: [1, 4]}\n",
+        id="31 one worker where several are needed",
+    ),
+    pytest.param(
+        HEAD
+        + "space:\n  resources.workers: {choice: [1, 2]}\n  train.optimizer.lr: {uniform: [0.1, 1]}\nearly_stopping: {scheduler: pbt}\n",
+        id="31 workers of a population",
     ),
     pytest.param(
         HEAD + "space:\n  train.clip.colour: {int: [1, 2]}\n",

@@ -155,6 +155,38 @@ def test_plan_says_the_workers() -> None:
     assert made.describe() == "2 trials at a time, each with 2 workers of 1 CPU, 1 GPU"
 
 
+@pytest.mark.parametrize(
+    ("searched", "concurrency", "machine", "expected"),
+    [
+        ((1, 4), None, _machine(8), (2, 8, 8)),
+        ((1, 3), None, _machine(8), (2, 8, 8)),
+        ((2, 3), None, [_machine(3), _machine(4)], (2, 3, 7)),
+        ((1, 4), 3, _machine(8), (2, 3, 8)),
+        ((1, 2), None, _machine(8, gpus=4), (2, 4, 4)),
+    ],
+)
+def test_searched_workers_fill_the_machine(
+    searched: tuple[int, int],
+    concurrency: int | None,
+    machine: Machine | list[Machine],
+    expected: tuple[int, int, int],
+) -> None:
+    made = plan(_ask(), 24, concurrency, machine, workers=searched)
+    assert (made.concurrency, made.max_concurrency, made.max_workers) == expected
+    assert made.workers == searched[1]
+    assert made.devices_of(1) == (1, made.gpu)
+
+
+def test_plan_says_the_searched_workers() -> None:
+    made = plan(_ask(gpu=0), 24, None, _machine(8), workers=(1, 4))
+    assert made.describe() == "2 to 8 trials at a time, each with 1 to 4 workers of 1 CPU"
+
+
+def test_too_many_searched_workers_are_found_in_the_space() -> None:
+    with pytest.raises(ResourceError, match=r"^space\.resources\.workers: 4 .* search 2 or less"):
+        plan(_ask(), 24, None, _machine(2), workers=(1, 4))
+
+
 def test_equal_shares_never_exceed_a_gpu() -> None:
     for trials in range(1, 40):
         made = plan(_ask(), trials, None, _machine(64, gpus=3))

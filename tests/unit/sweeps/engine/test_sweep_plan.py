@@ -171,6 +171,18 @@ def test_ranks_divide_a_step_and_what_is_sharded(sharding: str) -> None:
     assert plan.as_dict()["ranks"]["rank_bytes"] == plan.ranks.rank_bytes
 
 
+def test_plan_of_searched_ranks_is_that_of_the_most() -> None:
+    space = "space:\n  resources.workers: {choice: [1, 4]}\n"
+    spec = parse_spec(SPEC + space, "s.yaml")
+    resources = ResourcePlan(1, 0, 2, workers=4, fewest_workers=1, most_trials=8, capacity=8)
+    plan = make_plan(spec, resources, TaskFacts(**FACTS), memory=None)
+    assert plan.ranks is not None
+    assert (plan.ranks.workers, plan.ranks.fewest_workers) == (4, 1)
+    assert plan.ranks.sentences()[0].startswith("1 to 4 for each trial; of 4, each takes ")
+    assert (plan.trials_at_once, plan.cpu, plan.trial_memory_bytes) == (2, 4, 4 * 2**30)
+    assert plan.measured_with == {"resources.workers": 4}
+
+
 def test_plan_of_one_process_has_no_ranks() -> None:
     assert _plan().ranks is None
     assert "ranks" not in dict(_plan().rows())

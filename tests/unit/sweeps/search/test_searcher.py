@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.schedulers import make_scheduler
-from sweeps.errors import LockLost
+from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import ACCUMULATION, Ledger, TrialRecord
 from sweeps.ledger.reader import LedgerReader
@@ -311,6 +312,69 @@ def test_stop_waits_for_live_trials(tmp_path: Path, spec: SweepSpec) -> None:
     driver.searcher.on_trial_complete("a")
     assert driver.ask("b") == Searcher.FINISHED
     assert len(driver.ledger.trials()) == 1
+
+
+@pytest.fixture
+def grouped() -> SweepSpec:
+    points = [{"resources.workers": number} for number in (2, 1, 2, 1)]
+    found = {
+        "space": {
+            "resources.workers": {"choice": [1, 2]},
+            "train.optimizer.lr": {"uniform": [0.1, 0.2]},
+        },
+        "search": {"sampler": "random", "try_first": points},
+        "trials": 4,
+    }
+    return parse_spec(yaml.dump(yaml.safe_load(SPEC) | found), "s.yaml")
+
+
+def test_trial_waits_until_its_whole_group_fits(tmp_path: Path, grouped: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", grouped)
+    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    asked = [driver.ask(name) for name in "abc"]
+    assert [one and (one["number"], one["workers"]) for one in asked] == [(0, 2), (1, 1), None]
+    driver.searcher.on_trial_complete("b")
+    assert driver.ask("d") is None, "no smaller one goes before it"
+    driver.searcher.on_trial_complete("a")
+    assert [driver.ask(name)["number"] for name in "ef"] == [2, 3]
+    assert len(driver.ledger.trials()) == 4
+
+
+def test_stopped_trial_waits_no_longer(tmp_path: Path, grouped: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", grouped)
+    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    for name in "abc":
+        driver.ask(name)
+    driver.ledger.finish(2, "pruned")
+    driver.searcher.on_trial_complete("b")
+    assert driver.ask("d")["number"] == 3
+
+
+def test_waiting_trial_starts_after_a_restart(tmp_path: Path, grouped: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", grouped)
+    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    for name in "abc":
+        driver.ask(name)
+    driver = Driver(tmp_path / "l.db", grouped)
+    driver.searcher._concurrency, driver.searcher._max_workers = 9, 9
+    asked = [driver.ask(name) for name in "abcd"]
+    assert [(one["number"], one["workers"]) for one in asked] == [(0, 2), (1, 1), (2, 2), (3, 1)]
+
+
+def test_group_larger_than_the_machine_fails_its_trial(tmp_path: Path, grouped: SweepSpec) -> None:
+    """As a further seed of a trial that another machine has trained."""
+    driver = Driver(tmp_path / "l.db", grouped)
+    refused: list[int] = []
+    driver.searcher._max_workers = 1
+
+    def refuse(number: int, error: SpecError) -> None:
+        refused.append(number)
+        driver.ledger.finish(number, "failed", reason=str(error))
+
+    driver.searcher._refuse = refuse
+    assert driver.ask("a")["number"] == 1
+    assert refused == [0]
+    assert "2 workers, and 1" in str(driver.ledger.trial(0).reason)
 
 
 def test_invalid_configuration_fails_its_trial(tmp_path: Path, spec: SweepSpec) -> None:

@@ -1,0 +1,47 @@
+"""A sweep that searches the number of ranks: interrupted, resumed, and each trial as it says."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+from sweeps.config.searched_workers import WORKERS
+from tests.integration.commandline import CommandLine, wait_until
+
+SPEC = """
+name: numbers
+task: {{name: "ranks_task:Ranked", directory: {directory}, what: nothing}}
+metric: val/loss
+mode: min
+trials: 4
+budget: {{epochs: 6}}
+space: {{{workers}: {{choice: [2, 1]}}, train.optimizer.lr: {{choice: [0.1, 0.2]}}}}
+search: {{sampler: grid, try_first: []}}
+train: {{batch_size: 8}}
+resources: {{cpu: 1, gpu: 0}}
+"""
+
+
+def test_each_trial_has_its_number_of_ranks(module_cli: CommandLine) -> None:
+    cli = module_cli
+    directory = cli.directory / "processes"
+    directory.mkdir()
+    shutil.copy(Path(__file__).with_name("ranks_task.py"), cli.directory)
+    cli.write("s.yaml", SPEC.format(directory=directory, workers=WORKERS))
+    driver = cli.start("run", "s.yaml")
+    wait_until(lambda: list(directory.glob("nothing-1-*")), every=0.02)
+    driver.send_signal(signal.SIGINT)
+    driver.communicate()
+    assert driver.returncode == 130, "it ended before it was interrupted"
+    cli.ok("resume", "numbers")
+    trials = cli.json("trials", "numbers")
+    assert [one["state"] for one in trials] == ["complete"] * 4
+    assert sorted(one["params"][WORKERS] for one in trials) == [1, 1, 2, 2]
+    for one in trials:
+        workers, number = one["params"][WORKERS], one["number"]
+        shown = cli.json("show", "numbers", str(number))
+        assert shown["workers"] == (workers if workers > 1 else None)
+        logged = cli.ok("logs", "numbers", str(number))
+        assert ("[rank 1]" in logged) == (workers == 2)
+    assert any(one["attempts"] == 2 for one in trials)
