@@ -52,20 +52,20 @@ def searched_workers(
     return min(numbers), max(numbers)
 
 
-def does_not_fit(number: int, workers: int, capacity: int) -> LocatedIssue:
+def does_not_fit(number: int, workers: int, capacity: int, remedy: str) -> LocatedIssue:
     """Return the issue of a trial that has more workers than run at once here.
 
     Args:
         number: The trial's number.
         workers: How many it has.
         capacity: How many run at once.
+        remedy: What to do.
     """
     return LocatedIssue(
         f"trial {number}",
         WORKERS,
         f"it has {workers} workers, and {capacity} run here at once; a trial starts when all of "
-        "its workers fit; resume the sweep where they do, or end the trial with sweep stop "
-        f"--trial {number}",
+        f"its workers fit; {remedy}",
     )
 
 

@@ -427,7 +427,7 @@ def open_ledger(
         ledger = Ledger.open(place)
         planned = _check_resume(paths, before, spec, origin, ledger, extra, accepted=accepted)
         if max_workers is not None:
-            _check_workers(spec, ledger.trials(), planned, max_workers)
+            _check_workers(paths, spec, ledger.trials(), planned, max_workers)
     if not planned.retries:  # else with the trials, whose attempts note how the code has changed
         ledger.store_origin(origin)
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
@@ -508,7 +508,11 @@ def _check_resume(
 
 
 def _check_workers(
-    spec: SweepSpec, trials: Sequence[TrialRecord], planned: _PlannedExtra, most: int
+    paths: SweepPaths,
+    spec: SweepSpec,
+    trials: Sequence[TrialRecord],
+    planned: _PlannedExtra,
+    most: int,
 ) -> None:
     """Refuse to resume where a trial would wait for ever, because it has too many workers.
 
@@ -520,7 +524,13 @@ def _check_workers(
     leaders = () if planned.confirm is None else planned.confirm.leaders
     trained = {*(one.number for one in planned.retries), *planned.finish, *leaders}
     issues = [
-        does_not_fit(trial.number, workers, most)
+        does_not_fit(
+            trial.number,
+            workers,
+            most,
+            "resume the sweep where they do, or end the trial with: "
+            + paths.command("stop", "--trial", str(trial.number)),
+        )
         for trial in trials
         if not trial.finished or trial.number in trained
         if (workers := spec.workers_of(trial.params)) > most

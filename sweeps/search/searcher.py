@@ -203,7 +203,11 @@ class LedgerSearcher(Searcher):
         """
         config = self._spec.trial_config(trial.seed, trial.params)
         if self._max_workers is not None and config.workers > self._max_workers:
-            raise SpecError([does_not_fit(trial.number, config.workers, self._max_workers)])
+            again = self._paths.command("retry", "--trial", str(trial.number))
+            remedy = f"run it again where they do, with: {again}"
+            raise SpecError(
+                [does_not_fit(trial.number, config.workers, self._max_workers, remedy)]
+            )
         return config
 
     def is_live(self, number: int) -> bool:

@@ -22,7 +22,7 @@ name: digits
 task: digits
 metric: val/loss
 mode: min
-trials: 4
+trials: 3
 resources: {{workers: {workers}}}
 space:
   resources.workers: {searched}
@@ -87,7 +87,7 @@ def test_searched_number_is_no_tag_of_the_sweep() -> None:
 def made(tmp_path: Path) -> MadeSweep:
     sweep = MadeSweep(
         tmp_path,
-        space="resources.workers: {choice: [1, 2]}",
+        space="{resources.workers: {choice: [1, 2]}}",
         more="resources: {workers: 2}",
     )
     for number, workers in enumerate((1, 2)):
