@@ -29,8 +29,10 @@ def group_of(
         strategy: How Ray places bundles on several nodes.
         suggestion: What the searcher suggested.
     """
-    bundles = [dict(bundle) for _ in range(suggestion["workers"])]
-    return tune.PlacementGroupFactory(bundles, strategy=strategy)
+    workers = suggestion["workers"]
+    return tune.PlacementGroupFactory(
+        [dict(bundle) for _ in range(workers)], strategy=strategy if workers > 1 else "PACK"
+    )
 
 
 class SweepTrial(TuneTrial):
