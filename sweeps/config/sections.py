@@ -276,7 +276,8 @@ class ResourcesConfig(Section):
     trial."""
     workers: int = Field(default=1, ge=1, examples=[2], exclude_if=_is_one)
     """The processes (ranks) of one trial, which share each batch; `cpu` and `gpu` are those of
-    each process. A trial that has begun keeps its number, unless a resume accepts the change."""
+    each process. A trial that has begun keeps its number, unless a resume accepts the change. It
+    may be searched."""
     placement: Literal["pack", "spread"] = Field(default="pack", exclude_if=_is_pack)
     """Where the workers of one trial run on a cluster: on as few nodes as possible (pack), or on
     as many (spread)."""
