@@ -226,6 +226,32 @@ def plan(
         gpu = 1 if any(node.gpus for node in nodes) else 0
     else:
         gpu = _equal_share(nodes, cpu, min(most, by_cpu), step)
+    fitting = _num_fitting(nodes, cpu, gpu, part)
+    # A trial starts when there is room for all of its workers, on one node or on several.
+    if fitting < largest_group:
+        raise _too_many_workers(
+            nodes, largest_group, fitting, cpu, gpu, searched=workers is not None
+        )
+    because = str(step) if step is not None else ""
+    return ResourcePlan(
+        _whole(cpu),
+        _whole(gpu),
+        min(most, fitting // largest_group),
+        because,
+        largest_group,
+        resources.placement,
+        fewest_workers=least if workers else None,
+        most_trials=min(most, fitting // least) if workers else None,
+        capacity=fitting,  # all workers are alike: each fits where another one does
+    )
+
+
+def _num_fitting(nodes: Sequence[Machine], cpu: float, gpu: float, part: str) -> int:
+    """Return how many workers the nodes hold at once.
+
+    Raises:
+        ResourceError: No node holds one; `part` says of what it is one.
+    """
     if gpu and not any(_fit(node, 0, gpu) for node in nodes):
         largest = max(nodes, key=lambda node: len(node.gpus))
         fix = (
@@ -247,23 +273,7 @@ def plan(
             message=f"{cpu:g} CPUs together with {gpu:g} GPU are more than any node has; {part} "
             f"runs on one node, the largest is {largest}; write cpu: {largest.cpus} or less",
         )
-    # A trial starts when there is room for all of its workers, on one node or on several.
-    if fitting < largest_group:
-        raise _too_many_workers(
-            nodes, largest_group, fitting, cpu, gpu, searched=workers is not None
-        )
-    because = str(step) if step is not None else ""
-    return ResourcePlan(
-        _whole(cpu),
-        _whole(gpu),
-        min(most, fitting // largest_group),
-        because,
-        largest_group,
-        resources.placement,
-        fewest_workers=least if workers else None,
-        most_trials=min(most, fitting // least) if workers else None,
-        capacity=fitting,  # all workers are alike: each fits where another one does
-    )
+    return fitting
 
 
 def _too_many_workers(
