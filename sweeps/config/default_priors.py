@@ -1,8 +1,8 @@
 """The defaults of optimizers as weak priors: `search: {priors: defaults}`.
 
-A parameter of the optimizer that is searched, and that has no prior of its own, gets the value that
-it has when it is left out, with a wide width. What must not live here: priors that a user writes
-(`priors`), and the defaults of learning rates and the like (`trainable.config`).
+A parameter of the optimizer that is searched, and that has no prior of its own, gets as prior the
+value that it has when it is left out, with a wide width. What must not live here: priors that a
+user writes (`priors`), and the defaults of learning rates and the like (`trainable.config`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sweeps.config.priors import Prior
-from sweeps.config.space import Distribution
+from sweeps.config.space import Choice, Distribution
 from trainable.config import OPTIMIZER_DEFAULTS
 
 OPTIMIZER = "train.optimizer.name"
@@ -37,6 +37,27 @@ def default_prior(key: str, distribution: Distribution, optimizer: str) -> Prior
         return None
     value = defaults[option]
     return Prior(distribution.normalize(value), WIDE) if distribution.contains(value) else None
+
+
+def priors_by_optimizer(
+    space: Mapping[str, Distribution], optimizer: str, *, with_defaults: bool
+) -> dict[tuple[str, str], Prior]:
+    """Return all priors of a space, by parameter and name of the optimizer.
+
+    Args:
+        space: The distributions.
+        optimizer: The optimizer if it is not searched.
+        with_defaults: Whether defaults of optimizers are priors; see `search.priors`.
+    """
+    searched = space.get(OPTIMIZER)
+    names = searched.options if isinstance(searched, Choice) else [optimizer]
+    found = {
+        (key, str(name)): one.prior or default_prior(key, one, str(name))
+        for key, one in space.items()
+        for name in names
+        if one.prior or with_defaults
+    }
+    return {key: prior for key, prior in found.items() if prior is not None}
 
 
 def _defaults(optimizer: str) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ and the defaults of optimizers as priors (`default_priors`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,11 +91,9 @@ def parse_prior(data: Mapping[str, Any], distribution: Distribution) -> Prior:
 
 
 def _remedy(value: object, distribution: Distribution) -> str:
-    first = distribution.boundary_values()[0][1]
-    if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
-        try:
-            first = distribution.nearest(value)
-        except NotImplementedError:
-            pass  # options have no distance
-    fix = write_flow(distribution.configured(first))
-    return f"write for example {fix}, or widen the range"
+    near = distribution.boundary_values()[0][1]
+    if isinstance(value, int | float) and math.isfinite(value):
+        with contextlib.suppress(NotImplementedError):  # no option is near to a number
+            near = distribution.nearest(value)
+    fix = write_flow(distribution.configured(near))
+    return f"write a value that it has, such as {fix}, or add yours to it"

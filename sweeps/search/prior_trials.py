@@ -27,7 +27,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from sweeps.config.default_priors import OPTIMIZER, default_prior
+from sweeps.config.default_priors import OPTIMIZER, default_prior, priors_by_optimizer
 from sweeps.config.priors import Prior
 from sweeps.config.space import Choice, Distribution, Powers
 from sweeps.config.spec import SweepSpec
@@ -44,7 +44,7 @@ _HALVED_AFTER = 20
 _LEAST_SHARE = 0.02
 """Below it no trial is drawn around priors."""
 _WRONG, _RIGHT = 0.25, 0.5
-"""Priors whose trials win no more often get no further trial; from the second on, the full share."""
+"""Priors whose trials win no more often get no trial; from the second on, their full share."""
 
 
 class PriorTrials:
@@ -64,14 +64,9 @@ class PriorTrials:
             minimizes=tuple(mode == "min" for mode in spec.modes),
             select=spec.select,
         )
-        names = spec.space.get(OPTIMIZER)
-        found = [
-            (key, name, prior.value, prior.width)
-            for key, one in sorted(spec.space.items())
-            for name in (names.options if isinstance(names, Choice) else [self._optimizer])
-            if (prior := self._prior(key, one, {OPTIMIZER: name})) is not None
-        ]
-        self.digest = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
+        found = priors_by_optimizer(spec.space, self._optimizer, with_defaults=self._use_defaults)
+        data = sorted((*key, prior.value, prior.width) for key, prior in found.items())
+        self.digest = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
         """Identifies the priors; trials that were drawn around them have it as an attribute."""
         self.any = bool(found)
         """Whether there are priors."""
