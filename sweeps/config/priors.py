@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PRIOR, PRIOR_WIDTH = "prior", "prior_width"
 """The keys beside a distribution."""
-WIDTH = 0.15
+WIDTH = 0.1
 """The width of a prior that has none of its own."""
 
 

@@ -34,11 +34,11 @@ class Comparison:
     minimizes: tuple[bool, ...]
     select: Select
 
-    def wins(self, own: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> float:
+    def wins(self, own: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> float | None:
         """Return the estimated chance that a trial is better than another one.
 
-        A half before there is any evidence, as if one trial of `own` were just as good. Likewise a
-        trial that was compared with few others counts as closer to the middle of them.
+        None before a trial of `own` has reached a rung or failed. Few comparisons leave the chance
+        near a half: one more trial counts as just as good, and so it is for each trial.
 
         Args:
             own: The trials whose chance it is.
@@ -50,7 +50,7 @@ class Comparison:
             for one in map(self._course, own)
             if one
         ]
-        return (sum(shares) + 0.5) / (len(shares) + 1)
+        return (sum(shares) + 0.5) / (len(shares) + 1) if shares else None
 
     def _course(self, trial: FrozenTrial) -> list[tuple[float, ...]]:
         """Return the losses at each rung that a trial has reached; infinite if it has failed."""

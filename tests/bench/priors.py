@@ -43,6 +43,8 @@ FORMS = tuple(name for name, one in PROBLEMS.items() if one.speeds)
 KEYS = ("seed", "problem", "prior")
 """What a row is known by."""
 SEEDS = 20
+MOST = 1500
+"""Epochs after which a search of a closed form is given up, and counted with so many."""
 WORKERS = 4
 GAIN, COST = 1 / 1.5, 1.2
 """The goals: epochs with a prior that is right, or wrong, as a multiple of those without."""
@@ -125,7 +127,7 @@ class _Search:
         self._table = None if self._form else read_table(name)
         if self._form is not None:
             self._parts = problem_spec(name)
-            self.level, self.most = self._form.levels[0], self._form.budget
+            self.level, self.most = self._form.levels[0], MOST
         else:
             table = self._known_table
             self._parts = {
@@ -171,7 +173,12 @@ class _Search:
 
 
 def fill(
-    rows: Path, problems: Sequence[str], seeds: int, *, seconds: float = math.inf
+    rows: Path,
+    problems: Sequence[str],
+    kinds: Sequence[str],
+    seeds: int,
+    *,
+    seconds: float = math.inf,
 ) -> list[Row]:
     """Measure what is missing in a file of rows, seed by seed, and return what it holds."""
     deadline = time.monotonic() + seconds
@@ -179,7 +186,7 @@ def fill(
     found = read(rows)
     known = {tuple(row[key] for key in KEYS) for row in found}
     with rows.open("a", encoding="utf-8") as file:
-        for key in itertools.product(range(seeds), problems, PRIORS):
+        for key in itertools.product(range(seeds), problems, kinds):
             if key in known or time.monotonic() > deadline:
                 continue
             row = dict(zip(KEYS, key, strict=True)) | measure(key[1], key[2], key[0])
@@ -241,7 +248,7 @@ def priors(repeats: int) -> list[Result]:
     del repeats
     named = os.environ.get("PRIORS_ROWS")
     rows = Path(named) if named else Path(tempfile.mkdtemp(prefix="priors-"), "rows.jsonl")
-    return show(fill(rows, (*FORMS, *DESIGN), size(SEEDS, 2)))
+    return show(fill(rows, (*FORMS, *DESIGN), PRIORS, size(SEEDS, 2)))
 
 
 def main() -> None:
@@ -251,8 +258,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="0: only the table")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--problems", nargs="+", default=[*FORMS, *DESIGN])
+    parser.add_argument("--priors", nargs="+", default=PRIORS, choices=PRIORS)
     options = parser.parse_args()
-    show(fill(options.rows, options.problems, options.seeds, seconds=60 * options.minutes))
+    show(
+        fill(
+            options.rows,
+            options.problems,
+            options.priors,
+            options.seeds,
+            seconds=60 * options.minutes,
+        )
+    )
 
 
 if __name__ == "__main__":
