@@ -27,7 +27,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
+from sweeps.ledger.attributes import EXEMPT, PRIORS, compared_values, is_of_search
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
@@ -163,6 +163,19 @@ class Suggester:
             return None
         return lambda attempt: self._priors.values(number, attempt, earlier)
 
+    def _place(self, number: int, prior: PriorValues | None) -> int:
+        """Return a trial's number for its sampler.
+
+        Trials that are drawn around priors have numbers of their own, beyond those of the others.
+        So they are in addition to the sampler's sequence, and replace nothing in it.
+        """
+        if not self._priors.any:
+            return number
+        if prior is not None:
+            return self._spec.trials + number
+        earlier = self._history()[:number]
+        return number - sum(PRIORS in trial.user_attrs for trial in earlier)
+
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""
         trials = self._ledger.frozen_trials()[:number]
@@ -188,7 +201,7 @@ class Suggester:
         """
         is_grid = self._spec.search.sampler == "grid"
         tried = self._tried.keys(own) if is_grid else frozenset()
-        sampler = self._samplers.of(number, attempt, tried)
+        sampler = self._samplers.of(self._place(number, prior), attempt, tried)
         scratch = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
             storage=scratch, directions=self._ledger.directions, sampler=sampler

@@ -12,6 +12,7 @@ measured again. What must not live here: counting epochs (`quality_sweeps`), tab
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -32,7 +33,7 @@ from sweeps.config.spec import SweepSpec
 from tests.bench.curves.pool import Pool, PooledOurs
 from tests.bench.curves.tables import DESIGN, DESIGN_SEEDS, CurveTable, read_table
 from tests.bench.quality_cases import ASHA, CASES, problem_spec
-from tests.bench.quality_problems import PROBLEMS, Problem
+from tests.bench.quality_problems import PROBLEMS
 from tests.bench.quality_sweeps import Ours, Params, Train, drive
 from tests.bench.quality_table import Row, median_interval, ratio_interval, ruled
 from tests.bench.table import Goal, Result, size
@@ -61,7 +62,7 @@ def places(name: str, kind: str, seed: int) -> list[float] | None:
     """Return where a prior is in the unit cube; None: there is none."""
     if kind == NONE:
         return None
-    best, worst = _form_ends(PROBLEMS[name]) if name in PROBLEMS else _table_ends(name)
+    best, worst = _form_ends(name) if name in PROBLEMS else _table_ends(name)
     if kind == WORST:
         return list(worst)
     if kind == NEAR:
@@ -72,14 +73,18 @@ def places(name: str, kind: str, seed: int) -> list[float] | None:
     return list(best) if kind == AT else list(np.where(best < 0.5, 1.0, 0.0))
 
 
-def _form_ends(problem: Problem) -> tuple[Any, Any]:
+@functools.cache
+def _form_ends(name: str) -> tuple[Any, Any]:
+    problem = PROBLEMS[name]
     lows, highs = np.array(problem.bounds).T
-    name = next(key for key in _BEST if len(_BEST[key]) == len(lows))
     tried = np.random.default_rng(0).random((_TRIED, len(lows)))
     losses = [problem.function(list(lows + one * (highs - lows))) for one in tried]
-    return (np.array(_BEST[name]) - lows) / (highs - lows), tried[int(np.argmax(losses))]
+    return (np.array(_BEST[name.partition("-")[0]]) - lows) / (highs - lows), tried[
+        int(np.argmax(losses))
+    ]
 
 
+@functools.cache
 def _table_ends(name: str) -> tuple[Any, Any]:
     table = read_table(name)
     return table.places[int(table.truth.argmin())], table.places[int(table.truth.argmax())]
