@@ -224,7 +224,8 @@ class QUniform(_Range):
         return self._on_step(int(share * self._count()))
 
     def share(self, value: Any) -> float:
-        return (round((value - self.low) / self.step) + 0.5) / self._count()
+        index: int = round((value - self.low) / self.step)
+        return (index + 0.5) / self._count()
 
     def values(self) -> Iterable[Any] | None:
         return map(self._on_step, range(self._count()))
@@ -290,7 +291,8 @@ class Int(Distribution):
         return self.low + int(share * ((self.high - self.low) // self.step + 1)) * self.step
 
     def share(self, value: Any) -> float:
-        return ((value - self.low) // self.step + 0.5) / (self.num_values() or 1)
+        index: int = (value - self.low) // self.step
+        return (index + 0.5) / len(range(self.low, self.high + 1, self.step))
 
     def values(self) -> Iterable[Any] | None:
         return range(self.low, self.high + 1, self.step)
