@@ -43,7 +43,7 @@ _HALVED_AFTER = 20
 """The share is half of the first one after so many trials, a third after twice as many."""
 _LEAST_SHARE = 0.02
 """Below it no trial is drawn around priors."""
-_WRONG, _RIGHT = 0.25, 0.5
+_WRONG, _RIGHT = 0.35, 0.5
 """Priors whose trials win no more often get no trial; from the second on, their full share."""
 
 
