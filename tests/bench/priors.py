@@ -203,7 +203,16 @@ def fill(
 
 def show(rows: list[Row]) -> list[Result]:
     """Print a line for each problem and prior, and return those that have a goal."""
-    lines = [("problem", "prior", "reached", "epochs (95 %)", "with / without", "around priors")]
+    head = (
+        "problem",
+        "prior",
+        "reached",
+        "epochs (95 %)",
+        "with / without",
+        "of each seed",
+        "around",
+    )
+    lines: list[tuple[str, ...]] = [head]
     results = []
     for name, kind in itertools.product(dict.fromkeys(row["problem"] for row in rows), PRIORS):
         chosen = [row for row in rows if (row["problem"], row["prior"]) == (name, kind)]
@@ -225,6 +234,7 @@ def show(rows: list[Row]) -> list[Result]:
                 f"{sum(row['reached'] is not None for row in chosen)} of {len(chosen)}",
                 f"{np.median(mine):.0f} ({low:.0f} to {high:.0f})",
                 "" if kind == NONE else f"{ratio:.2f} ({ends[0]:.2f} to {ends[1]:.2f})",
+                "" if kind == NONE else _of_each_seed(chosen, base),
                 f"{of_all[0]:.0f} of {of_all[1]:.0f} trials",
             )
         )
@@ -236,6 +246,17 @@ def show(rows: list[Row]) -> list[Result]:
             results.append(Result(title, mid, other, "epochs", spread, goal))
     print(ruled(lines))
     return results
+
+
+def _of_each_seed(chosen: list[Row], base: list[Row]) -> str:
+    """Return the geometric mean of the ratios of searches that have the same seed."""
+    theirs = {row["seed"]: _epochs(row) for row in base}
+    logs = [
+        math.log(_epochs(row) / theirs[row["seed"]]) for row in chosen if row["seed"] in theirs
+    ]
+    spread = 1.96 * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    low, middle, high = (math.exp(float(np.mean(logs)) + one * spread) for one in (-1, 0, 1))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _epochs(row: Row) -> int:
