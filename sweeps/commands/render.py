@@ -271,6 +271,8 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
         table.add_row(Text("value is", style="bold"), Text(words))
     for key, value in (found["test"] or {}).items():
         table.add_row(Text(key, style="bold"), Text(format_number(value)))
+    if found["from_priors"]:
+        table.add_row(Text("drawn", style="bold"), Text("around the priors"))
     for key, text in {**_exemption(found), **_times(found)}.items():
         table.add_row(Text(key, style="bold"), text)
     for key, value in found["params"].items():

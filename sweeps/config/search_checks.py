@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from sweeps.config.constraints import Constraint, parse_constraint
 from sweeps.config.error_messages import nearest
+from sweeps.config.prior_checks import prior_faults
 from sweeps.config.search_space import MOST_DRAWS, SearchSpace
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.sections import SearchConfig
@@ -68,6 +69,7 @@ def search_faults(
         return
     trials = data.get("trials")
     yield from _warm_start_faults(search, data)
+    yield from prior_faults(whole, search, _optimizer_of(data))
     wrong = list(_constraint_faults(whole, search))
     yield from wrong or _grid_faults(whole, search)
     yield from _point_faults(whole, search, trials, show, drawn, allowed=not wrong)
@@ -99,6 +101,11 @@ def _whole(
         return search_space(sound, search, train, TaskConfig.model_validate(named))
     except ValidationError:
         return None
+
+
+def _optimizer_of(data: Mapping[str, Any]) -> str:
+    """Return the optimizer of a spec whose section `train` is valid."""
+    return TrainConfig.model_validate(data.get("train", {})).optimizer.name
 
 
 def _search_of(data: object) -> SearchConfig:

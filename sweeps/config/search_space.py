@@ -14,7 +14,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sweeps.config.constraints import Constraint
@@ -152,8 +152,12 @@ class SearchSpace:
         return apart + sum(self.distributions[k].distance(one[k], other[k]) for k in both)
 
     def digest(self) -> str:
-        """Return a digest that is equal for spaces with the same distributions."""
-        data = {key: one.to_data() for key, one in sorted(self.distributions.items())}
+        """Return a digest that is equal for spaces with the same distributions.
+
+        A prior is not part of it: what a sampler has stored stays valid with another one.
+        """
+        spaces = sorted(self.distributions.items())
+        data = {key: replace(one, prior=None).to_data() for key, one in spaces}
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 
     def _nested(

@@ -168,6 +168,11 @@ class SearchConfig(Section):
     """Comparisons between parameters that every trial must satisfy."""
     warm_start: Annotated[list[str], BeforeValidator(check_names)] = Field(default_factory=list)
     """Earlier sweeps below the same root, from whose trials the sampler learns, too."""
+    priors: Literal["defaults"] | None = Field(
+        default=None, examples=["defaults"], exclude_if=is_none
+    )
+    """`defaults`: searched parameters of the optimizer without a `prior` have the optimizer's
+    default as a weak one; null: only parameters with a `prior` have one."""
 
     @property
     def points(self) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
+from sweeps.config.priors import Prior
 from sweeps.config.yaml_scalars import write_flow
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Distribution:
 
     when: tuple[tuple[str, tuple[Scalar, ...]], ...] = field(default=(), kw_only=True)
     """The parameter exists if each of these keys has one of these values."""
+    prior: Prior | None = field(default=None, kw_only=True)
+    """Where good values are expected."""
 
     def to_optuna(self) -> BaseDistribution:
         """Return the same distribution for an Optuna study."""
@@ -55,6 +58,8 @@ class Distribution:
     def to_data(self) -> dict[str, Any]:
         """Return the short form in a spec, such as `{"int": [1, 8]}`."""
         data: dict[str, Any] = {self.name: self.arguments()}
+        if self.prior is not None:
+            data |= self.prior.to_data(self)
         if self.when:
             data[WHEN] = {k: v[0] if len(v) == 1 else list(v) for k, v in self.when}
         return data
@@ -73,6 +78,10 @@ class Distribution:
 
     def at(self, share: float) -> Any:
         """Return the quantile at `share`, which is in [0, 1)."""
+        raise NotImplementedError
+
+    def share(self, value: Any) -> float:
+        """Return at which share `at` returns a contained value; the middle of several."""
         raise NotImplementedError
 
     def values(self) -> Iterable[Any] | None:
@@ -145,6 +154,9 @@ class _Range(Distribution):
     def at(self, share: float) -> Any:
         return min(self.high, self.low + share * (self.high - self.low))
 
+    def share(self, value: Any) -> float:
+        return self.position(value)
+
     def contains(self, value: object) -> bool:
         return is_number(value) and self.low <= value <= self.high
 
@@ -211,6 +223,10 @@ class QUniform(_Range):
     def at(self, share: float) -> Any:
         return self._on_step(int(share * self._count()))
 
+    def share(self, value: Any) -> float:
+        index: int = round((value - self.low) / self.step)
+        return (index + 0.5) / self._count()
+
     def values(self) -> Iterable[Any] | None:
         return map(self._on_step, range(self._count()))
 
@@ -274,6 +290,10 @@ class Int(Distribution):
     def at(self, share: float) -> Any:
         return self.low + int(share * ((self.high - self.low) // self.step + 1)) * self.step
 
+    def share(self, value: Any) -> float:
+        index: int = (value - self.low) // self.step
+        return (index + 0.5) / len(range(self.low, self.high + 1, self.step))
+
     def values(self) -> Iterable[Any] | None:
         return range(self.low, self.high + 1, self.step)
 
@@ -309,6 +329,9 @@ class LogInt(Int):
     def at(self, share: float) -> Any:
         low, high = self.low - 0.5, self.high + 0.5  # so that both ends have their full weight
         return min(self.high, max(self.low, round(low * (high / low) ** share)))
+
+    def share(self, value: Any) -> float:
+        return _log_position(self.low - 0.5, self.high + 0.5, value)
 
     def values(self) -> Iterable[Any] | None:
         return None  # a grid would ignore the logarithmic weights
@@ -348,6 +371,9 @@ class Choice(Distribution):
 
     def at(self, share: float) -> Any:
         return self.options[int(share * len(self.options))]
+
+    def share(self, value: Any) -> float:
+        return (self.options.index(value) + 0.5) / len(self.options)
 
     def values(self) -> Iterable[Any] | None:
         return self.options

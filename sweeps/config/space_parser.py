@@ -6,6 +6,8 @@ A condition beside it means that the parameter exists only with certain values o
     {int: [1, 8], when: {task.kind: [conv, mixed]}}
     {int: [16, 256], step: 16}
 
+So may a prior (`priors`).
+
 What must not live here: the distributions themselves (`space`), and whether a condition names
 other parameters of the space (`search_checks`).
 """
@@ -20,6 +22,7 @@ from typing import Any
 
 from sweeps.config.error_messages import nearest
 from sweeps.config.foreign_space import translate_distribution
+from sweeps.config.priors import PRIOR, PRIOR_WIDTH, parse_prior
 from sweeps.config.space import (
     KINDS,
     STEP,
@@ -75,6 +78,8 @@ def parse_distribution(data: object) -> Distribution:
             parse_distribution({key: inner for key, inner in data.items() if key != WHEN}),
             when=_parse_conditions(data[WHEN]),
         )
+    if given := {key: one for key, one in data.items() if key in (PRIOR, PRIOR_WIDTH)}:
+        return _parse_with_prior(given, {k: v for k, v in data.items() if k not in given})
     if STEP in data and len(data) == 2:
         return _parse_stepped(data)
     if len(data) != 1:
@@ -100,6 +105,16 @@ def parse_distribution(data: object) -> Distribution:
     if kind is Choice:
         return _parse_choice(arguments)
     return _parse_range(kind, arguments)
+
+
+def _parse_with_prior(given: Mapping[str, Any], rest: Mapping[str, Any]) -> Distribution:
+    if not rest:
+        raise UserError(
+            f"there is no distribution beside {' and '.join(given)}; a prior is about a parameter "
+            f"that is searched; write one of: {_FORMS}"
+        )
+    distribution = parse_distribution(dict(rest))
+    return replace(distribution, prior=parse_prior(given, distribution))
 
 
 def _parse_stepped(data: Mapping[str, Any]) -> Distribution:

@@ -44,6 +44,8 @@ EXEMPT = "exempt"
 """A trial attribute: that the trial is exempt from early stopping."""
 WOULD_STOP = "would_stop"
 """A trial attribute of an exempt trial: at which report it would have been stopped, and why."""
+PRIORS = "priors"
+"""A trial attribute: the digest of the priors around which its values were drawn."""
 ROLE = "role"
 """A trial attribute: role, origin and common seed, where they are not those of `TrialSummary`."""
 REPEATS = "repeats"
@@ -162,6 +164,7 @@ def trial_fields(
         **_role_in(attributes),
         "seed_number": attributes.get(SEED_NUMBER),
         **_exemption_in(attributes),
+        "from_priors": PRIORS in attributes,
     }
 
 

@@ -26,6 +26,7 @@ from sweeps.ledger.attributes import (
     EXEMPT,
     GENERATION,
     LINEAGE,
+    PRIORS,
     REPEATS,
     REPORT,
     SEED_NUMBER,
@@ -260,7 +261,7 @@ class Ledger(StudyRecord):
             seed_number: The number that decides its seed; None: its own.
         """
         first = role_attributes("search", None, 0) if self.repeats is not None else {}
-        known = {EXEMPT: exempt or None, SEED_NUMBER: seed_number}
+        known = {EXEMPT: exempt or None, SEED_NUMBER: seed_number, PRIORS: suggestion.priors}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(suggestion.params),

@@ -18,3 +18,5 @@ class Suggestion:
     """The distribution of each parameter."""
     system_attrs: Mapping[str, Any] = field(default_factory=dict)
     """The sampler's own state of this trial, stored as the trial's system attributes."""
+    priors: str | None = None
+    """The digest of the priors around which it was drawn; None: around none."""

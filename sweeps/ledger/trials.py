@@ -81,6 +81,8 @@ class TrialSummary:
     """The report at which it would have been stopped if it were not exempt; None: at none."""
     would_stop_reason: str | None = None
     """Why it would have been stopped there."""
+    from_priors: bool = False
+    """Whether its values were drawn around priors instead of by the sampler."""
     failed_attempts: tuple[FailedAttempt, ...] = ()
     """The failures after which it was run again, the earliest first."""
     reopened: Reopened | None = None

@@ -65,10 +65,12 @@ def end_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
 
 
 def status_tags(record: TrialRecord, spec: SweepSpec) -> dict[str, str]:
-    """Return tags for a trial's attempts, health, accumulation, lineage, and what it finishes."""
+    """Return tags for a trial's attempts, health, accumulation, lineage, and where it is from."""
     tags = lineage_tags(record, spec) | origin_tags(record.role, record.origin)
     if record.seed_index is not None:
         tags["gradsweep.seed_index"] = str(record.seed_index)
+    if record.from_priors:
+        tags["gradsweep.from_priors"] = "true"
     if record.attempts:
         tags["gradsweep.attempts"] = str(record.attempts)
     tags |= retried_tags(record)

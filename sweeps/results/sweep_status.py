@@ -463,6 +463,7 @@ class SweepStatus:
             "exempt": record.exempt,
             "would_stop_at": record.would_stop_at,
             "would_stop_reason": record.would_stop_reason,
+            "from_priors": record.from_priors,
             "over_seeds": record.over_seeds and record.over_seeds.as_dict(),
             "mlflow_run_id": self.delivered.run_ids.get(record.number),
         }

@@ -11,7 +11,7 @@ compare (`multi_fidelity`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import optuna
@@ -27,13 +27,14 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
+from sweeps.ledger.attributes import EXEMPT, PRIORS, compared_values, is_of_search
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
+from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
 from sweeps.search.seeds_as_one import seeds_as_one
 from sweeps.search.tried_points import TriedPoints
@@ -43,6 +44,7 @@ SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
 _DRAFT = 0  # the id of the only trial that a scratch study creates
 _ATTEMPTS = 8  # drafts of the sampler before another point is taken
+_AROUND_PRIORS = 4  # of them, drafts around priors
 _REPEATS = 3  # drafts of points that were tried, in a space with a finite number of them
 
 
@@ -81,6 +83,7 @@ class Suggester:
         self._digest = self._space.digest()
         self._warm = list(self._earlier(ledger.warm_start))
         self._samplers = Samplers(spec, self._warm)
+        self._priors = PriorTrials(spec)
         self._pauses = make_pausing_rule(spec)
         self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
         self._seeds = repeats_of(spec)
@@ -129,9 +132,13 @@ class Suggester:
         known = {**self._inside(known), **self._inside(stored or {})}
         may_repeat = may_repeat or self._space.unconditional().keys() <= known.keys()
         shown = [*self._warm, *self._others(number)]
+        around = self._around_priors(number) if own is None else None
         repeats = 0
         for attempt in range(_ATTEMPTS):
-            params, attrs = self._suggest_once(number, attempt, shown, known, own)
+            if attempt == _AROUND_PRIORS and not repeats:
+                around = None  # the constraints forbid what is near the priors
+            prior = around(attempt) if around else None
+            params, attrs = self._suggest_once(number, attempt, shown, known, own, prior)
             is_allowed = self._space.allows(params)
             if is_allowed and (may_repeat or not self._tried.contains(params)):
                 break
@@ -144,7 +151,30 @@ class Suggester:
             params,
             {key: self._distributions[key] for key in params},
             {**attrs, SPACE: self._digest},
+            self._priors.digest if around else None,
         )
+
+    def _around_priors(self, number: int) -> Callable[[int], PriorValues] | None:
+        """Return the values of each attempt; None if the trial is not drawn around priors."""
+        if not self._priors.any or number < len(self._spec.search.points):
+            return None
+        earlier = self._history()[:number]
+        if not self._priors.takes(number, earlier):
+            return None
+        return lambda attempt: self._priors.values(number, attempt, earlier)
+
+    def _place(self, number: int, prior: PriorValues | None) -> int:
+        """Return a trial's number for its sampler.
+
+        Trials that are drawn around priors have numbers of their own, beyond those of the others.
+        So they are in addition to the sampler's sequence, and replace nothing in it.
+        """
+        if not self._priors.any:
+            return number
+        if prior is not None:
+            return self._spec.trials + number
+        earlier = self._history()[:number]
+        return number - sum(PRIORS in trial.user_attrs for trial in earlier)
 
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""
@@ -163,11 +193,15 @@ class Suggester:
         shown: list[FrozenTrial],
         known: Mapping[str, Any],
         own: int | None,
+        prior: PriorValues | None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a point of the sampler, and the trial attributes that the sampler set."""
+        """Return a point of the sampler, and the trial attributes that the sampler set.
+
+        In a trial that is drawn around priors, the sampler decides the other parameters.
+        """
         is_grid = self._spec.search.sampler == "grid"
         tried = self._tried.keys(own) if is_grid else frozenset()
-        sampler = self._samplers.of(number, attempt, tried)
+        sampler = self._samplers.of(self._place(number, prior), attempt, tried)
         scratch = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
             storage=scratch, directions=self._ledger.directions, sampler=sampler
@@ -181,6 +215,8 @@ class Suggester:
             asked = self._distributions[key]
             if key in known:
                 found = known[key]
+            elif prior is not None and prior.has(key, distribution, scratch.draft.params):
+                found = prior.of(key, distribution, scratch.draft.params)
             elif asked.single():
                 found = distribution.at(0.0)
             elif key in suggested and distribution.contains(suggested[key]):

@@ -190,6 +190,7 @@ def sweep(
             "mode: min", "mode: [min, max]"
         )
         text = text.replace("reduction: 2}", "reduction: 2, exempt: 0.2}")
+        text = text.replace("1.0e-1]}", "1.0e-1], prior: 1.0e-2}")
     spec = parse_spec(text, "quad.yaml")
     once, begun = SweepPaths(root / "once", "quad"), SweepPaths(root / "begun", "quad")
     for paths in (once, begun):

@@ -21,6 +21,7 @@ from sweeps.cli import app
 from sweeps.commands.plain_console import PlainConsole
 from sweeps.commands.render import _running, watch
 from sweeps.ledger import postgres
+from sweeps.ledger.suggestion import Suggestion
 from sweeps.results.remaining_time import DeliveryEstimate
 from sweeps.results.sweep_status import SweepStatus
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -73,6 +74,21 @@ def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
     assert shown("show")["reports"] == {"1": None, "2": None, "3": 0.3}
     for command in ("trials", "compare", "status"):
         shown(command)
+
+
+def test_show_says_what_was_drawn_around_priors(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete", 0.5)
+    known = sweep.ledger.trial(0).params
+    space = {key: one.to_optuna() for key, one in sweep.spec.space.items()}
+    sweep.ledger.add(Suggestion(known, space, priors="a digest"))
+
+    def shown(number: str) -> str:
+        line = ["show", "small", number, "--root", str(tmp_path)]
+        return CliRunner().invoke(app, line).stdout
+
+    assert "around the priors" not in shown("0")
+    assert "around the priors" in shown("1")
 
 
 TOLD = [

@@ -193,6 +193,22 @@ CASES = [
         OPT + "search: {warm_start: a, sampler: random}\n",
         id="warm start for chance",
     ),
+    pytest.param(
+        "space:\n  train.optimizer.lr: {choice: [0.1, 0.2], prior: 0.1}\nsearch: {sampler: grid}\n",
+        id="prior in a grid",
+    ),
+    pytest.param(
+        "space:\n  train.optimizer.lr: {choice: [0.1, 0.2]}\nsearch: {sampler: grid, priors: defaults}\n",
+        id="defaults as priors in a grid",
+    ),
+    pytest.param(
+        "space:\n  train.clip.value: {uniform: [1, 2]}\nsearch: {priors: defaults}\n",
+        id="defaults as priors of nothing",
+    ),
+    pytest.param(
+        "space:\n  train.optimizer.lr: {uniform: [1, 2]}\nsearch: {priors: some}\n",
+        id="priors that are none",
+    ),
 ]
 
 

@@ -15,6 +15,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from sweeps.config.priors import Prior
 from sweeps.config.space import (
     KINDS,
     Choice,
@@ -82,11 +83,15 @@ conditions = st.dictionaries(
 ).map(lambda found: tuple(found.items()))
 
 
-@given(distributions, conditions)
+@given(distributions, conditions, st.none() | st.floats(0, 0.99), st.sampled_from([0.1, 0.3]))
 def test_the_written_form_reads_the_same(
-    distribution: Distribution, when: tuple[tuple[str, tuple[Scalar, ...]], ...]
+    distribution: Distribution,
+    when: tuple[tuple[str, tuple[Scalar, ...]], ...],
+    prior: float | None,
+    width: float,
 ) -> None:
-    distribution = replace(distribution, when=when)
+    known = None if prior is None else Prior(distribution.at(prior), width)
+    distribution = replace(distribution, when=when, prior=known)
     document = parse_value(str(distribution), "here", {})
     assert not document.problems
     assert parse_distribution(document.data[""]) == distribution
@@ -110,6 +115,13 @@ def test_sampled_value_is_contained_and_projects_to_itself(
     assert optuna._contains(optuna.to_internal_repr(value))
     own = distribution.normalize(value)
     assert (own, type(own)) == (value, type(value))
+
+
+@given(distributions, st.floats(0, 1, exclude_max=True))
+def test_share_of_a_value_leads_back_to_it(distribution: Distribution, share: float) -> None:
+    value = distribution.at(share)
+    found = distribution.at(min(distribution.share(value), math.nextafter(1.0, 0.0)))
+    assert distribution.identity(found) == pytest.approx(distribution.identity(value), abs=2e-6)
 
 
 @settings(deadline=None)

@@ -190,6 +190,45 @@ CASES = [
         + "space:\n  train.optimizer.lr: {uniform: [0.1, 1]}\n  train.optimizer.lr: {uniform: [0.1, 2]}\n",
         id="57 two keys for one field",
     ),
+    pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 0.1], prior: 1.0}\n",
+        id="39 prior outside the range",
+    ),
+    pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 0.1], prior: fast}\n",
+        id="39 prior that is no number",
+    ),
+    pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {choice: [0.1, 0.2], prior: 0.3}\n",
+        id="39 prior that is no option",
+    ),
+    pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {quniform: [0.1, 1, 0.1], prior: 0.25}\n",
+        id="39 prior between two steps",
+    ),
+    pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 0.1], prior_width: 0.1}\n",
+        id="39 width without a prior",
+    ),
+    pytest.param(
+        HEAD
+        + "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 0.1], prior: 0.01, prior_width: 0}\n",
+        id="39 width of zero",
+    ),
+    pytest.param(
+        HEAD
+        + "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 0.1], prior: 0.01, prior_width: wide}\n",
+        id="39 width that is no number",
+    ),
+    pytest.param(
+        HEAD
+        + "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 0.1], prior: 5, prior_width: 2}\n",
+        id="39 prior and width outside",
+    ),
+    pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {prior: 0.01}\n",
+        id="39 prior without a distribution",
+    ),
 ]
 
 

@@ -1,0 +1,42 @@
+"""Checks of priors against the section `search`.
+
+They work on the whole search space. What must not live here: the form of a prior (`priors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sweeps.config.default_priors import priors_by_optimizer
+from sweeps.config.priors import PRIOR
+from sweeps.config.search_space import SearchSpace
+from sweeps.config.sections import SearchConfig
+from sweeps.errors import Issue
+
+
+def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> Iterator[Issue]:
+    """Refuse priors that no trial would be drawn around.
+
+    Args:
+        space: The search space.
+        search: The section `search`.
+        optimizer: The name of the optimizer if it is not searched.
+    """
+    own = [key for key, one in space.distributions.items() if one.prior is not None]
+    if search.sampler == "grid":
+        rule = "grid tries every value in a fixed order, so that a prior would change nothing"
+        fix = "write another sampler, such as tpe"
+        for key in own:
+            message = f"{rule}; leave it out, or {fix}"
+            yield Issue(("space", key, PRIOR), message, at_key=True)
+        if search.priors is not None:
+            yield Issue(("search", "priors"), f"{rule}; leave it out, or {fix}", at_key=True)
+    elif search.priors == "defaults":
+        found = priors_by_optimizer(space.distributions, optimizer, with_defaults=True)
+        if all(space.distributions[key].prior is not None for key, _ in found):
+            yield Issue(
+                ("search", "priors"),
+                "no searched parameter has its optimizer's default in its range, so that there "
+                "is no such prior; defaults are those of lr, weight_decay, betas and momentum; "
+                "widen a range, write prior: VALUE beside a distribution, or leave it out",
+            )

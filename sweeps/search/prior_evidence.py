@@ -1,0 +1,95 @@
+"""How good the trials that were drawn around priors are, beside the others.
+
+Two trials are compared at the highest rung that both have reached, by their best values up to it.
+So a trial that has just begun is not worse for that reason, and where curves cross the longest
+common stretch decides. What must not live here: what follows from it (`prior_trials`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.config.sections import Select
+from sweeps.early_stopping.metric_values import all_values, losses
+from sweeps.ledger.attributes import compared_values
+from sweeps.ledger.ranking import value_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compares trials.
+
+    Attributes:
+        rungs: The epochs at which trials of different lengths are compared, ascending.
+        minimizes: For each metric, whether less is better.
+        select: What the value of a trial is; see `SweepSpec.select`.
+    """
+
+    rungs: Sequence[int]
+    minimizes: tuple[bool, ...]
+    select: Select
+
+    def wins(self, own: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> float | None:
+        """Return the estimated chance that a trial is better than another one.
+
+        None before a trial of `own` has reached a rung or failed. Few comparisons leave the chance
+        near a half: one more trial counts as just as good, and so it is for each trial.
+
+        Args:
+            own: The trials whose chance it is.
+            others: Those they are compared with.
+        """
+        rivals = [one for one in map(self._course, others) if one]
+        shares = [
+            (sum(_points(one, other) for other in rivals) + 1) / (len(rivals) + 2)
+            for one in map(self._course, own)
+            if one
+        ]
+        return (sum(shares) + 0.5) / (len(shares) + 1) if shares else None
+
+    def _course(self, trial: FrozenTrial) -> list[tuple[float, ...]]:
+        """Return the losses at each rung that a trial has reached; infinite if it has failed."""
+        if trial.state == TrialState.FAIL:
+            return [(math.inf,) * len(self.minimizes)]
+        return list(self._losses(trial))
+
+    def _losses(self, trial: FrozenTrial) -> Iterator[tuple[float, ...]]:
+        reports = compared_values(trial.user_attrs, trial.intermediate_values)
+        last = math.inf if trial.state == TrialState.COMPLETE else max(reports, default=0)
+        low = self.minimizes[0]
+        for rung in self.rungs:
+            so_far = {e: all_values(one) for e, one in reports.items() if e <= rung}
+            values = value_of(so_far, minimize=low, select=self.select)
+            if rung > last or values is None:
+                return
+            yield losses(values, self.minimizes)
+
+
+def _points(one: Sequence[tuple[float, ...]], other: Sequence[tuple[float, ...]]) -> float:
+    """Return 1 if a trial is better than another one, 0 if it is worse, else a half.
+
+    One that has failed is worse than one that has not.
+    """
+    if math.isinf(one[0][0]) or math.isinf(other[0][0]):
+        mine, theirs = one[0], other[0]
+    else:
+        common = min(len(one), len(other)) - 1
+        mine, theirs = one[common], other[common]
+    if mine == theirs:
+        return 0.5
+    better, worse = (all(map(operator.le, *pair)) for pair in ((mine, theirs), (theirs, mine)))
+    return 0.5 if better == worse else float(better)
+
+
+def rungs_of(epochs: int) -> tuple[int, ...]:
+    """Return where trials are compared that no rule stops: at doubling lengths, and at the end.
+
+    Args:
+        epochs: The reports of a full training.
+    """
+    return (*(2**power for power in range(epochs.bit_length()) if 2**power < epochs), epochs)

@@ -1,0 +1,171 @@
+"""Trials whose values are drawn around priors instead of by the sampler.
+
+The first such trial has the priors themselves. About half of the first trials are drawn around
+them; the share then falls with the number of trials, and with the evidence (`prior_evidence`).
+Priors that turn out wrong so cost a few trials that early stopping ends, and right ones lead the
+sampler, which learns from these trials as from its own.
+
+J. Hvarfner et al., "piBO: augmenting acquisition functions with user beliefs for Bayesian
+optimization" (2022), weight an acquisition by priors, ever less with the number of trials. N.
+Mallik et al., "PriorBand: practical hyperparameter optimization in the age of deep learning"
+(2023), draw a share of the configurations from priors, by the evidence at rungs; that works with
+every sampler, and so is what is done here.
+
+The seed of the sweep, the number of the trial and the ledger decide everything. What must not live
+here: the form of priors (`sweeps.config.priors`), and what samplers suggest (`suggest`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from sweeps.config.default_priors import OPTIMIZER, default_prior, priors_by_optimizer
+from sweeps.config.priors import Prior
+from sweeps.config.space import Choice, Distribution, Powers
+from sweeps.config.spec import SweepSpec
+from sweeps.ledger.attributes import PRIORS
+from sweeps.search.prior_evidence import Comparison, rungs_of
+from trainable.seeding import derive_seed
+
+Value = Callable[[str, Distribution, Mapping[str, Any]], Prior | None]
+
+_SEEDS = 2.0**63
+_FIRST_SHARE = 0.5
+_HALVED_AFTER = 20
+"""The share is half of the first one after so many trials, a third after twice as many."""
+_LEAST_SHARE = 0.02
+"""Below it no trial is drawn around priors."""
+_WRONG, _RIGHT = 0.35, 0.5
+"""Priors whose trials win no more often get no trial; from the second on, their full share."""
+
+
+class PriorTrials:
+    """Which trials of a sweep are drawn around priors, and with which values.
+
+    Args:
+        spec: The sweep.
+    """
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._seed = spec.seed
+        self._use_defaults = spec.search.priors == "defaults"
+        self._optimizer = spec.train.optimizer.name
+        reports = spec.budget.reports
+        self._comparison = Comparison(
+            rungs=spec.early_stopping.rule.comparable_epochs(reports) or rungs_of(reports),
+            minimizes=tuple(mode == "min" for mode in spec.modes),
+            select=spec.select,
+        )
+        found = priors_by_optimizer(spec.space, self._optimizer, with_defaults=self._use_defaults)
+        data = sorted((*key, prior.value, prior.width) for key, prior in found.items())
+        self.digest = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+        """Identifies the priors; trials that were drawn around them have it as an attribute."""
+        self.any = bool(found)
+        """Whether there are priors."""
+
+    def takes(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
+        """Return whether a trial is drawn around priors.
+
+        Args:
+            number: Its number among the trials of the search.
+            trials: The trials of the search before it.
+        """
+        if not self.any:
+            return False
+        own = self._own(trials)
+        if not own:
+            return True
+        share = _FIRST_SHARE * _HALVED_AFTER / (_HALVED_AFTER + number - own[0].number)
+        drawn = derive_seed(self._seed, "prior", number) / _SEEDS
+        if share < _LEAST_SHARE or drawn >= share:
+            return False
+        drawn_around = {trial.number for trial in own}
+        others = [trial for trial in trials if trial.number not in drawn_around]
+        wins = self._comparison.wins(own, others)
+        if wins is None:  # the priors themselves come first
+            return False
+        return drawn < share * min(max((wins - _WRONG) / (_RIGHT - _WRONG), 0.0), 1.0)
+
+    def values(self, number: int, attempt: int, trials: Sequence[FrozenTrial]) -> PriorValues:
+        """Return the values of a trial that is drawn around priors.
+
+        Args:
+            number: Its number among the trials of the search.
+            attempt: How many of its points were dropped before.
+            trials: The trials of the search before it.
+        """
+        exact = not attempt and not self._own(trials)
+        return PriorValues(self._prior, derive_seed(self._seed, "prior", number, attempt), exact)
+
+    def _own(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        return [trial for trial in trials if trial.user_attrs.get(PRIORS) == self.digest]
+
+    def _prior(
+        self, key: str, distribution: Distribution, point: Mapping[str, Any]
+    ) -> Prior | None:
+        if distribution.prior is not None or not self._use_defaults:
+            return distribution.prior
+        return default_prior(key, distribution, str(point.get(OPTIMIZER, self._optimizer)))
+
+
+class PriorValues:
+    """The values of one trial that is drawn around priors.
+
+    Args:
+        prior: Returns the prior of a parameter, which may depend on the values before it.
+        seed: The seed of the draws.
+        exact: Whether the values are the priors themselves.
+    """
+
+    def __init__(self, prior: Value, seed: int, exact: bool) -> None:
+        self._prior, self._seed, self._exact = prior, seed, exact
+
+    def has(self, key: str, distribution: Distribution, point: Mapping[str, Any]) -> bool:
+        """Return whether a parameter has a prior; see `of`."""
+        return self._prior(key, distribution, point) is not None
+
+    def of(self, key: str, distribution: Distribution, point: Mapping[str, Any]) -> Any:
+        """Return the value of a parameter that has a prior.
+
+        Args:
+            key: The parameter.
+            distribution: Its distribution.
+            point: The values of the parameters before it.
+        """
+        prior = self._prior(key, distribution, point)
+        assert prior is not None
+        if self._exact:
+            return prior.value
+        return draw(prior, distribution, random.Random(derive_seed(self._seed, key)))
+
+
+def draw(prior: Prior, distribution: Distribution, generator: random.Random) -> Any:
+    """Draw a value around a prior.
+
+    Of a range, from a normal distribution that is cut off at its ends, on the range's own scale.
+    Of a choice, another option is drawn with the probability `width`, all of them alike.
+
+    Args:
+        prior: The prior.
+        distribution: The distribution that contains it.
+        generator: Its next number decides.
+    """
+    at = generator.random()
+    if isinstance(distribution, Choice) and not isinstance(distribution, Powers):
+        others = [option for option in distribution.options if option != prior.value]
+        if at >= prior.width or not others:
+            return prior.value
+        return others[int(at / prior.width * len(others))]
+    around = NormalDist(distribution.share(prior.value), prior.width)
+    low, high = around.cdf(0.0), around.cdf(1.0)
+    # A share of exactly 0 or 1 has no quantile of a normal distribution.
+    share = around.inv_cdf(min(max(low + at * (high - low), 1e-12), 1 - 1e-12))
+    return distribution.at(min(max(share, 0.0), math.nextafter(1.0, 0.0)))

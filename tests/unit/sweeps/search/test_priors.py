@@ -1,0 +1,327 @@
+"""Priors: which trials are drawn around them, with which values, and what the evidence changes."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeps.config.priors import Prior
+from sweeps.config.space import Choice, Distribution, Int, LogInt, LogUniform, QUniform, Uniform
+from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.ledger.attributes import PRIORS
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.warm_start import WarmStart
+from sweeps.optuna_compat.storage import set_trial_id
+from sweeps.search.dry_run import dry_run
+from sweeps.search.prior_evidence import Comparison
+from sweeps.search.prior_trials import PriorTrials, draw
+from sweeps.search.suggest import Suggester
+
+SPEC = """
+name: priors
+task: digits
+metric: val/loss
+mode: min
+trials: 40
+budget: {{epochs: 9}}
+space: {space}
+search: {search}
+early_stopping: {{scheduler: asha_promote, grace_epochs: 1, reduction: 3}}
+"""
+SPACE = (
+    "{train.optimizer.lr: {loguniform: [1.0e-5, 1.0], prior: 3.0e-4}, "
+    "train.clip.max_norm: {loguniform: [0.1, 10]}}"
+)
+CONDITIONAL = (
+    "{train.optimizer.name: {choice: [sgd, adamw], prior: sgd}, train.optimizer.momentum: "
+    "{uniform: [0.0, 0.99], prior: 0.9, prior_width: 0.02, when: {train.optimizer.name: sgd}}, "
+    "train.clip.max_norm: {loguniform: [0.1, 10]}}"
+)
+MOMENTUM = "train.optimizer.momentum"
+LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
+SAMPLERS = ["tpe", "gp", "random", "qmc", "cmaes", "nsgaii"]
+
+
+def _spec(space: str = SPACE, search: str = "{try_first: [], startup_trials: 4}") -> SweepSpec:
+    return parse_spec(SPEC.format(space=space, search=search), "priors.yaml")
+
+
+class History:
+    """A sweep's trials in memory, each of which stops after an epoch."""
+
+    def __init__(self, loss: Callable[[Mapping[str, Any]], float]) -> None:
+        self.warm_start = WarmStart()
+        self.directions = [StudyDirection.MINIMIZE]
+        self.minimize = True
+        self._loss = loss
+        self._trials: list[FrozenTrial] = []
+
+    def frozen_trials(self) -> list[FrozenTrial]:
+        return list(self._trials)
+
+    def add(self, suggestion: Suggestion, *, ended: bool = True) -> None:
+        trial = create_trial(
+            state=TrialState.PRUNED if ended else TrialState.RUNNING,
+            params=dict(suggestion.params),
+            distributions=dict(suggestion.distributions),
+            intermediate_values={1: self._loss(suggestion.params)} if ended else {},
+            user_attrs={PRIORS: suggestion.priors} if suggestion.priors else {},
+            system_attrs=dict(suggestion.system_attrs),
+        )
+        trial.number = len(self._trials)
+        set_trial_id(trial, trial.number + 1)
+        self._trials.append(trial)
+
+
+def _search(
+    spec: SweepSpec,
+    loss: Callable[[Mapping[str, Any]], float] = lambda _: 0.5,
+    *,
+    trials: int = 40,
+    history: History | None = None,
+    each_driver: bool = False,
+) -> list[FrozenTrial]:
+    """Search until there are so many trials; with a new driver for each, or one for all."""
+    history = history or History(loss)
+    suggester = Suggester(spec, history)
+    for number in range(len(history.frozen_trials()), trials):
+        history.add((Suggester(spec, history) if each_driver else suggester).propose(number))
+    return history.frozen_trials()
+
+
+def _around(trials: list[FrozenTrial]) -> list[int]:
+    """Return the numbers of the trials that were drawn around priors."""
+    return [trial.number for trial in trials if PRIORS in trial.user_attrs]
+
+
+def _is_good_at_small_rates(params: Mapping[str, Any]) -> float:
+    return float(params[LR])
+
+
+def _is_good_at_large_rates(params: Mapping[str, Any]) -> float:
+    return 1 - float(params[LR])
+
+
+@pytest.mark.parametrize(
+    ("distribution", "value"),
+    [
+        (LogUniform(1e-5, 1.0), 3e-4),
+        (Uniform(0.0, 1.0), 0.0),
+        (QUniform(0.0, 1.0, 0.1), 0.3),
+        (Int(1, 99, 2), 51),
+        (LogInt(1, 1000), 30),
+    ],
+)
+def test_draws_lie_around_the_prior(distribution: Distribution, value: Any) -> None:
+    generator = random.Random(0)
+    drawn = [draw(Prior(value, 0.1), distribution, generator) for _ in range(2000)]
+    assert all(map(distribution.contains, drawn))
+    middle = distribution.share(value)
+    shares = [distribution.share(one) for one in drawn]
+    spread = statistics.mean((share - middle) ** 2 for share in shares) ** 0.5
+    assert spread == pytest.approx(0.1, rel=0.15)
+    if 0.3 < middle < 0.7:
+        assert statistics.mean(shares) == pytest.approx(middle, abs=0.02)
+
+
+def test_width_of_a_choice_is_the_chance_of_others() -> None:
+    choice, generator = Choice(("a", "b", "c")), random.Random(0)
+    drawn = Counter(draw(Prior("b", 0.3), choice, generator) for _ in range(3000))
+    assert drawn["b"] / 3000 == pytest.approx(0.7, abs=0.03)
+    assert drawn["a"] / 3000 == pytest.approx(0.15, abs=0.03)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.999])
+@pytest.mark.parametrize(
+    "distribution",
+    [Int(1, 9, 2), LogInt(1, 100), QUniform(0.0, 1.0, 0.1), Choice(("a", "b", "c"))],
+)
+def test_a_value_s_share_leads_back_to_it(distribution: Distribution, share: float) -> None:
+    value = distribution.at(share)
+    assert distribution.at(distribution.share(value)) == value
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_first_trial_of_the_priors_has_their_values(sampler: str) -> None:
+    spec = _spec(search=f"{{sampler: {sampler}, try_first: [{{{LR}: 0.5}}], startup_trials: 4}}")
+    dry_run(spec)
+    trials = _search(spec, _is_good_at_small_rates, trials=9)
+    assert [trial.params[LR] for trial in trials[:2]] == [0.5, 3e-4]
+    assert _around(trials)[0] == 1
+    assert 2 <= len(_around(trials)) < 8
+    assert len({trial.params[NORM] for trial in trials}) >= 5  # the sampler's, in each
+
+
+def test_a_new_driver_for_each_trial_draws_the_same() -> None:
+    once, each = (
+        _search(_spec(), _is_good_at_small_rates, trials=20, each_driver=new)
+        for new in (False, True)
+    )
+    assert [(t.params, t.user_attrs) for t in once] == [(t.params, t.user_attrs) for t in each]
+
+
+def test_evidence_drops_a_wrong_prior() -> None:
+    spec = _spec()
+    right = _search(spec, _is_good_at_small_rates)
+    wrong = _search(spec, _is_good_at_large_rates)
+    assert len(_around(right)) >= 6
+    assert len(_around(wrong)) <= 2
+
+
+def test_share_falls_with_the_trials() -> None:
+    priors = PriorTrials(_spec())
+    first = _trial(TrialState.PRUNED, 0.5)
+    first.user_attrs = {PRIORS: priors.digest}
+    taken = [priors.takes(number, [first]) for number in range(1, 2000)]
+    early, later, late = taken[:40], taken[200:400], taken[1000:]
+    assert sum(early) / 40 > 0.2
+    assert 0 < sum(later) / 200 < 0.1
+    assert not any(late)
+
+
+def test_priors_themselves_are_tried_before_others() -> None:
+    history = History(lambda _: 0.5)
+    suggester = Suggester(_spec(), history)
+    for number in range(16):
+        history.add(suggester.propose(number), ended=False)
+    assert _around(history.frozen_trials()) == [0]
+
+
+@pytest.mark.parametrize("sampler", ["random", "qmc"])
+def test_priors_take_nothing_from_the_sampler_s_sequence(sampler: str) -> None:
+    search = f"{{sampler: {sampler}, try_first: []}}"
+    without = _search(_spec(SPACE.replace(", prior: 3.0e-4", ""), search))
+    trials = _search(_spec(search=search), _is_good_at_large_rates)
+    around = _around(trials)
+    rest = [trial.params for trial in trials if trial.number not in around]
+    assert rest == [trial.params for trial in without[: len(rest)]]
+    assert not {trials[number].params[NORM] for number in around} & {p[NORM] for p in rest}
+
+
+def test_conditional_parameter_has_its_prior_where_it_exists() -> None:
+    trials = _search(_spec(CONDITIONAL))
+    first, *rest = (trials[number].params for number in _around(trials))
+    assert (first["train.optimizer.name"], first[MOMENTUM]) == ("sgd", 0.9)
+    momenta = [one[MOMENTUM] for one in rest if MOMENTUM in one]
+    assert all(0.8 < momentum < 0.99 for momentum in momenta)
+    assert len(momenta) >= 3
+
+
+def test_constraints_hold_around_priors() -> None:
+    search = f'{{try_first: [], constraints: ["{LR} < 3.0e-4"]}}'
+    trials = _search(_spec(search=search))
+    assert all(trial.params[LR] < 3e-4 for trial in trials)
+    assert len(_around(trials)) >= 5
+
+
+def test_constraints_that_forbid_all_near_priors() -> None:
+    space = SPACE.replace("prior: 3.0e-4", "prior: 1.0e-5, prior_width: 0.01")
+    spec = _spec(space, f'{{try_first: [], constraints: ["{LR} > 0.1"]}}')
+    trials = _search(spec, trials=10)
+    assert not _around(trials)
+    assert all(trial.params[LR] > 0.1 for trial in trials)
+
+
+def test_no_point_is_tried_twice_around_priors() -> None:
+    spec = _spec("{train.accumulation: {choice: [1, 2, 4, 8], prior: 2}}")
+    trials = _search(spec, trials=4)
+    assert sorted(trial.params["train.accumulation"] for trial in trials) == [1, 2, 4, 8]
+    assert trials[0].params["train.accumulation"] == 2
+
+
+def test_resume_with_another_prior_begins_with_it() -> None:
+    history = History(_is_good_at_small_rates)
+    without = _spec(SPACE.replace(", prior: 3.0e-4", ""))
+    assert without.search_space().digest() == _spec().search_space().digest()
+    assert not _around(_search(without, trials=6, history=history))
+    for trials, value in ((12, 3e-4), (18, 2e-5)):
+        spec = _spec(SPACE.replace("3.0e-4", str(value)))
+        made = _search(spec, trials=trials, history=history)
+        assert made[trials - 6].params[LR] == value
+        assert trials - 6 in _around(made)
+
+
+def test_ledger_keeps_what_was_drawn_around_priors(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "ledger.db", mode="min", sweep_id="s")
+    suggester = Suggester(_spec(), ledger)
+    for number in range(2):
+        ledger.add(suggester.propose(number))
+    assert [trial.from_priors for trial in ledger.trials()] == [True, False]
+    records = LedgerReader(tmp_path / "ledger.db").records()
+    assert [record.from_priors for record in records] == [True, False]
+
+
+def test_optimizer_defaults_are_weak_priors() -> None:
+    space = (
+        "{train.optimizer.name: {choice: [sgd, adamw]}, "
+        "train.optimizer.lr: {loguniform: [1.0e-5, 1.0]}, "
+        "train.optimizer.weight_decay: {loguniform: [1.0e-5, 1.0]}, "
+        "train.optimizer.betas: {choice: [[0.8, 0.9], [0.9, 0.999]], "
+        "when: {train.optimizer.name: adamw}}}"
+    )
+    spec = _spec(space, "{try_first: [], priors: defaults}")
+    first = _search(spec, trials=1)[0]
+    assert PRIORS in first.user_attrs
+    sgd = first.params["train.optimizer.name"] == "sgd"
+    assert first.params[LR] == (0.1 if sgd else 3e-4)
+    if not sgd:
+        assert first.params["train.optimizer.weight_decay"] == 0.01
+        assert first.params["train.optimizer.betas"] == "[0.9, 0.999]"
+
+
+def _trial(state: TrialState, *reports: float) -> FrozenTrial:
+    return create_trial(
+        state=state,
+        value=min(reports) if state == TrialState.COMPLETE else None,
+        intermediate_values=dict(enumerate(reports, start=1)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_better"),
+    [
+        ((TrialState.PRUNED, 0.5), (TrialState.COMPLETE, 0.6, 0.1, 0.1), True),
+        ((TrialState.PRUNED, 0.5, 0.5, 0.4), (TrialState.COMPLETE, 0.6, 0.1, 0.1), False),
+        ((TrialState.PRUNED, 0.9), (TrialState.FAIL, 0.1), True),
+        ((TrialState.FAIL, 0.1), (TrialState.RUNNING, 0.9), False),
+    ],
+)
+def test_trials_compare_at_their_last_common_rung(
+    own: tuple[Any, ...], other: tuple[Any, ...], is_better: bool
+) -> None:
+    comparison = Comparison((1, 3), (True,), "checkpoint")
+    wins = comparison.wins([_trial(*own)], [_trial(*other)])
+    assert wins is not None
+    assert (wins > 0.5) is is_better
+
+
+def test_trial_without_a_report_is_no_evidence() -> None:
+    comparison = Comparison((1, 3), (True,), "checkpoint")
+    running, reported = [_trial(TrialState.RUNNING)], [_trial(TrialState.RUNNING, 0.1)]
+    assert comparison.wins(running, reported) is None
+    assert comparison.wins(reported, running) == 0.5
+
+
+def test_several_metrics_compare_by_dominance() -> None:
+    def trial(*values: float) -> FrozenTrial:
+        return create_trial(state=TrialState.PRUNED, user_attrs={"report 1": list(values)})
+
+    comparison = Comparison((1,), (True, False), "checkpoint")
+    rival = [trial(0.2, 0.8)]
+    worse, neither, better = (
+        comparison.wins([one], rival)
+        for one in (trial(0.3, 0.7), trial(0.1, 0.7), trial(0.1, 0.9))
+    )
+    assert worse is not None
+    assert better is not None
+    assert worse < 0.5 == neither < better
