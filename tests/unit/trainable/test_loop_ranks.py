@@ -100,11 +100,14 @@ def _assert_same(one: Any, other: Any, tolerance: float = 0.0) -> None:
 def three_ranks(tmp_path_factory):
     """Runs of a script for torchrun on three ranks."""
     base = tmp_path_factory.mktemp("three")
+    # a loss that falls is never better
+    impatient = config_of(PLAIN, workers=3).model_copy(update={"mode": "max", "patience": 1})
     cases = {  # the failed one first: the processes of the ranks live on
         "raises": Case(config_of(PLAIN, workers=3, in_epoch_2="raise"), base / "raises"),
         "whole": Case(config_of(PLAIN, workers=3), base / "whole"),
         "stopped": Case(config_of(PLAIN, workers=3), base / "cut"),
         "resumed": Case(config_of(PLAIN, workers=3), base / "cut"),
+        "patience": Case(impatient, base / "impatient"),
         "rank 1 ends early": Case(config_of(PLAIN, workers=3, skips=1), base / "early"),
         "rank 0 ends early": Case(config_of(PLAIN, workers=3, skips=0), base / "late"),
     }
@@ -129,6 +132,13 @@ def test_first_rank_alone_reports(three_ranks):
     assert outcomes["whole"].error is None
     assert [row["rank"] for row in _curve(base / "whole")] == [0.0] * 4
     assert [end["whole"] for end in ends] == ["", ""]
+
+
+def test_first_rank_ends_all_by_patience(three_ranks):
+    base, outcomes, ends = three_ranks
+    assert outcomes["patience"].error is None
+    assert len(_curve(base / "impatient")) == 2
+    assert [end["patience"] for end in ends] == ["", ""]
 
 
 def test_stopped_and_resumed_it_equals_a_whole_run(three_ranks):
