@@ -371,6 +371,8 @@ class TuneEventHandler(Callback):
             self._retries_exhausted[number] = self._describe_loss(trial, end)
             stop_requests.request_stop(self._paths, [number])
             end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
+        else:
+            self._queue.put(partial(self._event_writer.record_lost_worker, number, end.sentence()))
 
     def _kill_unresponsive_workers(self) -> None:
         """Kill workers that make no progress, or that ignore the user's stop request too long."""
@@ -480,15 +482,14 @@ class TuneEventHandler(Callback):
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
             output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
-            whose = f"the process of rank {end.rank}" if end.rank else "the trial's process"
-            file.write(f"{whose} ended{end.how and ' '}{end.how}{output}\n")
+            file.write(f"{end.whose} ended{end.how and ' '}{end.how}{output}\n")
         return end
 
     def _describe_loss(self, trial: Trial, end: WorkerEnd) -> Failure:
         number = trial.config["number"]
         times = self._crash_counter.in_a_row(number)
         count = f"{times} times in a row" if times > 1 else "once"
-        whose = f"that of rank {end.rank}" if end.rank else "it"
+        whose = "it" if end.rank is None else end.whose
         how = f"; {whose} ended {end.how}" if end.how else ""
         reason = f"lost: its process ended {count} without a new checkpoint{how}"
         return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
