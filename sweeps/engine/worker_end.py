@@ -56,18 +56,27 @@ def end_of_worker(error: BaseException | None) -> WorkerEnd:
     Args:
         error: Ray's error about the lost actor.
     """
-    text = str(error)
-    if (found := _SILENT_RANK.search(text)) is not None:
-        return WorkerEnd("because it did not answer in time", "", found[1])
-    rank = "" if _ANY_RANK.search(text) else None
-    if (found := _RANK.search(text)) is not None:
-        rank = found[1]
+    rank = _lost_rank(error)
+    if _SILENT_RANK.search(str(error)):
+        return WorkerEnd("because it did not answer in time", "", rank)
     if (lost := lost_worker(error)) is None:
         return WorkerEnd("", "", rank)
     code = fork_server.exit_code(lost.pid, _PATIENCE)
     if code is not None:
         return WorkerEnd(in_words(code), _last_lines(lost.pid), rank)
     return WorkerEnd(f"({lost.detail})" if lost.detail else "", _last_lines(lost.pid), rank)
+
+
+def end_with_node(error: BaseException | None) -> WorkerEnd:
+    """Return that a worker was lost with its whole node."""
+    return WorkerEnd("with its node", "", _lost_rank(error))
+
+
+def _lost_rank(error: BaseException | None) -> str | None:
+    """Return the number of a lost rank; None: the trial's first process was lost."""
+    text = str(error)
+    found = _RANK.search(text) or _SILENT_RANK.search(text)
+    return found[1] if found else ("" if _ANY_RANK.search(text) else None)
 
 
 def in_words(code: int) -> str:

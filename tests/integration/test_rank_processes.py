@@ -51,7 +51,10 @@ def test_lost_rank_is_retried(swept: CommandLine, what: str) -> None:
     one = _trial(swept, what)
     assert (one["state"], one["attempts"]) == ("complete", 2)
     assert one["epoch"] == 3
+    (lost,) = swept.json("show", "ranks", str(one["number"]))["lost_workers"]
+    assert "rank 1" in lost
     if what == "killed":
+        assert "SIGKILL" in lost
         text = swept.ok("logs", "ranks", str(one["number"]))
         assert "the process of rank 1 ended by signal 9 (SIGKILL)" in text
 
