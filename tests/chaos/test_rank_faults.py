@@ -24,7 +24,7 @@ from tests.chaos.invariants import (
 from tests.chaos.outcome import Outcome
 from tests.chaos.probe_task import RESET
 from tests.chaos.ray_nodes import RayNodes
-from tests.chaos.sandbox import MICRO_BATCHES, RANKED, Driver
+from tests.chaos.sandbox import MICRO_BATCHES, NAME, RANKED, Driver
 from tests.time_limits import scaled
 
 _GONE_SECONDS = 10.0
@@ -92,7 +92,12 @@ def test_row_40_rank_killed_in_exchange(sandbox: Sandbox, references: References
     place = sandbox.probe.hold("backward.0", 4 * MICRO_BATCHES)  # after the second checkpoint
     driver = sandbox.run()
     _kill_in_exchange(driver, sandbox, place)
-    found = assert_all(sandbox, reference, driver.wait())
+    ended = driver.wait()
+    how = "the process of rank 1 ended by signal 9 (SIGKILL)"
+    assert how in ended.text
+    assert how in sandbox.cli.ok("logs", NAME, "0")
+    assert how in sandbox.cli.json("show", NAME, "0")["lost_workers"][0]
+    found = assert_all(sandbox, reference, ended)
     _assert_attempts(found, losses=1)
 
 
