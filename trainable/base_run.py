@@ -78,6 +78,9 @@ class BaseRun(ABC):
         self.resumed_at = resumed_at
         self.ranks_before: int | None = None
         """The number of ranks that saved the state from which it resumed; None without one."""
+        self.stop_at = math.inf
+        """The `position` at which the run saves and ends; exact also with several ranks, where
+        `should_stop` is asked while a step is computed."""
         self._history = history
         self._health = HealthMonitor()
         self._health.load_history(earlier)

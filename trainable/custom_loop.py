@@ -223,7 +223,7 @@ class CustomLoop(BaseRun):
                 self._is_new = False
                 self._check_reads()
             value, new_best = self._record(metrics)
-            stopping = self._should_stop()
+            stopping = self._should_stop() or self.position >= self.stop_at
             if state is not None:
                 self.store.maybe_save(
                     lambda state=state: self._snapshot(state),  # type: ignore[misc]

@@ -2,19 +2,24 @@
 
 A bucket has the gradients of some parameters of one type and device in one tensor. It is sent as
 soon as the last backward pass of a step has made all of them, and all buckets before it are sent.
-So sending overlaps with that pass. Buckets and their order depend on the parameters alone: each
-run, resumed or not, adds in the same order and has the same bits. What must not live here: how a
-tensor is sent (`collectives.py`).
+So sending overlaps with that pass. The last bucket is sent after the pass, on the CPU with some
+numbers besides: each wait for the other ranks costs as much as a small step. Buckets and their
+order depend on the parameters alone: each run, resumed or not, adds in the same order and has the
+same bits. What must not live here: how a tensor is sent (`collectives.py`), and what the numbers
+say (`rank_group.py`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+
+from trainable.carried_numbers import CarriedNumbers, can_carry, num_values
+from trainable.collectives import Collectives
 
 BUCKET_BYTES = 8 << 20
 
@@ -24,14 +29,26 @@ class GradientSums:
 
     Args:
         parameters: The parameters; those that require no gradient are left out.
-        send: Begins to add a tensor up over the ranks, in place.
+        collectives: Adds tensors up over the ranks.
+        num_numbers: How many numbers are added up with them.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], send: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], collectives: Collectives, num_numbers: int
+    ) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
-        self._send = send
+        self._collectives = collectives
         # a backward pass makes the gradients of the last parameters first
-        self._buckets = [_Bucket(some) for some in _cut(self._parameters[::-1])]
+        cut = list(_cut(self._parameters[::-1]))
+        self._buckets = [_Bucket(some) for some in cut[:-1]]
+        self._carried: CarriedNumbers | None = None
+        if cut and can_carry(cut[-1][0]):
+            place = collectives.rank, collectives.size
+            last = _Bucket(cut[-1], num_values(place[1], num_numbers, len(parameters)))
+            self._carried = CarriedNumbers(last.rest, *place, num_numbers)
+            self._buckets.append(last)
+        elif cut:
+            self._buckets.append(_Bucket(cut[-1]))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._hooks: list[RemovableHandle] = []
         if len(self._buckets) > 1:  # a single one is complete only after the whole pass
@@ -62,19 +79,38 @@ class GradientSums:
             bucket.missing = {id(p) for p in bucket.parameters}
 
     def send_early(self) -> None:
-        """Send each bucket as soon as it is complete: this backward pass is the step's last."""
+        """Send each bucket but the last as soon as it is complete: this backward pass is the
+        step's last.
+        """
         self._early = True
 
-    def send_rest(self) -> None:
-        """Send the buckets that are not yet sent."""
-        self._early = False
-        while self._num_sent < len(self._buckets):
-            self._send_next()
+    def add_up(self, numbers: Sequence[float], flags: Sequence[bool]) -> list[float]:
+        """Send the buckets that are not yet sent, and wait until all are added up.
 
-    def send_again(self) -> None:
-        """Send all buckets once more."""
+        Args:
+            numbers: As many numbers of this rank as were announced.
+            flags: One for each of the parameters that the sums were made with.
+
+        Returns:
+            The sums of the numbers over the ranks, in float64; then on how many ranks each flag is
+            set.
+        """
+        if self._carried is not None:
+            self._carried.write(numbers, flags)
+        self._send_rest()
+        if self._carried is not None:
+            self._collectives.wait()
+            return self._carried.read()
+        sums = torch.tensor([*numbers, *flags], dtype=torch.float64)
+        self._collectives.begin_to_add_up(sums)  # after the buckets: on each rank in this order
+        self._collectives.wait()
+        return sums.tolist()
+
+    def add_up_again(self) -> None:
+        """Send all buckets once more, and wait."""
         self._num_sent = 0
-        self.send_rest()
+        self._send_rest()
+        self._collectives.wait()
 
     def give_back(self, parameters: Sequence[Tensor], present: Sequence[bool]) -> None:
         """Let each parameter have its sum as its gradient, and none where no rank has one."""
@@ -96,24 +132,36 @@ class GradientSums:
         if id(parameter) not in missing:  # a pass within the pass, as some checkpointing has
             self.is_stale = True
         missing.discard(id(parameter))
-        while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
+        last = len(self._buckets) - 1
+        while self._num_sent < last and not self._buckets[self._num_sent].missing:
+            self._send_next()
+
+    def _send_rest(self) -> None:
+        self._early = False
+        while self._num_sent < len(self._buckets):
             self._send_next()
 
     def _send_next(self) -> None:
         bucket = self._buckets[self._num_sent]
         self._num_sent += 1
         bucket.fill()
-        self._send(bucket.flat)
+        self._collectives.begin_to_add_up(bucket.flat)
 
 
 class _Bucket:
-    """The gradients of some parameters in one tensor; a gradient becomes a view of it."""
+    """The gradients of some parameters in one tensor; a gradient becomes a view of it.
 
-    def __init__(self, parameters: list[Tensor]) -> None:
+    Args:
+        parameters: Of one type and device.
+        further: How many values the tensor has besides.
+    """
+
+    def __init__(self, parameters: list[Tensor], further: int = 0) -> None:
         self.parameters = parameters
         sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
-        parts = torch.split(self.flat, sizes)
+        kind, device = parameters[0].dtype, parameters[0].device
+        self.flat = torch.zeros(sum(sizes) + further, dtype=kind, device=device)
+        *parts, self.rest = torch.split(self.flat, [*sizes, further])
         self.views = [_shaped(part, p) for part, p in zip(parts, parameters, strict=True)]
         self.missing: set[int] = set()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -48,6 +49,7 @@ from trainable.pending_steps import PendingStep
 from trainable.precision import Precision, device_name
 from trainable.rank_checks import check_weights_alike
 from trainable.rank_values import evaluate, means_of_ranks
+from trainable.ranks import Decisions
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, translate_torch_errors
 from trainable.step_rows import StepRows
@@ -142,7 +144,8 @@ class Trainer(BaseRun):
         self._hooks = Hooks(step.task, self._log, step.model, step.parameters)
         self._hooks.forbid_steps(step.optimizer)
         self._rows = StepRows(state, history, self._log, self._health, self._ranks, earlier)
-        self._should_stop = should_stop
+        self._should_stop, self._must_stop = should_stop, False
+        self._decided: Decisions | None = None
         # The hook refers to neither run nor step: a reference cycle would keep the model alive.
         step.optimizer.register_step_pre_hook(lambda *_: store.wait_for_copy())
 
@@ -275,30 +278,48 @@ class Trainer(BaseRun):
     ) -> bool:
         """Save if a checkpoint is due; return whether the run stops. The first rank decides."""
         progress, store = self.state.progress, self.store
-        stopping = self._ranks.is_first and self._should_stop()
-        final = stopping or (at_report and self._is_over())
-        due = store.is_due(
-            step=progress.step,
-            epoch=progress.epoch if end_of_epoch else None,
-            report=progress.reports if at_report else None,
-            certain=new_best or final,
-        )
-        observed = store.is_observed(progress.step)
-        stopping, due, observed = map(bool, self._ranks.decide((stopping, due, observed)))
-        final = stopping or (at_report and self._is_over())  # on each rank
-        if observed:
+        is_over = at_report and self._is_over()
+        decided, self._decided = self._decided, None
+        if decided is None or end_of_epoch or at_report:  # else it came with the gradients
+            now = self._decide(
+                progress.step,
+                epoch=progress.epoch if end_of_epoch else None,
+                report=progress.reports if at_report else None,
+                certain=new_best or is_over,
+            )
+            decided = Decisions(*map(bool, self._ranks.decide(now)))
+        if decided.is_observed:
             store.observe(progress.step, self._whole_snapshot)
-        if due:
+        if decided.saves:
             store.save(
                 self._snapshot,
                 step=progress.step,
                 reports=progress.reports,
                 value=value,
-                final=final,
+                final=decided.stops or is_over,
                 before_commit=self._history.sync,
                 async_copy_keys=_ASYNC_COPY_KEYS,
             )
-        return stopping
+        return decided.stops
+
+    def _decide(
+        self,
+        step: int,
+        *,
+        epoch: int | None = None,
+        report: int | None = None,
+        certain: bool = False,
+    ) -> Decisions:
+        """Decide what follows a step. With several ranks the first one's decision counts.
+
+        With several ranks it is asked before the step's exchange, which takes the answer to the
+        others, and again at the end of an epoch or report.
+        """
+        if self._ranks.is_first and self._should_stop():
+            self._must_stop = True
+        stops = self._must_stop or step >= self.stop_at
+        due = self.store.is_due(step=step, epoch=epoch, report=report, certain=certain or stops)
+        return Decisions(stops, due, self.store.is_observed(step))
 
     def _train_one(self) -> bool:
         """Train one window, of the next epoch if this one has ended; return whether it ends one.
@@ -361,14 +382,15 @@ class Trainer(BaseRun):
         number = self._log.step = progress.step + 1
         lr = applied_lr(self._step.optimizer)
         self._ranks.sync_buffers(self._step.model)
+        decide = partial(self._decide, number)
         in_step = self._ranks.in_step
         with task_code():
             if self._device_time is None:
-                outcome = self._step(in_step(window), number)
+                outcome = self._step(in_step(window, decide), number)
             else:
                 window = list(window)  # fetched first: loading does not count as device time
                 with self._device_time.measure():
-                    outcome = self._step(in_step(window), number)
+                    outcome = self._step(in_step(window, decide), number)
         heartbeat.beat("step")
         size = self._train.plan.size(progress.window)
         progress.window += 1
@@ -387,6 +409,7 @@ class Trainer(BaseRun):
             self._count_skipped(outcome, number)
             return
         progress.step, progress.skipped_in_a_row = number, 0
+        self._decided = self._ranks.decided()
         every = self._layer_norms_every
         layers = self._layer_norms.present() if every and number % every == 0 else None
         now = int(self._wall_clock() * 1000)

@@ -24,10 +24,12 @@ from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group
 from trainable.rank_errors import as_error, as_note
-from trainable.ranks import Ranks, Scalar
+from trainable.ranks import Decisions, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
 
 _END = object()
+_NUM_NUMBERS = 5 + len(Decisions._fields)
+"""How many numbers of each rank travel with the gradients: see `exchange`."""
 
 
 class RankGroup(Ranks):
@@ -43,6 +45,8 @@ class RankGroup(Ranks):
         self._leaves_on_failure = False
         self._gradients: GradientSums | None = None
         self._sends_early = False
+        self._decide: Callable[[], Decisions] = Decisions
+        self._decided: Decisions | None = None
         self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
 
     @classmethod
@@ -89,33 +93,52 @@ class RankGroup(Ranks):
         loss: Scalar = 0.0
         weight: Scalar = 0.0
         passes = 0
+        present, decisions = [False] * len(parameters), Decisions()
         gradients = self._gradients_of(parameters)
+        decide, self._decide = self._decide, Decisions
         try:
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
+            decisions = decide()
         except Exception as problem:  # of the user's code: raised below, on every rank
-            error, present = problem, [False] * len(parameters)
+            error = problem
         if error is not None and self._leaves_on_failure:
             raise self._leave(error)
-        gradients.send_rest()
         stays = device is not None and self.collectives.direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
-        sums = self._sum_flagged([passes, gradients.is_stale, *values, *present], error)
-        self.collectives.wait()
-        if sums[1]:
-            gradients.send_again()
-            self.collectives.wait()
-        gradients.give_back(parameters, [count > 0 for count in sums[4:]])
+        own = decisions if self.is_first else Decisions()  # a sum is a broadcast
+        numbers = [error is not None, passes, gradients.is_stale, *values, *own]
+        sums = gradients.add_up(numbers, present)
+        if sums[0]:
+            self._raise_failure(error)
+        if sums[2]:
+            gradients.add_up_again()
+        gradients.give_back(parameters, [count > 0 for count in sums[_NUM_NUMBERS:]])
+        self._decided = Decisions(*map(bool, sums[5:_NUM_NUMBERS]))
         if device is None or not stays:
-            return sums[2], sums[3], int(sums[0])
+            return sums[3], sums[4], int(sums[1])
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
         self.collectives.add_up(on_device)
         kind = next((p.dtype for p in parameters), torch.float32)
         wide = torch.promote_types(kind, torch.float32)
-        return on_device[0].to(wide), on_device[1].to(wide), int(sums[0])
+        return on_device[0].to(wide), on_device[1].to(wide), int(sums[1])
 
-    def in_step(self, window: Iterable[Any]) -> Iterator[Any]:
-        """Yield the micro-batches of a window; send the gradients of the last as they are made."""
+    def in_step(
+        self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
+    ) -> Iterator[Any]:
+        """Return the micro-batches of a window; send the gradients of the last as they are made.
+
+        What the first rank decides travels with the gradients: each wait for the other ranks
+        counts.
+        """
+        self._decide = decide
+        return self._sent_early(window)
+
+    def decided(self) -> Decisions | None:
+        """Return what the first rank decided within the last exchange."""
+        return self._decided
+
+    def _sent_early(self, window: Iterable[Any]) -> Iterator[Any]:
         batches = iter(window)
         batch = next(batches, _END)
         while batch is not _END:
@@ -289,7 +312,7 @@ class RankGroup(Ranks):
         if self._gradients is None or not self._gradients.fits(parameters):
             if self._gradients is not None:
                 self._gradients.close()
-            self._gradients = GradientSums(parameters, self.collectives.begin_to_add_up)
+            self._gradients = GradientSums(parameters, self.collectives, _NUM_NUMBERS)
             kinds = {p.device.type for p in parameters}
             self._sends_early = self.collectives.direct or kinds == {"cpu"}
         self._gradients.begin()

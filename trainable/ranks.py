@@ -11,12 +11,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 Scalar = float | Tensor
+
+
+class Decisions(NamedTuple):
+    """What the first rank decides about the end of a step.
+
+    Attributes:
+        stops: The run saves and ends.
+        saves: A checkpoint is due.
+        is_observed: The observer of the checkpoints looks at the state.
+    """
+
+    stops: bool = False
+    saves: bool = False
+    is_observed: bool = False
 
 
 class Ranks:
@@ -47,9 +61,21 @@ class Ranks:
         del parameters, device
         return compute()
 
-    def in_step(self, window: Iterable[Any]) -> Iterable[Any]:
-        """Return the micro-batches of a window, for `compute` of `exchange`."""
+    def in_step(
+        self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
+    ) -> Iterable[Any]:
+        """Return the micro-batches of a window, for `compute` of `exchange`.
+
+        Args:
+            window: The micro-batches of this rank.
+            decide: With several ranks, `exchange` calls it on each of them before it exchanges.
+        """
+        del decide
         return window
+
+    def decided(self) -> Decisions | None:
+        """Return what the first rank decided within the last exchange; None for one process."""
+        return None
 
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
         """Return the sums over the ranks, in float64; raise if a rank has an error.

@@ -282,12 +282,11 @@ class _Run:
                 trainer = open_trainer(
                     part.config,
                     self.directory,
-                    should_stop=lambda: trainer.position >= end,
                     ranks=ranks,
                     **shared,
                 )
             stack.callback(trainer.close)
-            trainer.store.observer = watch
+            trainer.store.observer, trainer.stop_at = watch, end
             try:
                 if trainer.position < end:
                     for report in trainer.events():

@@ -38,6 +38,9 @@ BUDGETS = {  # sixteen windows, and three reports or more
 }
 WARMUP = 5
 _NEVER = 10**9
+_PLACES = {"warmup": (0, 3), "epoch": (2, 2), "edge": (2, 0)}
+"""Epochs and windows of the next one that are trained where a run dies when it is asked whether it
+was interrupted: after a step; with several ranks also within the next one, before its exchange."""
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
@@ -270,14 +273,14 @@ def open_case(
         kill=die if kills else _nothing,
         die_at=_pass_to_die_in(case) if kills else _NEVER,
     )
-    asked = iter(range(1, _NEVER))
+    place = _PLACES.get(case.kill) if kills else None
 
     def is_reached() -> bool:
-        if next(asked) == steps:
+        progress = trainer.state.progress
+        if (progress.epoch, progress.window) == place:
             die()
         return False
 
-    steps = _question_to_die_at(case) if kills else 0
     trainer = open_trainer(
         configure(case),
         directory,
@@ -321,17 +324,6 @@ def _die_in_window(case: Case, trainer: Trainer, task: Fragile) -> None:
         sync_buffers(model)
 
     trainer._ranks.sync_buffers = begin_window  # type: ignore[method-assign]
-
-
-def _question_to_die_at(case: Case) -> int:
-    """Return at which "were you interrupted?" a run dies; 0: at none.
-
-    The question is put after each step but a report's last, and once more when the report is
-    closed: four times an epoch here, with fp16's skipped ones. A stream does not say which step
-    is its last: five times then.
-    """
-    more = {"stream": 1, "skipped": 1, "stream-processes": 1}.get(case.data, 0)
-    return {"warmup": 3, "epoch": 10 + 2 * more, "edge": 8 + 2 * more}.get(case.kill, 0)
 
 
 def _die_in_evaluation_or_save(

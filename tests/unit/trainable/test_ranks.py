@@ -30,6 +30,7 @@ from trainable.errors import (
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
 from trainable.metrics_file import Row
+from trainable.rank_group import RankGroup
 
 pytestmark = pytest.mark.integration
 
@@ -63,12 +64,16 @@ class Trained(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """All runs, by name; how they failed on the first rank, and how each ended on the others."""
+    """All runs, by name; how they failed on the first rank, and how each ended on the others.
+
+    `operations`: the collective operations of one run, by the number of steps before them.
+    """
 
     runs: dict[str, Trained]
     errors: dict[str, TrainingError]
     seconds: dict[str, float]
     others: dict[str, list[str]]
+    operations: dict[int, list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +101,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "more": (config(3), "begun"),
         "killed": (config(3, {"fails": "1 kill 5"}), "killed"),
     }
-    done = Ends({}, {}, {}, {})
+    done = Ends({}, {}, {}, {}, {})
     try:
         with LocalRanks(3) as children, warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingCaution)  # BatchNorm
@@ -123,17 +128,37 @@ def _grouped(workers: int) -> TrialConfig:
 
 
 def _train(groups: Groups, number: int, name: str, directory: Path, done: Ends) -> None:
-    stop_at = CUT if name in ("cut", "begun") else 10**6
+    asked = CUT if name == "begun" else 10**6
     opened: list[Trainer] = []
     started = time.monotonic()
     try:
-        with groups.first(number, should_stop=lambda: opened[-1].position >= stop_at) as trainer:
+        with groups.first(number, should_stop=lambda: opened[-1].position >= asked) as trainer:
             opened.append(trainer)
+            trainer.stop_at = CUT if name == "cut" else trainer.stop_at
+            if name == "three":
+                _note_operations(trainer, done.operations)
             to_end(trainer)
             done.runs[name] = _trained(trainer, directory)
     except TrainingError as error:
         done.errors[name] = error
     done.seconds[name] = time.monotonic() - started
+
+
+def _note_operations(trainer: Trainer, found: dict[int, list[str]]) -> None:
+    assert isinstance(trainer._ranks, RankGroup)
+    collectives = trainer._ranks.collectives
+
+    def noted(name: str) -> Any:
+        operation = getattr(collectives, name)
+
+        def call(*arguments: Any) -> None:
+            found.setdefault(trainer.position, []).append(name)
+            operation(*arguments)
+
+        return call
+
+    for name in ("add_up", "begin_to_add_up", "broadcast"):
+        setattr(collectives, name, noted(name))
 
 
 def _train_alone(name: str, made: TrialConfig, root: Path, done: Ends) -> None:
@@ -174,6 +199,13 @@ def test_patience_and_plateau_end_ranks_alike(ends: Ends) -> None:
     assert ends.others["grouped"] == [""]  # of the rank that lives to the end
     assert len({row.metrics["train/lr"] for row in rows}) > 2
     assert rows[-1].metrics["num_averaged_weights"] == len(rows)
+
+
+def test_a_step_waits_for_its_gradients_alone(ends: Ends) -> None:
+    """Not for loss, weight, failures and decisions besides."""
+    inside = [ends.operations[position] for position in (1, 2, 6, 9)]  # nothing is saved there
+    buckets = 3  # of at least 60 bytes
+    assert inside == [["begin_to_add_up"] * buckets] * 4
 
 
 def test_a_resumed_run_of_three_ranks_is_exact(ends: Ends) -> None:
@@ -256,7 +288,9 @@ def test_another_number_of_ranks_must_be_accepted(ends: Ends) -> None:
 def test_run_names_its_ranks_and_earlier_ones(ends: Ends) -> None:
     assert ends.runs["one"].workers == {}
     assert ends.runs["three"].workers == {"workers": "3"}
-    assert ends.runs["more"].workers == {"workers": "3", f"workers.before_step_{CUT}": "2"}
+    # within an epoch, the ranks stop after the step in which they were asked to
+    stopped = f"workers.before_step_{CUT + 1}"
+    assert ends.runs["more"].workers == {"workers": "3", stopped: "2"}
 
 
 def _differing(one: Any, other: Any, path: str = "") -> list[str]:
