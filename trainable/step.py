@@ -107,8 +107,10 @@ class Step:
         self.schedule, self.precision, self.clipper = schedule, precision, clipper
         self.average = average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.exchanged = self.parameters
-        """The parameters whose gradients the exchange adds up."""
+        place = {id(p): number for number, p in enumerate(model.parameters())}
+        self.exchanged = sorted(self.parameters, key=lambda p: place.get(id(p), len(place)))
+        """The parameters whose gradients the exchange adds up: in the order of the model, since a
+        backward pass makes them in the reverse one, and groups have others."""
         self.device = device = self.parameters[0].device
         # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
         # any case.

@@ -276,6 +276,7 @@ def open_case(
     place = _PLACES.get(case.kill) if kills else None
 
     def is_reached() -> bool:
+        assert isinstance(trainer, Trainer)
         progress = trainer.state.progress
         if (progress.epoch, progress.window) == place:
             die()
