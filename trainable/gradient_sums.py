@@ -40,15 +40,13 @@ class GradientSums:
         self._collectives = collectives
         # a backward pass makes the gradients of the last parameters first
         cut = list(_cut(self._parameters[::-1]))
-        self._buckets = [_Bucket(some) for some in cut[:-1]]
-        self._carried: CarriedNumbers | None = None
-        if cut and can_carry(cut[-1][0]):
-            place = collectives.rank, collectives.size
-            last = _Bucket(cut[-1], num_values(place[1], num_numbers, len(parameters)))
-            self._carried = CarriedNumbers(last.rest, *place, num_numbers)
-            self._buckets.append(last)
-        elif cut:
-            self._buckets.append(_Bucket(cut[-1]))
+        rank, size = collectives.rank, collectives.size
+        carries = bool(cut) and can_carry(cut[-1][0])
+        further = num_values(size, num_numbers, len(parameters)) if carries else 0
+        self._buckets = [_Bucket(some, further if some is cut[-1] else 0) for some in cut]
+        self._carried = (
+            CarriedNumbers(self._buckets[-1].rest, rank, size, num_numbers) if carries else None
+        )
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._hooks: list[RemovableHandle] = []
         if len(self._buckets) > 1:  # a single one is complete only after the whole pass

@@ -100,7 +100,7 @@ class RankGroup(Ranks):
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
             decisions = decide()
-        except Exception as problem:  # of the user's code: raised below, on every rank
+        except Exception as problem:  # of the task, or of a save: raised below, on every rank
             error = problem
         if error is not None and self._leaves_on_failure:
             raise self._leave(error)
@@ -108,20 +108,20 @@ class RankGroup(Ranks):
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         own = decisions if self.is_first else Decisions()  # a sum is a broadcast
         numbers = [error is not None, passes, gradients.is_stale, *values, *own]
-        sums = gradients.add_up(numbers, present)
-        if sums[0]:
+        failed, total_passes, is_stale, *sums = gradients.add_up(numbers, present)
+        if failed:
             self._raise_failure(error)
-        if sums[2]:
+        if is_stale:
             gradients.add_up_again()
-        gradients.give_back(parameters, [count > 0 for count in sums[_NUM_NUMBERS:]])
-        self._decided = Decisions(*map(bool, sums[5:_NUM_NUMBERS]))
+        gradients.give_back(parameters, [count > 0 for count in sums[2 + len(own) :]])
+        self._decided = Decisions(*map(bool, sums[2 : 2 + len(own)]))
         if device is None or not stays:
-            return sums[3], sums[4], int(sums[1])
+            return sums[0], sums[1], int(total_passes)
         on_device = torch.stack([_on(device, loss), _on(device, weight)])
         self.collectives.add_up(on_device)
         kind = next((p.dtype for p in parameters), torch.float32)
         wide = torch.promote_types(kind, torch.float32)
-        return on_device[0].to(wide), on_device[1].to(wide), int(sums[1])
+        return on_device[0].to(wide), on_device[1].to(wide), int(total_passes)
 
     def in_step(
         self, window: Iterable[Any], decide: Callable[[], Decisions] = Decisions
