@@ -115,21 +115,24 @@ class Case:
 
 @contextlib.contextmanager
 def other_ranks(cases: list[Case]) -> Iterator[LocalRanks]:
-    """Start the further ranks of some cases; they have as many workers."""
+    """Start the further ranks of some cases, as many as the largest of them has."""
     with contextlib.ExitStack() as stack:
         for case in cases:
             stack.callback(case.listening.close)  # without effect once it is detached
-        ranks = stack.enter_context(LocalRanks(cases[0].config.workers))
+        ranks = stack.enter_context(LocalRanks(max(c.config.workers for c in cases)))
         ranks.begin(f"{__name__}:follow_all", {}, cases=[case.described() for case in cases])
         yield ranks
 
 
 def follow_all(rank: int, place: dict[str, Any], cases: list[dict[str, Any]]) -> list[str]:
-    """Follow the first rank in each case; return how each ended."""
+    """Follow the first rank in each case that has this rank; return how each ended."""
     del place
     ends, kept = [], []
     for case in cases:
         config = TrialConfig.model_validate_json(case["config"])
+        if rank >= config.workers:
+            ends.append("")
+            continue
         met = GroupPlace("127.0.0.1", case["port"], config.workers)
         try:
             follow(config, Path(case["directory"]), met, rank, device="cpu")

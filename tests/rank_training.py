@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainable import gradient_sums
 from trainable.build import open_trainer
-from trainable.config import TrialConfig
+from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TrainingError
 from trainable.group_joining import GroupPlace, listen
 from trainable.local_ranks import LocalRanks
@@ -101,6 +101,21 @@ _ERRORS = {
 }
 rank_of_process = 0
 """The rank of this process, for tasks that fail on one rank."""
+
+
+class Grouped(Odd):
+    """Two optimizers; one has two groups, of different learning rates."""
+
+    def build_optimizer(
+        self, model: nn.Module, config: TrainConfig
+    ) -> list[torch.optim.Optimizer]:
+        lr, of_first = config.optimizer.lr, [*self.net.first.parameters()]
+        rest = [p for p in model.parameters() if all(p is not other for other in of_first)]
+        matrices, others = ([p for p in rest if (p.ndim == 2) is two] for two in (True, False))
+        return [
+            torch.optim.SGD(of_first, lr=lr, momentum=0.9),
+            torch.optim.AdamW([{"params": matrices}, {"params": others, "lr": lr / 2}], lr=lr),
+        ]
 
 
 class _Net(nn.Module):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from tests import rank_training
 from tests.rank_training import Odd
+from trainable.storage.local import LocalFiles
 from trainable.task import Batch, Task
 
 
@@ -56,6 +59,8 @@ class Deep(Odd):
         now = [str(rank_training.rank_of_process), "killed", str(self.calls + 1)]
         if self.fails == now:
             os._exit(9)
+        if self.fails == [now[0], "full", now[2]]:
+            _fill_disk()
         return super().loss(model, batch)
 
     def build_model(self) -> nn.Module:
@@ -68,3 +73,26 @@ class Counted(Deep):
     def evaluate(self, model: nn.Module, batches: object) -> dict[str, float]:
         found = Task.evaluate(self, model, batches)  # type: ignore[arg-type]
         return {"loss": float(found["loss"]), "own": 1.0}
+
+
+class Grouped(Deep):
+    """With parameter groups of different learning rates, which the schedule keeps apart."""
+
+    def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        others = [p for p in model.parameters() if p.ndim <= 1]
+        return [
+            {"params": matrices, "weight_decay": 0.1},
+            {"params": others, "weight_decay": 0.0, "lr_multiplier": 0.5},
+        ]
+
+
+def _fill_disk() -> None:
+    """Let this rank's next shard meet a full disk."""
+    add_shard = LocalFiles.add_shard
+
+    def full(*_: object) -> NoReturn:
+        LocalFiles.add_shard = add_shard  # type: ignore[method-assign]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    LocalFiles.add_shard = full  # type: ignore[method-assign,assignment]

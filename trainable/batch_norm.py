@@ -7,7 +7,7 @@ must not live here: how buffers reach the other ranks (`rank_group.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ def batch_norm_cautions(model: nn.Module, trial: TrialConfig) -> Iterator[str]:
     if config.accumulation > 1:
         yield (
             f"accumulation is {config.accumulation} and the model has BatchNorm "
-            f"({names[0]}), which normalizes over micro-batches of "
+            f"({_places(names)}), which normalizes over micro-batches of "
             f"{config.micro_batch_size} samples, not over the batch of {config.batch_size}: the "
             "result differs from that of the whole batch; use GroupNorm or LayerNorm, or "
             "accumulation 1"
@@ -49,11 +49,18 @@ def batch_norm_cautions(model: nn.Module, trial: TrialConfig) -> Iterator[str]:
     if workers > 1 and not config.sync_batch_norm:
         micro = RankShare(0, workers).micro_size(config.micro_batch_size)
         yield (
-            f"the trial has {workers} ranks and the model has BatchNorm ({names[0]}), which "
+            f"the trial has {workers} ranks and the model has BatchNorm ({_places(names)}), which "
             f"normalizes over the {micro} samples of one rank, not over the "
             f"{config.micro_batch_size} of all: the result depends on resources.workers; use "
             "GroupNorm or LayerNorm, or write train.sync_batch_norm: true (on GPUs)"
         )
+
+
+def _places(names: Sequence[str]) -> str:
+    """Return where a model has layers, from their names."""
+    if not names[0]:
+        return "the model itself"
+    return f"module '{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def synchronize_batch_norm(

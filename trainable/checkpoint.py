@@ -412,7 +412,7 @@ class CheckpointStore:
         reports: int,
         value: float | None,
     ) -> None:
-        """Commit a generation and remove those no longer kept; runs in the background thread."""
+        """Write a generation; runs in the background thread."""
         from trainable.snapshot import num_bytes
 
         name = begun[0] or self._files.unused(step)
@@ -420,10 +420,7 @@ class CheckpointStore:
         try:
             copying.result()
             before_commit()
-            self._kept.append(
-                self._commit(name, state, shards, step=step, reports=reports, value=value)
-            )
-            self._retain()
+            self._commit(name, state, shards, step=step, reports=reports, value=value)
         except CheckpointError:
             raise
         except OSError as problem:
@@ -451,7 +448,8 @@ class CheckpointStore:
         step: int,
         reports: int,
         value: float | None,
-    ) -> Generation:
+    ) -> None:
+        """Commit a generation, and remove those no longer kept."""
         from trainable.snapshot import write_state
 
         committed: list[Generation] = []
@@ -478,7 +476,8 @@ class CheckpointStore:
             return format_manifest(generation)
 
         self._files.commit(name, write)
-        return committed[0]
+        self._kept += committed
+        self._retain()
 
     def _retain(self) -> None:
         """Remove generations that are neither among the newest nor the best."""

@@ -6,104 +6,57 @@ What must not live here: what the first rank writes (`checkpoint.py`, `metrics_f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import RankLost
+from trainable.manifest import Shard
 from trainable.metrics_file import History, Row
-from trainable.sharded_state import unflat
+from trainable.sharded_state import Parts, unflat
 
 
-class NoCheckpoints(CheckpointStore):
-    """Saves nothing; hands this rank's state to the first rank when that one saves."""
-
-    def is_observed(self, step: int) -> bool:
-        """Return False: the first rank decides."""
-        del step
-        return False
+class FollowerStore(CheckpointStore):
+    """What both kinds of stores have: the first rank decides when all save."""
 
     def observe(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
         """Hand over the state for the first rank's observer."""
         del step
         state()
 
-    def is_due(self, *, step: int, epoch: int | None, report: int | None, certain: bool) -> bool:
+    def is_due(self, **_: Any) -> bool:
         """Return False: the first rank decides."""
-        del step, epoch, report, certain
-        return False
-
-    def save(
-        self,
-        state: Callable[[], dict[str, Any]],
-        *,
-        step: int,
-        reports: int,
-        value: float | None = None,
-        final: bool = False,
-        before_commit: Callable[[], None] = lambda: None,
-        async_copy_keys: Collection[str] = (),
-    ) -> None:
-        """Hand over the state for the first rank's checkpoint."""
-        del step, reports, value, final, before_commit, async_copy_keys
-        state()
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class ShardStore(NoCheckpoints):
-    """Writes this rank's shard when the first rank saves the state of a sharded model."""
-
-    def is_due(self, *, step: int, epoch: int | None, report: int | None, certain: bool) -> bool:
-        """Return False: the first rank decides."""
-        del step, epoch, report, certain
         if self._writing is not None and self._writing.done():
             self.wait()
         return False
 
-    def save(
-        self,
-        state: Callable[[], dict[str, Any]],
-        *,
-        step: int,
-        reports: int,
-        value: float | None = None,
-        final: bool = False,
-        before_commit: Callable[[], None] = lambda: None,
-        async_copy_keys: Collection[str] = (),
-    ) -> None:
-        """Write this rank's shard in the background; the next save waits for it."""
-        del value, before_commit
-        CheckpointStore.save(
-            self,
-            state,
-            step=step,
-            reports=reports,
-            final=final,
-            async_copy_keys=async_copy_keys,
-        )
-
     def close(self) -> None:
-        """Wait for the shard that is being written."""
+        """Wait for what is being written."""
         self.wait()
 
-    def _write(
+
+class NoCheckpoints(FollowerStore):
+    """Saves nothing; hands this rank's state to the first rank when that one saves."""
+
+    def save(self, state: Callable[[], dict[str, Any]], **_: Any) -> None:
+        """Hand over the state for the first rank's checkpoint."""
+        state()
+
+
+class ShardStore(FollowerStore):
+    """Writes this rank's shard in the background when the first rank saves a sharded state."""
+
+    def _commit(
         self,
-        copying: Future[None],
-        state: dict[str, Any],
-        before_commit: Callable[[], None],
-        begun: tuple[str, str],
-        step: int,
-        reports: int,
-        value: float | None,
+        name: str,
+        flat_state: dict[str, Any],
+        write_shards: Callable[[Parts], tuple[Shard, ...]],
+        **_: Any,
     ) -> None:
-        del before_commit, step, reports, value
-        copying.result()
-        with contextlib.suppress(RankLost):  # the first rank knows whether the shard is there
-            self._shards(begun[1], unflat(state)[1])
+        del name
+        with contextlib.suppress(RankLost, OSError):  # the first rank knows what is written
+            write_shards(unflat(flat_state)[1])
 
 
 class NoHistory(History):

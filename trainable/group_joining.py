@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from trainable import rank_waits
 from trainable.errors import RankLost
 
 
@@ -38,8 +39,8 @@ class GroupPlace:
     address: str
     port: int
     size: int
-    timeout: float = 300.0
-    join_timeout: float = 120.0
+    timeout: float = rank_waits.STEP
+    join_timeout: float = rank_waits.JOIN
 
 
 def listen(address: str = "127.0.0.1") -> socket.socket:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from redaction.secrets import redact
+from trainable import rank_waits
 from trainable.config import TrialConfig
 from trainable.errors import RankLost, TrainingError
 from trainable.lazy_imports import load_training
@@ -37,11 +38,6 @@ from trainable.task_import import prepare_process
 if TYPE_CHECKING:
     from trainable.ranks import Ranks
 
-_STEP_SECONDS = 7 * 24 * 3600.0
-"""How long a rank waits for the others in a step: a user may debug one of them. The end of
-a process is noticed at once."""
-_GRACE_SECONDS = 1.0
-"""How long after its sockets the process of a lost rank may end."""
 _LAST_LINES = 20
 
 
@@ -94,7 +90,7 @@ def local_ranks(
     environments = _environments(config.workers) if found.type == "cuda" else ()
     with LocalRanks(config.workers, environments) as children, listen() as listening:
         address, port = listening.getsockname()[:2]
-        place = GroupPlace(address, port, config.workers, timeout=_STEP_SECONDS)
+        place = GroupPlace(address, port, config.workers, timeout=rank_waits.STEP_ALONE)
         children.begin(
             "trainable.local_ranks:follow_in_child",
             asdict(place),
@@ -171,7 +167,7 @@ class LocalRanks:
 
     def cause(self) -> TrainingError | None:
         """Return why a rank ended that the others lost: killed, or failed; None if unknown."""
-        deadline = time.monotonic() + _GRACE_SECONDS
+        deadline = time.monotonic() + rank_waits.END_ALONE
         while True:
             for child in self._children:
                 # one that only lost another rank says so, and is not the cause

@@ -20,13 +20,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from trainable import rank_waits
 from trainable.errors import TrainingError
 from trainable.rank_group import RankGroup
-
-_PROBE_SECONDS = 1.0
-"""How long a rank whose loop has failed waits for a sign that another one has ended."""
-_CAUSE_SECONDS = 10.0
-"""How long it waits for the reason of a rank that failed before it."""
 
 
 class LoopGroup:
@@ -77,15 +73,15 @@ class LoopGroup:
         others = ranks.collectives
         is_first_failure = others.count_failure() == 1
         try:
-            ranks.together(error, seconds=_PROBE_SECONDS)
+            ranks.together(error, seconds=rank_waits.LOOP_PROBE)
         except TrainingError as problem:
-            has_ended = time.monotonic() - begun < _PROBE_SECONDS  # else all processes live
+            has_ended = time.monotonic() - begun < rank_waits.LOOP_PROBE  # else all processes live
             if problem is not error and has_ended:
                 raise problem from error
         except Exception as problem:
             if problem is not error:
                 raise
-        if not is_first_failure and (cause := others.failure(_CAUSE_SECONDS)) is not None:
+        if not is_first_failure and (cause := others.failure(rank_waits.LOOP_CAUSE)) is not None:
             raise cause from error
         others.tell_failure(error)
         raise error

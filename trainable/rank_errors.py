@@ -5,6 +5,7 @@ What must not live here: how it is sent (`collectives.py`).
 
 from __future__ import annotations
 
+import socket
 import traceback
 from typing import Any
 
@@ -27,6 +28,7 @@ def as_note(error: BaseException, rank: int) -> dict[str, Any]:
         "text": str(error)[:_LONGEST],
         "traceback": "".join(lines)[-_LONGEST:],
         "place": place_of(error),
+        "system": as_system_note(error.__cause__),
         "facts": {
             name: value
             for name, value in vars(error).items()
@@ -52,7 +54,27 @@ def as_error(note: dict[str, Any]) -> TrainingError:
     if isinstance(error, ConfigError):
         error.message, error.key = message, note["facts"].get("key", "")
     error.place = note["place"]
+    error.__cause__ = as_system_error(note["system"], note["rank"])
     error.add_note(f"The traceback of rank {note['rank']}:\n{note['traceback']}")
+    return error
+
+
+def as_system_note(error: BaseException | None) -> dict[str, Any] | None:
+    """Return an error of the operating system as plain data; None for any other one."""
+    if not isinstance(error, OSError):
+        return None
+    parts = [error.errno, error.strerror] if error.errno else [str(error)]
+    return {"parts": parts, "path": str(error.filename or ""), "host": socket.gethostname()}
+
+
+def as_system_error(note: dict[str, Any] | None, rank: int) -> OSError | None:
+    """Return the error of the operating system that another rank met; `host` says where."""
+    if note is None:
+        return None
+    *number, text = note["parts"]
+    path = [note["path"]] if number and note["path"] else []
+    error = OSError(*number, f"{text} (rank {rank})", *path)
+    error.host = note["host"]  # type: ignore[attr-defined]
     return error
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from trainable import heartbeat
+from trainable import heartbeat, rank_waits
 from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
 from trainable.errors import OutOfMemory, RankLost, StorageError
@@ -48,8 +48,6 @@ OBJECTIVES = "objectives"
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
-_RANK_SECONDS = 1800.0
-"""How long a rank waits for the others in a step, unless the configuration says otherwise."""
 
 
 class TuneTrial(tune.Trainable):
@@ -117,7 +115,7 @@ class TuneTrial(tune.Trainable):
         self._threads, self._halve_batch = config["threads"], config["halve_batch"]
         self._pause_at_epoch: int | None = config.get("pause_at_epoch")
         self._searched = tuple(config.get("params", ()))
-        self._rank_timeout: float = config.get("rank_timeout", _RANK_SECONDS)
+        self._rank_timeout: float = config.get("rank_timeout", rank_waits.STEP)
         self._report_buffer_seconds: float = config.get("report_buffer_seconds", 0.0)
         self._batch_was_split = False
         self._set_aside: list[str] = []

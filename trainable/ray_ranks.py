@@ -25,6 +25,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainable import rank_waits
 from trainable.config import TrialConfig
 from trainable.errors import RankLost
 from trainable.lazy_imports import load_training
@@ -35,12 +36,6 @@ from trainable.task_import import prepare_process
 from trainable.trial_failure import failure_of
 from trainable.trial_log import TrialLog, rank_log
 
-_LEAVE_SECONDS = 5.0
-"""How long the other ranks may take to end a run once the first has left it."""
-_CAUSE_SECONDS = 2.0
-"""How long after the loss of a rank its process may be found dead, or its error arrive."""
-_OPENING_SECONDS = 600.0
-"""How long a rank waits for the others to open the run, as the driver does."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -199,7 +194,7 @@ class OtherRanks:
 
         listening = listen(address)
         place = GroupPlace(
-            address, listening.getsockname()[1], size, order.timeout, _OPENING_SECONDS
+            address, listening.getsockname()[1], size, order.timeout, rank_waits.JOIN_SWEEP
         )
         self._runs = {
             rank: self._actors[rank].train.remote(
@@ -217,7 +212,7 @@ class OtherRanks:
         """
         waiting = dict(self._runs)
         while waiting:
-            ready, _ = ray.wait(list(waiting.values()), timeout=_CAUSE_SECONDS)
+            ready, _ = ray.wait(list(waiting.values()), timeout=rank_waits.END)
             if not ready:
                 break
             rank = next(rank for rank, run in waiting.items() if run == ready[0])
@@ -241,7 +236,7 @@ class OtherRanks:
         left: list[str] = []
         runs, self._runs = self._runs, {}
         if runs:
-            ray.wait(list(runs.values()), num_returns=len(runs), timeout=_LEAVE_SECONDS)
+            ray.wait(list(runs.values()), num_returns=len(runs), timeout=rank_waits.LEAVE)
         for rank, run in runs.items():
             try:
                 end = ray.get(run, timeout=0)

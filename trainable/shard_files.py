@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from redaction.secrets import redact
 from trainable.errors import CheckpointError, StorageError
 from trainable.manifest import Generation, Shard, read_verified
+from trainable.rank_errors import as_system_error, as_system_note
 from trainable.sharded_state import SHARDS, Parts, joined
 from trainable.snapshot import parse_state, write_state
 from trainable.storage.generations import Files, remedy, shard_name
@@ -63,27 +64,25 @@ class ShardGroup:
         """Write this rank's shard, and return those of all ranks once all are durable.
 
         Raises:
-            StorageError: A rank could not write its shard.
+            OSError: A rank could not write its shard.
         """
         written: list[Shard] = []
 
         def write(file: BinaryIO) -> None:
             written.append(Shard(*write_state(parts, file)))
 
-        problem = None
-        name = shard_name(self._ranks.rank)
+        problem: OSError | None = None
         files: Files = self._files or files_at(begun)
         try:
-            files.add_shard(begun, name, write)
+            files.add_shard(begun, shard_name(self._ranks.rank), write)
         except OSError as error:
-            problem = (
-                f"{begun}/{name} could not be written ({redact(str(error))}); earlier "
-                f"checkpoints are untouched; {remedy(error, files.remedy)}, then resume"
-            )
-        notes = self._beside.gather_plain([written, problem])
-        for _, failed in notes:
-            if failed:
-                raise StorageError(failed)
+            problem = error
+        notes = self._beside.gather_plain([written, as_system_note(problem)])
+        if problem is not None:
+            raise problem
+        for rank, (_, note) in enumerate(notes):
+            if failed := as_system_error(note, rank):
+                raise failed
         return tuple(Shard(*shard) for (shard, *_), _ in notes)
 
 

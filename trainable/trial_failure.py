@@ -34,5 +34,5 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     problem = error.__cause__
     if isinstance(error, StorageError) and isinstance(problem, OSError):
         failure |= {"errno": problem.errno, "system": redact(str(problem))}
-        failure["host"] = socket.gethostname()
+        failure["host"] = getattr(problem, "host", socket.gethostname())  # of the rank that failed
     return failure

@@ -37,6 +37,7 @@ from sweeps.formatting import (
 )
 from sweeps.paths import command_line
 from sweeps.results.findings import findings_at_end
+from sweeps.results.health_warnings import health_sentences
 from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
 from sweeps.results.sweep_progress import row_of
 from sweeps.results.sweep_status import STATES, SweepStatus
@@ -138,6 +139,8 @@ def status(
     if (used := usage_at_end(view)) is not None:
         lines += map(Text, used.sentences())
     lines += map(Text, messages.found_lines(findings))
+    if findings is None:  # else they are among these
+        lines += [Text(f"- {one}", style="yellow") for one in health_sentences(view.records)]
     if audit is not None:
         lines.append(line(audit.in_short()))
     if findings is not None and findings.overrides and failure is None:
@@ -280,6 +283,9 @@ def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
     for one in found["lineage"]:
         origin = f"from trial {one['donor']}: {joined(one['params'])}"
         table.add_row(Text(f"after {word} {one['epoch']}", style="bold"), origin)
+    for title, sentences in (("health", "health"), ("worker lost", "lost_workers")):
+        for sentence in found[sentences]:
+            table.add_row(Text(title, style="bold"), Text(sentence))
     for one in found["failed_attempts"]:
         name = f"attempt {one['attempt']} failed"
         how = f"again from {word} {one['continued_at']}" if one["continued_at"] else "begun again"

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from trainable import rank_waits
 from trainable.config import TrialConfig
 
-_AUTOMATIC_RANK_SECONDS = 1800.0
-"""As long as gloo waits by default: a rank may save while the others wait."""
 _YEAR_SECONDS = 365 * 24 * 3600.0
 _OF_STEP_TIMEOUT = 0.9
 
@@ -48,7 +47,7 @@ def rank_timeout(step_timeout: float | Literal["off"] | None) -> float:
             is known as lost before the driver ends the whole trial as hanging.
     """
     if step_timeout is None:
-        return _AUTOMATIC_RANK_SECONDS
+        return rank_waits.STEP
     return _YEAR_SECONDS if step_timeout == "off" else _OF_STEP_TIMEOUT * step_timeout
 
 

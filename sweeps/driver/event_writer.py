@@ -161,6 +161,12 @@ class EventWriter:
             backfill(unreported(known), self._ledger, self._recorder)
         self._observer.started(number, params, attempt, record.role, record.origin)
 
+    def record_lost_worker(self, number: int, sentence: str) -> None:
+        """Record why a worker was lost whose trial continues."""
+        self._fence()
+        self._ledger.add_lost_worker(number, sentence)
+        self._observer.warned(number, sentence)
+
     def record_worker_info(self, report: WorkerReport) -> None:
         """Record the parameters and tags that only the worker knows, and damaged checkpoints."""
         noted = report.result.get("noted") or {}

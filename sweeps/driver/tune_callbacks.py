@@ -40,7 +40,7 @@ from sweeps.engine.ray_compat.tune_internals import (
     release_trial,
     worker_error,
 )
-from sweeps.engine.worker_end import WorkerEnd, end_of_worker
+from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
@@ -353,10 +353,11 @@ class TuneEventHandler(Callback):
             self._worker_left(trial.config["number"])
             self._restart_after_kill(trial)
             return
-        if self._node_died(worker_error(trial)):
-            self._worker_left(trial.config["number"])
-            return
         number = trial.config["number"]
+        if self._node_died(worker_error(trial)):
+            self._worker_left(number)
+            self._note_loss(number, end_with_node(worker_error(trial)))
+            return
         if number not in self._training:
             self._lost_starts[number] += 1
             if (
@@ -371,6 +372,11 @@ class TuneEventHandler(Callback):
             self._retries_exhausted[number] = self._describe_loss(trial, end)
             stop_requests.request_stop(self._paths, [number])
             end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
+        else:
+            self._note_loss(number, end)
+
+    def _note_loss(self, number: int, end: WorkerEnd) -> None:
+        self._queue.put(partial(self._event_writer.record_lost_worker, number, end.sentence()))
 
     def _kill_unresponsive_workers(self) -> None:
         """Kill workers that make no progress, or that ignore the user's stop request too long."""
@@ -480,15 +486,14 @@ class TuneEventHandler(Callback):
         log = self._paths.trial(trial.config["number"]) / TRIAL_LOG
         with contextlib.suppress(OSError), TrialLog(log) as file:
             output = f", and wrote last:\n{end.last_lines}" if end.last_lines else ""
-            whose = f"the process of rank {end.rank}" if end.rank else "the trial's process"
-            file.write(f"{whose} ended{end.how and ' '}{end.how}{output}\n")
+            file.write(f"{end.whose} ended{end.how and ' '}{end.how}{output}\n")
         return end
 
     def _describe_loss(self, trial: Trial, end: WorkerEnd) -> Failure:
         number = trial.config["number"]
         times = self._crash_counter.in_a_row(number)
         count = f"{times} times in a row" if times > 1 else "once"
-        whose = f"that of rank {end.rank}" if end.rank else "it"
+        whose = "it" if end.rank is None else end.whose
         how = f"; {whose} ended {end.how}" if end.how else ""
         reason = f"lost: its process ended {count} without a new checkpoint{how}"
         return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())

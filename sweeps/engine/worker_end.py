@@ -18,7 +18,10 @@ from sweeps.engine.ray_compat.ray_internals import error_logs, lost_worker
 _PATIENCE = 1.0
 """How many seconds earlier than the fork server Ray may notice a worker's end."""
 _LAST_BYTES, _LAST_LINES = 16 << 10, 20
-_RANK = re.compile(r"the process of rank (\d+) was lost")  # as `trainable.ray_ranks` writes it
+# As `trainable.ray_ranks` writes them.
+_RANK = re.compile(r"the process of rank (\d+) was lost")
+_SILENT_RANK = re.compile(r"rank (\d+) did not answer, and was ended")
+_ANY_RANK = re.compile(r"waited for the other \d+ ranks of its trial, and one was lost")
 
 
 class WorkerEnd(NamedTuple):
@@ -27,12 +30,24 @@ class WorkerEnd(NamedTuple):
     Attributes:
         how: The words that follow "it ended" in a message; empty if unknown.
         last_lines: The end of its standard error, without secrets.
-        rank: Which process of the trial it was; None: the first one.
+        rank: Which process of the trial it was; None: the first one. Empty: which is not known.
     """
 
     how: str
     last_lines: str
     rank: str | None = None
+
+    @property
+    def whose(self) -> str:
+        """Which process it was."""
+        if self.rank is None:
+            return "the trial's process"
+        return f"the process of rank {self.rank}" if self.rank else "the process of one rank"
+
+    def sentence(self) -> str:
+        """Return how it ended, of a trial that continues."""
+        how = f" {self.how}" if self.how else ""
+        return f"{self.whose} ended{how}; the trial continues from its newest checkpoint"
 
 
 def end_of_worker(error: BaseException | None) -> WorkerEnd:
@@ -41,14 +56,27 @@ def end_of_worker(error: BaseException | None) -> WorkerEnd:
     Args:
         error: Ray's error about the lost actor.
     """
-    found = _RANK.search(str(error))
-    rank = found[1] if found else None
+    rank = _lost_rank(error)
+    if _SILENT_RANK.search(str(error)):
+        return WorkerEnd("because it did not answer in time", "", rank)
     if (lost := lost_worker(error)) is None:
         return WorkerEnd("", "", rank)
     code = fork_server.exit_code(lost.pid, _PATIENCE)
     if code is not None:
         return WorkerEnd(in_words(code), _last_lines(lost.pid), rank)
     return WorkerEnd(f"({lost.detail})" if lost.detail else "", _last_lines(lost.pid), rank)
+
+
+def end_with_node(error: BaseException | None) -> WorkerEnd:
+    """Return that a worker was lost with its whole node."""
+    return WorkerEnd("with its node", "", _lost_rank(error))
+
+
+def _lost_rank(error: BaseException | None) -> str | None:
+    """Return the number of a lost rank; None: the trial's first process was lost."""
+    text = str(error)
+    found = _RANK.search(text) or _SILENT_RANK.search(text)
+    return found[1] if found else ("" if _ANY_RANK.search(text) else None)
 
 
 def in_words(code: int) -> str:

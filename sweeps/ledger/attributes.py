@@ -26,6 +26,10 @@ ABORT = "stopped_itself"
 """A study attribute: the failure for which the last driver stopped the sweep; null: for none."""
 SIGNALS = "signals"
 """A trial attribute: the health signals of its last report."""
+LOST_WORKERS = "lost_workers"
+"""A trial attribute: why workers were lost that another one replaced, in sentences."""
+MOST_LOST_WORKERS = 20
+"""How many of these sentences are kept."""
 GENERATION = "generation"
 """A study attribute: the epoch of the last exploit decision of a population."""
 WARM_START = "gradsweep:warm_start"
@@ -157,6 +161,7 @@ def trial_fields(
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
+        "lost_workers": tuple(printable(str(one)) for one in attributes.get(LOST_WORKERS, ())),
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),
         "failed_attempts": failed_attempts_in(attributes),

@@ -26,6 +26,8 @@ from sweeps.ledger.attributes import (
     EXEMPT,
     GENERATION,
     LINEAGE,
+    LOST_WORKERS,
+    MOST_LOST_WORKERS,
     PRIORS,
     REPEATS,
     REPORT,
@@ -402,6 +404,14 @@ class Ledger(StudyRecord):
     def set_attr(self, number: int, key: str, value: Any) -> None:
         """Store an attribute of a trial that is neither a parameter nor a result."""
         self._storage.set_trial_user_attr(self._id(number), key, value)
+
+    @in_transaction
+    def add_lost_worker(self, number: int, sentence: str) -> None:
+        """Store why a worker of a trial was lost; only the last of them are kept."""
+        trial = self._id(number)
+        before = self._storage.get_trial(trial).user_attrs.get(LOST_WORKERS, ())
+        kept = [*before, sentence][-MOST_LOST_WORKERS:]
+        self._storage.set_trial_user_attr(trial, LOST_WORKERS, kept)
 
     @property
     @translated

@@ -59,6 +59,8 @@ class TrialSummary:
     best_epoch: int | None = None
     signals: tuple[str, ...] | None = None
     """The health signals of its last report, in sentences; None if it never had any."""
+    lost_workers: tuple[str, ...] = ()
+    """Why workers were lost that another one replaced, the earliest first."""
     accumulation: int | None = None
     """Micro-batches per step, if the configured number needed too much memory."""
     suggested: dict[str, Any] = field(default_factory=dict)

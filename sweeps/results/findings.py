@@ -26,6 +26,7 @@ from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.comparable_trials import ComparableTrials, compare_all
 from sweeps.results.confirmation import find_confirmation
+from sweeps.results.health_warnings import health_sentences
 from sweeps.results.next_search import next_overrides
 from sweeps.results.rank_effects import RankEffect, rank_effects
 from sweeps.results.seed_values import chance_difference
@@ -49,7 +50,8 @@ class Finding(NamedTuple):
     """One sentence about a sweep."""
 
     topic: str
-    """`best`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space` or `failures`."""
+    """`best`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space`, `failures` or
+    `health`."""
     sentence: str
 
 
@@ -143,6 +145,7 @@ class _Evidence:
             *self._epochs(),
             *self._exhausted(),
             *self._failures(),
+            *(Finding("health", sentence) for sentence in health_sentences(self.view.records)),
         ]
         finished = self.view.state == "finished"
         more = next_overrides(self.view, regions, bounds) if finished else ()

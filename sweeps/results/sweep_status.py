@@ -423,6 +423,8 @@ class SweepStatus:
             "workers": workers if workers > 1 else None,
             "cpu_seconds": record.cpu_seconds,
             "gpu_seconds": record.gpu_seconds,
+            "health": [*(record.signals or ())],
+            "lost_workers": [*record.lost_workers],
             "failed_attempts": [one._asdict() for one in record.failed_attempts],
             "traceback": record.traceback,
             "directory": str(self.paths.trial(number)),

@@ -28,9 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from trainable import Data, Task, heartbeat
+from trainable.storage.local import LocalFiles
 
 VARIABLE = "CHAOS_PROBE"
-KINDS = ("forward", "backward", "validation", "snapshot")
+KINDS = ("forward", "backward", "validation", "snapshot", "shard")
+"""`shard`: a rank has written its shard of a checkpoint, which is not yet committed."""
 RESET = "reset"
 """A further place, once the deed `watch_reset` was done: between two trials of a process."""
 _PATIENCE_SECONDS = 180.0
@@ -223,3 +225,17 @@ def _watched(batches: Any) -> Iterator[Any]:
         if number == 1:  # neither before the first batch nor after the last
             reach("validation")
         yield batch
+
+
+def _watch_shards() -> None:
+    """Count the shards that this process has written."""
+    add_shard = LocalFiles.add_shard
+
+    def reached(*arguments: Any) -> None:
+        add_shard(*arguments)
+        reach("shard")
+
+    LocalFiles.add_shard = reached  # type: ignore[assignment, method-assign]
+
+
+_watch_shards()

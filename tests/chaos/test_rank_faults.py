@@ -1,4 +1,4 @@
-"""Rows 37 and 40 to 45: a process of a trial with several is killed, stopped or slow; shards.
+"""Rows 37 and 40 to 46: a process of a trial with several is killed, stopped or slow; shards.
 
 Every trial here has two ranks, each a process of its own. What must not live here: killed runs
 that no sweep has started (`test_resume_matrix.py`).
@@ -24,7 +24,7 @@ from tests.chaos.invariants import (
 from tests.chaos.outcome import Outcome
 from tests.chaos.probe_task import RESET
 from tests.chaos.ray_nodes import RayNodes
-from tests.chaos.sandbox import MICRO_BATCHES, RANKED, Driver
+from tests.chaos.sandbox import MICRO_BATCHES, NAME, RANKED, Driver
 from tests.time_limits import scaled
 
 _GONE_SECONDS = 10.0
@@ -92,7 +92,12 @@ def test_row_40_rank_killed_in_exchange(sandbox: Sandbox, references: References
     place = sandbox.probe.hold("backward.0", 4 * MICRO_BATCHES)  # after the second checkpoint
     driver = sandbox.run()
     _kill_in_exchange(driver, sandbox, place)
-    found = assert_all(sandbox, reference, driver.wait())
+    ended = driver.wait()
+    how = "the process of rank 1 ended by signal 9 (SIGKILL)"
+    assert how in ended.text
+    assert how in sandbox.cli.ok("logs", NAME, "0")
+    assert how in sandbox.cli.json("show", NAME, "0")["lost_workers"][0]
+    found = assert_all(sandbox, reference, ended)
     _assert_attempts(found, losses=1)
 
 
@@ -243,6 +248,31 @@ def test_row_45_damaged_shard_falls_back_to_previous(
             driver.until_held(place_of_next)
     assert_all(sandbox, reference, driver.wait())
     assert len(list((checkpoints / "quarantine").iterdir())) == len(files)
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(46, "kill -9 of a rank, and of the first one, between shard and manifest")
+@pytest.mark.parametrize("sandbox", [_SHARDED], indirect=True, ids=["sharded"])
+def test_row_46_rank_killed_between_shard_and_manifest(
+    sandbox: Sandbox, references: References
+) -> None:
+    """The checkpoint is not visible, and no file of it is left."""
+    reference = references.of(_SHARDED)
+    checkpoints = sandbox.paths.trial(0) / "checkpoints"
+    place = sandbox.probe.hold("shard.1", 2)
+    driver = sandbox.run()
+    for victim in (1, 0):
+        held = driver.until_held(place)
+        assert held == sandbox.probe.rank(victim)
+        driver.until(lambda: sandbox.probe.count("shard.0") == sandbox.probe.count("shard.1"))
+        begun = {shard.parent.name for shard in checkpoints.rglob(".writing-*/**/shard-*.pt")}
+        assert len(begun) == 1
+        assert not begun & {path.name for path in _generations(checkpoints)}
+        released, place = place, sandbox.probe.further("shard.0", 2) if victim else ""
+        os.kill(held, signal.SIGKILL)
+        sandbox.probe.release(released)
+    found = assert_all(sandbox, reference, driver.wait())
+    _assert_attempts(found, losses=2)
 
 
 def _generations(checkpoints: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A task of two ranks, of which the second dies, fails or stops at a step."""
+"""A task of two ranks, of which the second fails or stops at a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ranked(Task):
 
     Args:
         directory: Receives a file with the process id of each rank.
-        what: What happens to the second rank: `nothing`, `killed`, `stopped`, `raises`.
+        what: What happens to the second rank: `nothing`, `stopped`, `raises`.
     """
 
     def __init__(self, *, directory: str, what: str) -> None:
@@ -50,4 +50,4 @@ class Ranked(Task):
         mark = self._directory / self._what
         if not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL if self._what == "killed" else signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)

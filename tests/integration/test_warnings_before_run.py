@@ -39,9 +39,9 @@ MEMORY = (
     "the optimizer keeps 128 B for them"
 )
 CAUTION = (
-    "accumulation is 2 and the model has BatchNorm (1), which normalizes over micro-batches of 3 "
-    "samples, not over the batch of 6: the result differs from that of the whole batch; use "
-    "GroupNorm or LayerNorm, or accumulation 1"
+    "accumulation is 2 and the model has BatchNorm (module '1'), which normalizes over "
+    "micro-batches of 3 samples, not over the batch of 6: the result differs from that of the "
+    "whole batch; use GroupNorm or LayerNorm, or accumulation 1"
 )
 
 

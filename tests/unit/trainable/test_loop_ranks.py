@@ -97,43 +97,63 @@ def _assert_same(one: Any, other: Any, tolerance: float = 0.0) -> None:
 
 
 @pytest.fixture(scope="module")
-def three_ranks(tmp_path_factory):
-    """Runs of a script for torchrun on three ranks."""
-    base = tmp_path_factory.mktemp("three")
+def runs(tmp_path_factory):
+    """One group of processes runs all loops on two or three ranks; another one, that is killed."""
+    base = tmp_path_factory.mktemp("loops")
+    dies = Case(config_of(PLAIN, in_epoch_2="die"), base / "killed")
+    # a loss that falls is never better
+    impatient = config_of(PLAIN, workers=3).model_copy(update={"mode": "max", "patience": 1})
     cases = {  # the failed one first: the processes of the ranks live on
         "raises": Case(config_of(PLAIN, workers=3, in_epoch_2="raise"), base / "raises"),
         "whole": Case(config_of(PLAIN, workers=3), base / "whole"),
         "stopped": Case(config_of(PLAIN, workers=3), base / "cut"),
         "resumed": Case(config_of(PLAIN, workers=3), base / "cut"),
+        "patience": Case(impatient, base / "impatient"),
         "rank 1 ends early": Case(config_of(PLAIN, workers=3, skips=1), base / "early"),
         "rank 0 ends early": Case(config_of(PLAIN, workers=3, skips=0), base / "late"),
+        "two": Case(config_of(PLAIN), base / "two"),
+        "continued": Case(config_of(PLAIN), base / "killed"),
+        "apart": Case(config_of("tests.loop_cases:apart"), base / "apart"),
     }
-    with other_ranks([*cases.values()]) as ranks:
-        outcomes = {
-            name: _run(case, 2 if name == "stopped" else None) for name, case in cases.items()
-        }
+    for name in INSTALLED:
+        loop, batch_size = FRAMEWORKS[name]
+        config = config_of(loop, batch_size=batch_size)
+        cases[f"{name} whole"] = Case(config, base / f"{name} whole")
+        cases[f"{name} stopped"] = Case(config, base / f"{name} cut")
+        cases[f"{name} resumed"] = Case(config, base / f"{name} cut")
+    with other_ranks([dies]), other_ranks([*cases.values()]) as ranks:
+        outcomes = {"killed": _run(dies)}
+        for name, case in cases.items():
+            outcomes[name] = _run(case, 2 if name.endswith("stopped") else None)
         ends = [dict(zip(cases, end.result, strict=True)) for end in ranks.ends()]
     return base, outcomes, ends
 
 
-def test_loop_has_the_environment_of_torchrun(three_ranks):
-    environment = three_ranks[1]["whole"].environment
+def test_loop_has_the_environment_of_torchrun(runs):
+    environment = runs[1]["whole"].environment
     assert (environment["RANK"], environment["WORLD_SIZE"]) == ("0", "3")
     assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("0", "1")
     assert environment["MASTER_ADDR"] == "127.0.0.1"
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-def test_first_rank_alone_reports(three_ranks):
-    base, outcomes, ends = three_ranks
+def test_first_rank_alone_reports(runs):
+    base, outcomes, ends = runs
     assert outcomes["whole"].error is None
     assert [row["rank"] for row in _curve(base / "whole")] == [0.0] * 4
     assert [end["whole"] for end in ends] == ["", ""]
 
 
-def test_stopped_and_resumed_it_equals_a_whole_run(three_ranks):
+def test_first_rank_ends_all_by_patience(runs):
+    base, outcomes, ends = runs
+    assert outcomes["patience"].error is None
+    assert len(_curve(base / "impatient")) == 2
+    assert [end["patience"] for end in ends] == ["", ""]
+
+
+def test_stopped_and_resumed_it_equals_a_whole_run(runs):
     """Up to rounding: DDP sums three ranks in another order in its first step."""
-    base, outcomes, ends = three_ranks
+    base, outcomes, ends = runs
     assert outcomes["resumed"].resumed_at == 2
     values = [[row["val/loss"] for row in _curve(base / run)] for run in ("cut", "whole")]
     assert values[0] == pytest.approx(values[1], rel=1e-5)
@@ -146,8 +166,8 @@ def test_stopped_and_resumed_it_equals_a_whole_run(three_ranks):
 
 
 @pytest.mark.parametrize("which", ["rank 1 ends early", "rank 0 ends early"])
-def test_rank_that_yields_less_is_named(three_ranks, which):
-    _, outcomes, ends = three_ranks
+def test_rank_that_yields_less_is_named(runs, which):
+    _, outcomes, ends = runs
     error = outcomes[which].error
     assert isinstance(error, TaskError)
     assert "rank 1" in str(error)
@@ -155,9 +175,9 @@ def test_rank_that_yields_less_is_named(three_ranks, which):
     assert ends[1][which].startswith("TaskError")
 
 
-def test_error_on_a_rank_fails_the_trial_with_its_text(three_ranks):
+def test_error_on_a_rank_fails_the_trial_with_its_text(runs):
     """The others are within an operation of the loop's own group at that time."""
-    _, outcomes, ends = three_ranks
+    _, outcomes, ends = runs
     error = outcomes["raises"].error
     assert isinstance(error, RankFailed)
     assert "rank 1: ValueError: bad sample 17" in str(error)
@@ -166,40 +186,16 @@ def test_error_on_a_rank_fails_the_trial_with_its_text(three_ranks):
     assert ends[1]["raises"].startswith("RankFailed: rank 1")
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """Runs on two ranks: a killed one, and the frameworks."""
-    base = tmp_path_factory.mktemp("two")
-    whole = Case(config_of(PLAIN), base / "whole")
-    dies = Case(config_of(PLAIN, in_epoch_2="die"), base / "killed")
-    with other_ranks([whole, dies]):
-        outcomes = {"whole": _run(whole), "killed": _run(dies)}
-    cases = {"resumed": Case(config_of(PLAIN), base / "killed")}
-    cases["apart"] = Case(config_of("tests.loop_cases:apart"), base / "apart")
-    for name in INSTALLED:
-        loop, batch_size = FRAMEWORKS[name]
-        config = config_of(loop, batch_size=batch_size)
-        cases[f"{name} whole"] = Case(config, base / f"{name} whole")
-        cases[f"{name} stopped"] = Case(config, base / f"{name} cut")
-        cases[f"{name} resumed"] = Case(config, base / f"{name} cut")
-    with other_ranks([*cases.values()]) as ranks:
-        for name, case in cases.items():
-            outcomes[name] = _run(case, 2 if name.endswith("stopped") else None)
-        ends = [end.result for end in ranks.ends()]
-    assert ends == [[""] * len(cases)]
-    return base, outcomes
-
-
-def test_killed_rank_is_lost_and_the_run_resumes(two_ranks):
-    base, outcomes = two_ranks
+def test_killed_rank_is_lost_and_the_run_resumes(runs):
+    base, outcomes, _ = runs
     assert isinstance(outcomes["killed"].error, RankLost)
-    assert outcomes["resumed"].resumed_at == 2
-    assert _curve(base / "killed") == _curve(base / "whole")
-    _assert_same(_state(base / "killed")["loop"], _state(base / "whole")["loop"])
+    assert outcomes["continued"].resumed_at == 2
+    assert _curve(base / "killed") == _curve(base / "two")
+    _assert_same(_state(base / "killed")["loop"], _state(base / "two")["loop"])
 
 
-def test_loop_without_a_group_is_a_signal(two_ranks):
-    outcomes = two_ranks[1]
+def test_loop_without_a_group_is_a_signal(runs):
+    outcomes = runs[1]
     assert outcomes["apart"].error is None
     assert all("resources.workers is 2" in sentence for sentence in outcomes["apart"].signals)
     assert len(outcomes["apart"].signals) == 4
@@ -207,12 +203,13 @@ def test_loop_without_a_group_is_a_signal(two_ranks):
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_framework_trains_on_all_ranks_and_resumes(two_ranks, name):
+def test_framework_trains_on_all_ranks_and_resumes(runs, name):
     if name not in INSTALLED:
         pytest.skip(f"needs {name}")
-    base, outcomes = two_ranks
+    base, outcomes, ends = runs
     whole, resumed = outcomes[f"{name} whole"], outcomes[f"{name} resumed"]
     assert (whole.error, resumed.error) == (None, None)
+    assert [ends[0][f"{name} {run}"] for run in ("whole", "stopped", "resumed")] == [""] * 3
     assert not any("resources.workers" in sentence for sentence in whole.signals)
     assert resumed.resumed_at == 2
     curves = [_curve(base / f"{name} {run}") for run in ("whole", "cut")]

@@ -45,6 +45,13 @@ DRAWN: dict[str, Any] = {
     "clip": {"max_norm": 0.5, "value": 0.1},
     "every": "4 steps",
 }
+# the plateau's drops and the end by patience follow from the metric, which the first rank tells
+GROUPED: dict[str, Any] = {
+    "ema": {"decay": 0.5},
+    "schedule": {"name": "plateau", "patience": 0, "gamma": 0.5, "warmup": 0},
+    "patience": 2,
+    "optimizer": {"name": "adamw", "lr": 0.5},
+}
 
 
 class Trained(NamedTuple):
@@ -79,6 +86,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "two": (config(2), "two"),
         "three": (config(3), "three"),
         "passes within": (config(3, {"checkpoints": True}), "within"),
+        "grouped": (_grouped(3), "grouped"),
         "whole": (config(3, DRAWING, **DRAWN), "whole"),
         "cut": (config(3, DRAWING, **DRAWN), "cut"),
         "resumed": (config(3, DRAWING, **DRAWN), "cut"),
@@ -108,10 +116,15 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
             done.others[name] = [end.result[number] for end in ended if end.result]
         _train_alone("one", config(), root, done)
         _train_alone("within", config(task={"checkpoints": True}), root, done)
+        _train_alone("grouped alone", _grouped(1), root, done)
         yield done
     finally:
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode("default")
+
+
+def _grouped(workers: int) -> TrialConfig:
+    return config(workers, {"name": "tests.rank_training:Grouped"}, **GROUPED)
 
 
 def _train(groups: Groups, number: int, name: str, directory: Path, done: Ends) -> None:
@@ -167,15 +180,25 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
 
 # a checkpointed layer makes gradients twice, the second time after they were sent
 @pytest.mark.parametrize(
-    ("name", "alone"), [("two", "one"), ("three", "one"), ("passes within", "within")]
+    ("name", "alone"),
+    [("two", "one"), ("three", "one"), ("passes within", "within"), ("grouped", "grouped alone")],
 )
 def test_ranks_train_as_one_process_does(ends: Ends, name: str, alone: str) -> None:
     one, several = ends.runs[alone], ends.runs[name]
     for mine, other in zip(several.weights, one.weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
-    assert len(several.rows) == len(one.rows) == 52
+    assert len(several.rows) == len(one.rows)
+    assert alone == "grouped alone" or len(one.rows) == 52
     for mine, other in zip(several.rows, one.rows, strict=True):
         assert mine.metrics == pytest.approx(other.metrics, rel=0, abs=1e-12)
+
+
+def test_patience_and_plateau_end_ranks_alike(ends: Ends) -> None:
+    rows = ends.runs["grouped"].rows
+    assert len(rows) < 52
+    assert ends.others["grouped"] == [""]  # of the rank that lives to the end
+    assert len({row.metrics["train/lr"] for row in rows}) > 2
+    assert rows[-1].metrics["num_averaged_weights"] == len(rows)
 
 
 def test_a_step_waits_for_its_gradients_alone(ends: Ends) -> None:

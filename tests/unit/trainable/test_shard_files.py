@@ -22,6 +22,7 @@ from trainable.snapshot import write_state
 from trainable.storage.generations import MANIFEST, STATE, Files
 from trainable.storage.local import LocalFiles
 from trainable.storage.objects import ObjectFiles
+from trainable.trial_failure import failure_of
 from trainable.warm_start import copy_generations, link_checkpoint_from_donor
 
 WEIGHT = torch.arange(15.0).reshape(5, 3)
@@ -31,7 +32,7 @@ class _First(Ranks):
     """The first of two ranks; the second writes its shard when the first has."""
 
     size = 2
-    problem: str | None = None
+    problem: dict[str, Any] | None = None
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -172,11 +173,13 @@ def test_rank_that_cannot_write_fails_the_save(files: Files, tmp_path: Path) -> 
     store = _store(files, tmp_path)
     _save(store, 1)
     first = _First(files)
-    first.problem = "the disk of rank 1 is full; free space"
+    first.problem = {"parts": [28, "No space left"], "path": "", "host": "other"}
     store.shard_group = ShardGroup(files, first)
     store.save(lambda: _taken_apart(0), step=2, reports=2)
-    with pytest.raises(StorageError, match="rank 1 is full"):
+    with pytest.raises(StorageError, match=r"step 2 .* No space left \(rank 1\)") as raised:
         store.wait()
+    failure = failure_of(raised.value)
+    assert (failure["errno"], failure["host"]) == (28, "other")
     assert [found.step for found in CheckpointStore(tmp_path, files=files).generations()] == [1]
     store.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +25,17 @@ from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
 from trainable.sharding import check_shardable, check_units
 from trainable.snapshot import snapshot
+from trainable.trial_failure import failure_of
 
 RANKS = 3
 FSDP = {"sharding": "fsdp"}
+GROUPED: dict[str, Any] = {
+    "ema": {"decay": 0.5},
+    "schedule": {"name": "plateau", "patience": 0, "gamma": 0.5, "warmup": 0},
+    "optimizer": {"name": "adamw", "lr": 0.1},
+    "patience": 2,
+    "epochs": 6,
+}
 
 
 def _config(
@@ -91,8 +101,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "resumed": _config(task=dropout, ema={"decay": 0.9}),
         "half": _config(),
         "two": _config(2),
+        "grouped": _config(name="Grouped", **GROUPED),
         "own": _config(name="Counted", epochs=1, activation_checkpointing=True),
         "failing": _config(task={"fails": "1 value 5"}),
+        "full": _config(task={"fails": "1 full 5"}),
         "killed": _config(task={"fails": "2 killed 5"}),
     }
     failed, seen, seconds = {}, _Observer(), {}
@@ -116,26 +128,36 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
             seconds[name] = time.monotonic() - begun
             if name in ("stopped", "half"):
                 shutil.copytree(root / name, root / f"{name}-copy")
-    one = open_trainer(_config(1), root / "one", device="cpu")
-    assert isinstance(one, Trainer)
-    with one:
-        to_end(one)
+    alone = {"one": _config(1), "grouped alone": _config(1, "Grouped", **GROUPED)}
+    for name, given in alone.items():
+        one = open_trainer(given, root / name, device="cpu")
+        assert isinstance(one, Trainer)
+        with one:
+            to_end(one)
     return _Runs(root, failed, seen.states, seconds)
 
 
 @pytest.mark.integration
 def test_sharded_training_equals_one_process(runs: _Runs) -> None:
-    for name in ("plain", "two"):
-        directory = runs.root / {"two": "half"}.get(name, name)
-        rows, expected = curve(directory), curve(runs.root / "one")
+    for name, alone in (("plain", "one"), ("half", "one"), ("grouped", "grouped alone")):
+        directory = runs.root / name
+        rows, expected = curve(directory), curve(runs.root / alone)
         assert [row.step for row in rows] == [row.step for row in expected]
         for row, other in zip(rows, expected, strict=True):
             assert row.metrics == pytest.approx(other.metrics, abs=1e-7)  # accuracy is fp32
             for key in ("train/loss", "train/grad_norm"):
                 assert row.metrics[key] == pytest.approx(other.metrics[key], abs=1e-12)
-        model, whole = _state(directory)["model"], _state(runs.root / "one")["model"]
+        model, whole = _state(directory)["model"], _state(runs.root / alone)["model"]
         for key, value in whole.items():
             torch.testing.assert_close(model[key], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.integration
+def test_patience_and_plateau_end_sharded_ranks(runs: _Runs) -> None:
+    rows = curve(runs.root / "grouped")
+    assert len(rows) == 20
+    assert {row.metrics["train/lr"] for row in rows} == {0.1, 0.05}
+    assert rows[-1].metrics["num_averaged_weights"] == len(rows)
 
 
 @pytest.mark.integration
@@ -204,12 +226,21 @@ def test_export_of_shards_has_the_whole_model(runs: _Runs, tmp_path: Path) -> No
 def test_own_evaluation_runs_on_a_sharded_model(runs: _Runs) -> None:
     row = curve(runs.root / "own")[-1]
     assert row.metrics["val/own"] == 1.0
-    assert runs.failed.keys() == {"failing", "killed"}
+    assert runs.failed.keys() == {"failing", "full", "killed"}
 
 
 @pytest.mark.integration
 def test_error_within_a_pass_names_the_rank(runs: _Runs) -> None:
     assert "rank 1: ValueError: bad sample 17" in str(runs.failed["failing"])
+
+
+@pytest.mark.integration
+def test_full_disk_of_a_rank_is_that_of_the_trial(runs: _Runs) -> None:
+    failure = failure_of(runs.failed["full"])
+    assert (failure["kind"], failure["errno"]) == ("storage", errno.ENOSPC)
+    assert failure["host"] == socket.gethostname()
+    for part in ("the checkpoint of step", "(rank 1)", "earlier checkpoints are untouched"):
+        assert part in failure["reason"]
 
 
 @pytest.mark.integration

@@ -47,18 +47,12 @@ class Dies(Small):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
 
-
-class Raises(Small):
-    def loss(self, model, batch):
-        if dist.is_initialized() and dist.get_rank() == 1:
-            raise ValueError("sample 17 is bad")
-        return super().loss(model, batch)
 """
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of tasks of which two fail on the second rank."""
+    """A module of tasks of which one dies on the second rank."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", sys.path.copy())
     (tmp_path / "ranked_tasks.py").write_text(TASKS)
@@ -83,18 +77,9 @@ def test_two_ranks_have_the_curve_of_one_process(module: str, tmp_path: Path) ->
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("task", "parts"),
-    [
-        ("Dies", ("last words", "rank 1: its process ended (signal SIGKILL)")),
-        ("Raises", ("ranked_tasks.py", "in loss", "rank 1: ValueError: sample 17 is bad")),
-    ],
-)
-def test_a_rank_that_ends_or_fails_is_named(
-    module: str, tmp_path: Path, task: str, parts: tuple[str, ...]
-) -> None:
+def test_a_rank_that_ends_is_named(module: str, tmp_path: Path) -> None:
     file = tmp_path / "ranked.yaml"
-    file.write_text(SPEC.format(task=f"{module}:{task}", workers=2))
+    file.write_text(SPEC.format(task=f"{module}:Dies", workers=2))
     result = CliRunner().invoke(app, ["train", str(file)])
     assert result.exit_code == 3, result.output
-    assert_parts(result.output, *parts)
+    assert_parts(result.output, "last words", "rank 1: its process ended (signal SIGKILL)")

@@ -158,11 +158,15 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     """Where workers alone are lost, the third in a row without progress is one too many."""
     sweep = MadeSweep(tmp_path)
     number = sweep.add(None)
-    with_the_node, alone = RuntimeError("its node died"), RuntimeError("it died")
+    with_the_node = RuntimeError("its node died")
+    alone = RuntimeError("the process of rank 1 was lost: killed")
     trial: Any = SimpleNamespace(
         config={"number": number, "params": {}, "seed": ("trial", number)}
     )
-    view: Any = SimpleNamespace(started=lambda *_: None)
+    said: list[str] = []
+    view: Any = SimpleNamespace(
+        started=lambda *_: None, warned=lambda _, sentence: said.append(sentence)
+    )
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
         fence=lambda: None, on_step=lambda: None,
@@ -175,6 +179,10 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
         keeper.on_trial_recover(0, [trial], trial)
         given_up.append(sweep.paths.stop(number).exists())
     assert given_up == [False] * 7 + [True]
+    keeper.flush()
+    assert ["node" in one for one in said] == [True] * 5 + [False] * 2
+    assert all("rank 1" in one for one in said[5:])
+    assert sweep.ledger.trial(number).lost_workers == tuple(said)
 
 
 def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
@@ -184,7 +192,9 @@ def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
         config={"number": number, "params": {}, "seed": ("trial", number)}, max_failures=-1
     )
     trial.get_pickled_error = lambda: RuntimeError("its worker died")
-    view: Any = SimpleNamespace(started=lambda *_: None, ended=lambda *_: None)
+    view: Any = SimpleNamespace(
+        started=lambda *_: None, ended=lambda *_: None, warned=lambda *_: None
+    )
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, recorder, view,
         fence=lambda: None, on_step=lambda: None,

@@ -18,9 +18,11 @@ from sweeps.formatting import (
     format_parameter,
     joined,
 )
-from sweeps.ledger.attributes import Abort
+from sweeps.ledger.attributes import SIGNALS, Abort
 from sweeps.paths import TRIAL_CONFIG, SweepPaths, list_sweeps
 from sweeps.publishing.export import export_best
+from sweeps.results.findings import find
+from sweeps.results.health_warnings import health_sentences
 from sweeps.results.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial
 from sweeps.sweep_lock import SweepLock
 from tests.specs import with_overrides
@@ -67,6 +69,30 @@ def test_workers_are_those_of_the_trial(tmp_path: Path) -> None:
     write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["resources.workers=3"]))
     assert sweep.view.details(first)["workers"] == 2
     assert sweep.view.details(unstarted)["workers"] == 3
+
+
+def test_health_warnings_are_in_status_and_show(sweep: MadeSweep) -> None:
+    for number, sentences in enumerate([["loss is 4 high"], ["loss is 5 high"], ["a", "b"], []]):
+        sweep.ledger.set_attr(sweep.add(None, 0.5), SIGNALS, sentences)
+        assert sweep.view.details(number)["health"] == sentences
+    said = health_sentences(sweep.view.records)
+    assert [("loss is 4" in one, "2 of 4" in one, "Trial 2" in one) for one in said] == [
+        (True, True, False),
+        (False, False, True),
+        (False, False, False),  # that there is one more
+    ]
+    running = sweep.add(None, 0.7)  # so that nothing is found yet
+    sweep.ledger.add_lost_worker(running, "it ended")
+    pages = [
+        render.status(sweep.view.status(), sweep.view),
+        render.trial(sweep.view.details(0), sweep.spec),
+        render.trial(sweep.view.details(running), sweep.spec),
+    ]
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(*pages)
+    for part in ("2 of 5 trials", "health", "worker lost", "it ended"):
+        assert part in shown.getvalue()
+    assert [one.topic for one in find(sweep.view).sentences].count("health") == 3
 
 
 def test_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
