@@ -204,7 +204,8 @@ def test_trial_has_its_parameters_and_its_own_seed() -> None:
         ),
         (
             {"seed": 3},
-            "trial 7: seed: is no parameter of a trial; they are below train. and task.",
+            "trial 7: seed: is no parameter of a trial; they are below train. and task., and "
+            "resources.workers",
         ),
     ],
 )
