@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
@@ -55,7 +56,8 @@ def project_to_rung(
     """
     ended = sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
     reached = [_epoch_reached(trial) for trial in trials]
-    high = [rung for rung in rungs if sum(epoch >= rung for epoch in reached) >= enough]
+    ascending = sorted(reached)
+    high = [rung for rung in rungs if len(reached) - bisect_left(ascending, rung) >= enough]
     if ended < startup or not high:
         return list(trials)
     return [

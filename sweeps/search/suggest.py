@@ -33,6 +33,8 @@ from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
+from sweeps.search.failed_trials import failures_as_worst
+from sweeps.search.modelled_trials import modelled_trials
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
 from sweeps.search.seeds_as_one import seeds_as_one
@@ -168,7 +170,7 @@ class Suggester:
         is_grid = self._spec.search.sampler == "grid"
         tried = self._tried.keys(own) if is_grid else frozenset()
         sampler = self._samplers.of(number, attempt, tried)
-        scratch = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
+        scratch = _ScratchStudy(self._shown_to(sampler, shown), len(self._warm) + number)
         study = optuna.create_study(
             storage=scratch, directions=self._ledger.directions, sampler=sampler
         )
@@ -192,6 +194,18 @@ class Suggester:
             return scratch.draft.params[key]
 
         return self._space.point(value), dict(scratch.draft.system_attrs)
+
+    def _shown_to(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
+        """Return trials as a sampler receives them."""
+        told = failures_as_worst(
+            self._as_they_compare(sampler, shown),
+            sampler,
+            startup=self._spec.search.startup_trials,
+            directions=self._ledger.directions,
+        )
+        if isinstance(sampler, TPESampler) and len(self._ledger.directions) == 1:
+            return modelled_trials(told, minimize=self._ledger.minimize)
+        return told
 
     def _as_they_compare(
         self, sampler: BaseSampler, shown: list[FrozenTrial]
