@@ -34,6 +34,7 @@ from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.failed_trials import failures_as_worst
+from sweeps.search.fallback import is_replaced, tells_nothing
 from sweeps.search.modelled_trials import modelled_trials
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.samplers import Samplers
@@ -170,7 +171,10 @@ class Suggester:
         is_grid = self._spec.search.sampler == "grid"
         tried = self._tried.keys(own) if is_grid else frozenset()
         sampler = self._samplers.of(number, attempt, tried)
-        scratch = _ScratchStudy(self._shown_to(sampler, shown), len(self._warm) + number)
+        told, is_gp = self._shown_to(sampler, shown), isinstance(sampler, GPSampler)
+        if is_gp and tells_nothing(told):
+            return self._sample_random(number, known), {}
+        scratch = _ScratchStudy(told, len(self._warm) + number)
         study = optuna.create_study(
             storage=scratch, directions=self._ledger.directions, sampler=sampler
         )
@@ -193,7 +197,10 @@ class Suggester:
             scratch.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
             return scratch.draft.params[key]
 
-        return self._space.point(value), dict(scratch.draft.system_attrs)
+        point, attributes = self._space.point(value), dict(scratch.draft.system_attrs)
+        if is_gp and suggested and is_replaced(number, point, shown, self._space):
+            point = self._sample_random(number, known)
+        return point, attributes
 
     def _shown_to(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
         """Return trials as a sampler receives them."""
