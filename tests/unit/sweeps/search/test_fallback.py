@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 from optuna.distributions import FloatDistribution
+from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import parse_spec
 from sweeps.search.fallback import is_replaced, tells_nothing
+from sweeps.search.gaussian_process import NotingGPSampler
+from sweeps.search.samplers import Samplers
 from tests.unit.sweeps.search.trial_history import search
 
 SPEC = """
@@ -71,6 +74,14 @@ def test_gp_leaves_a_wrong_optimum_now_and_then() -> None:
     late = [abs(params["task.x"] - 3) for params in drawn[20:]]
     assert sum(apart > 1 for apart in late) >= 4, late
     assert sum(apart < 0.5 for apart in late) >= 5, late
+
+
+def test_one_in_three_suggestions_of_gp_is_one_of_tpe() -> None:
+    samplers = Samplers(parse_spec(SPEC, "s.yaml"))
+    kinds = [type(samplers.of(number)) for number in range(6)]
+    assert kinds == [NotingGPSampler, NotingGPSampler, TPESampler] * 2
+    arguments = SPEC.replace("search: {", "search: {arguments: {deterministic_objective: true}, ")
+    assert isinstance(Samplers(parse_spec(arguments, "s.yaml")).of(2), TPESampler)
 
 
 def _num_apart(points: list[dict[str, Any]]) -> int:
