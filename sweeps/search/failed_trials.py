@@ -42,8 +42,9 @@ def failures_as_worst(
         startup: While fewer trials have ended with a result, all are returned unchanged.
         directions: The direction of each metric.
     """
+    failed = {place for place, trial in enumerate(trials) if _failed_by_itself(trial)}
     states = _results_of(sampler)
-    results = [trial for trial in trials if trial.state in states]
+    results = [trial for trial in trials if trial.state in states] if failed else []
     if len(results) < max(1, startup):
         return list(trials)
     worst: list[float] | None = None
@@ -53,7 +54,9 @@ def failures_as_worst(
             max(values) if direction == StudyDirection.MINIMIZE else min(values)
             for values, direction in zip(columns, directions, strict=True)
         ]
-    return [_as_worst(trial, worst) if _failed_by_itself(trial) else trial for trial in trials]
+    return [
+        _as_worst(trial, worst) if place in failed else trial for place, trial in enumerate(trials)
+    ]
 
 
 def _results_of(sampler: BaseSampler) -> tuple[TrialState, ...]:

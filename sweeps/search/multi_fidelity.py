@@ -72,7 +72,9 @@ def _epoch_reached(trial: FrozenTrial) -> float:
     """Return the epoch that a trial has reached; a complete trial has reached every epoch."""
     if trial.state == TrialState.COMPLETE:
         return math.inf
-    return 0 if trial.state == TrialState.FAIL else max(_reports(trial), default=0)
+    if trial.state == TrialState.FAIL:
+        return 0
+    return max(trial.intermediate_values or _reports(trial), default=0)
 
 
 def _reports(trial: FrozenTrial) -> Mapping[int, Value]:

@@ -11,6 +11,7 @@ compare (`multi_fidelity`).
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -97,6 +98,9 @@ class Suggester:
         self._shown: dict[
             int, FrozenTrial
         ] = {}  # trials that have ended, as samplers receive them
+        self._extra: list[int] = []  # why a trial exists never changes
+        self._num_seen = 0
+        self._waiting: dict[int, tuple[Any, FrozenTrial]] = {}  # paused ones, and their reports
 
     def _history(self) -> list[FrozenTrial]:
         """Return the trials of the search, numbered as if no trial trained another one's point.
@@ -106,8 +110,10 @@ class Suggester:
         trials = self._ledger.frozen_trials()
         if self._seeds is not None:
             kept = seeds_as_one(trials, self._seeds)
+        elif not (extra := {*self._extra_trials(trials)}):
+            return trials
         else:
-            kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
+            kept = [trial for trial in trials if trial.number not in extra]
         if len(kept) == len(trials):
             return trials
         for position, trial in enumerate(kept):
@@ -151,8 +157,14 @@ class Suggester:
 
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""
-        trials = self._ledger.frozen_trials()[:number]
-        return number - sum(not is_of_search(trial.user_attrs) for trial in trials)
+        return number - bisect_left(self._extra_trials(self._ledger.frozen_trials()), number)
+
+    def _extra_trials(self, trials: list[FrozenTrial]) -> list[int]:
+        """Return the numbers of the trials that are not of the search, ascending."""
+        new = trials[self._num_seen :]
+        self._extra += [trial.number for trial in new if not is_of_search(trial.user_attrs)]
+        self._num_seen = len(trials)
+        return self._extra
 
     def _others(self, number: int) -> list[FrozenTrial]:
         if self._spec.search.sampler in LEARN_NOTHING:
@@ -284,7 +296,10 @@ class Suggester:
         """Return a trial as a point of this search space; a trial outside becomes a failed one."""
         if trial.number in self._shown:
             return self._shown[trial.number]
-        shown = trial
+        reported = trial.state, trial.intermediate_values, len(trial.user_attrs)
+        if (waiting := self._waiting.get(trial.number)) and waiting[0] == reported:
+            return waiting[1]
+        shown, is_paused = trial, self._is_paused(trial)
         params = self._point(trial)
         distributions = {key: self._distributions[key] for key in params or ()}
         digest = trial.system_attrs.get(SPACE, self._digest)
@@ -295,7 +310,7 @@ class Suggester:
             shown.params, shown.distributions = params or {}, distributions
             if params is None:
                 shown.state, shown.values = TrialState.FAIL, None
-        if self._is_paused(shown):
+        if is_paused and params is not None:
             shown = copy.copy(shown)
             shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
         if self._warm:
@@ -303,6 +318,8 @@ class Suggester:
             shown.number += len(self._warm)
         if trial.state.is_finished():
             self._shown[trial.number] = shown
+        elif is_paused:
+            self._waiting[trial.number] = copy.deepcopy(reported), shown
         return shown
 
     def _is_paused(self, trial: FrozenTrial) -> bool:

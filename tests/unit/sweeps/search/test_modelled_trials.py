@@ -14,7 +14,8 @@ from sweeps.config.spec import parse_spec
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search import modelled_trials as module
 from sweeps.search.modelled_trials import MOST_MODELLED, modelled_trials
-from tests.unit.sweeps.search.trial_history import search
+from sweeps.search.suggest import Suggester
+from tests.unit.sweeps.search.trial_history import MadeHistory, search
 
 SPEC = """
 name: s
@@ -107,3 +108,38 @@ def test_suggestions_stay_those_of_all_trials(monkeypatch) -> None:
     assert seen[40] == seen[10_000]
     assert seen[20][:21] == seen[40][:21]
     assert seen[20] != seen[40]
+
+
+def test_suggestions_are_those_of_a_new_driver() -> None:
+    """What is kept of paused trials between two suggestions changes when they train on."""
+    spec = parse_spec(
+        SPEC.replace("epochs: 1", "epochs: 9").replace("none}", "asha_promote, grace_epochs: 1}"),
+        "s.yaml",
+    )
+    history = MadeHistory(spec)
+    kept, draw = Suggester(spec, history), random.Random(0)
+    trials = history.frozen_trials()
+    for number in range(30):
+        suggestion = kept.propose(number)
+        assert suggestion == Suggester(spec, history).propose(number)
+        history.end(suggestion, 0.0)
+        _report(trials, number, RUNNING, {1: draw.random()})
+        if number % 3 == 2:
+            other = number - draw.randint(1, 2)
+            _report(trials, other, RUNNING, {1: 0.5, 2: 0.4, 3: draw.random()})
+        if number % 7 == 6:
+            _report(trials, number - 1, PRUNED, trials[number - 1].intermediate_values)
+
+
+def _report(trials: list[FrozenTrial], number: int, state, reports: dict[int, float]) -> None:
+    known = trials[number]
+    new = create_trial(
+        state=state,
+        params=known.params,
+        distributions=known.distributions,
+        intermediate_values=reports,
+        system_attrs=known.system_attrs,
+    )
+    new.number = number
+    set_trial_id(new, number + 1)
+    trials[number] = new
