@@ -183,8 +183,8 @@ def show(rows: list[Row]) -> list[Result]:
         "fail",
     )
     print(ruled([head, *lines]))
-    row = f"searches worse than random search (p < {_WORSE}), of {num_cells}"
-    return [Result(row, float(num_worse), None, "", (), Goal("ours", 0))]
+    what = f"searches worse than random search (p < {_WORSE}), of {num_cells}"
+    return [Result(what, float(num_worse), None, "", (), Goal("ours", 0))]
 
 
 def _regret(row: Row) -> float:
