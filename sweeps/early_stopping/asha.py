@@ -6,14 +6,14 @@ What must not live here: where the rungs are (`halving`), and Ray (`schedulers`)
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from sweeps.early_stopping.front_stopper import FrontStopper
-from sweeps.early_stopping.halving import rungs
+from sweeps.early_stopping.halving import goes_on_among_equals, rungs
 from sweeps.early_stopping.metric_values import Minimize, Value, first_value
 from sweeps.early_stopping.rule import StoppingRule, TrialStopper
 from sweeps.formatting import format_number
@@ -72,7 +72,7 @@ class HalvingStopper:
     A trial stops at a rung if its value is worse than a percentile of the earlier values there.
     This percentile separates the best 1/`reduction`, and is interpolated linearly. The first trial
     at a rung continues. This is the stopping variant of asynchronous successive halving, as in Ray
-    Tune.
+    Tune, but for trials that equal the percentile: see `goes_on_among_equals`.
 
     Args:
         brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
@@ -110,12 +110,17 @@ class HalvingStopper:
         losses, loss = self._losses.setdefault((bracket, rung), []), self._sign * value
         cutoff = _percentile(losses, 1 / self._reduction) if losses else math.inf
         rank = bisect_left(losses, loss) + 1
+        num_equal = bisect_right(losses, loss) + 1 - rank
         insort(losses, loss)
-        if loss <= cutoff:
+        if loss < cutoff or (loss == cutoff and not num_equal):
             return None
-        sign = "<=" if self._sign > 0 else ">="
-        needed = format_number(self._sign * cutoff)
-        return f"needed {sign} {needed}, rank {rank} of {len(losses)}"
+        equal = loss == cutoff
+        if equal and goes_on_among_equals(len(losses), self._reduction):
+            return None
+        sign = {(True, True): "<", (True, False): "<=", (False, True): ">", (False, False): ">="}
+        needed = f"{sign[self._sign > 0, equal]} {format_number(self._sign * cutoff)}"
+        which = f" (of equal trials 1 in {self._reduction} continues)" if equal else ""
+        return f"needed {needed}{which}, rank {rank} of {len(losses)}"
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float:

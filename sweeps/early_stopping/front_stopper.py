@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sweeps.early_stopping.dominance import Fronts, dominates
+from sweeps.early_stopping.halving import goes_on_among_equals
 from sweeps.early_stopping.metric_values import Value, is_finite, losses
 
 
@@ -15,10 +16,11 @@ class FrontStopper:
     """Compare each trial at each rung, by all metrics, with those that reached the rung before.
 
     The n-th trial at a rung continues if it is among the best (n - 1) / `reduction` there, rounded
-    up, itself included; the first always. With one metric this is `HalvingStopper` without the
-    interpolation. Trials are ranked by non-dominated front, and within a front by the hypervolume
-    that they alone dominate: Schmucker et al., "Multi-objective Asynchronous Successive Halving"
-    (2021), with the tie-break of SMS-EMOA in place of the epsilon-net.
+    up, itself included; the first always. Of equal trials see `goes_on_among_equals`.
+    With one metric this is `HalvingStopper` without the interpolation. Trials are ranked by
+    non-dominated front, and within a front by the hypervolume that they alone dominate: Schmucker
+    et al., "Multi-objective Asynchronous Successive Halving" (2021), with the tie-break of
+    SMS-EMOA in place of the epsilon-net.
 
     Args:
         brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
@@ -64,9 +66,17 @@ class FrontStopper:
         if better < most < better + len(front):  # within the front, the volumes decide
             volumes = fronts.volumes(index)
             better += sum(one > volumes[number] for one in volumes.values())
-        if better < most:
+        equal = better < most
+        num_equal = sum(one == mine for one in front.values())  # itself included
+        if equal and (
+            num_equal == 1
+            or better + num_equal <= most
+            or goes_on_among_equals(num_seen, self._reduction)
+        ):
             return None
         needed = f"needed rank <= {most}, rank {better + 1} of {num_seen}"
+        if equal:
+            return f"{needed} (of equal trials 1 in {self._reduction} continues)"
         if volumes:
             count = f"of the {len(front)} trials of its non-dominated front"
             return f"{needed}: {count}, others add more hypervolume"

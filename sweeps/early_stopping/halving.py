@@ -38,6 +38,20 @@ def rungs(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def goes_on_among_equals(num_seen: int, reduction: int) -> bool:
+    """Return whether the newest trial at a rung continues if it equals the last that may.
+
+    It does at the first, and then whenever one more trial may continue than before. So of trials
+    that are all equal one in `reduction` continues, as of trials that differ. To let only the
+    earliest continue would leave a sweep with one trial where the first epochs show nothing.
+
+    Args:
+        num_seen: How many trials have reached the rung, this one included.
+        reduction: One trial in this many continues.
+    """
+    return num_seen == 1 or (num_seen > 2 and (num_seen - 2) % reduction == 0)
+
+
 def promotable(
     waiting: Mapping[int, float],
     *,

@@ -10,9 +10,8 @@ import errno
 import re
 from dataclasses import dataclass, replace
 
-# A trial's parameters decide whether its loss diverges and its memory suffices. Such failures are
-# results of the search and no reason to end it.
-_PARAMETER_FAILURES = {"non_finite", "oom"}
+from sweeps.ledger.failure_kinds import PARAMETER_FAILURES, kind_of
+
 INFRASTRUCTURE_FAILURES = {"storage", "fenced"}
 """Kinds of failures after which a trial stays unfinished. It resumes once the cause is removed."""
 
@@ -26,8 +25,6 @@ one more, the sweep stops and can be resumed."""
 
 _ON_ANOTHER_RANK = re.compile(r"^RankFailed: rank \d+: ")
 """How the reason begins if the task's code raised on a rank that does not report."""
-
-_KINDS = {"config", "task", "non_finite", "oom", "checkpoint", "lost", "limit", "hang"}
 
 # Errors of the storage, which every process meets.
 _STORAGE_ERRNOS = {
@@ -60,18 +57,12 @@ def remedy(kind: str | None) -> str:
     return _REMEDIES.get(kind or "", "correct the cause")
 
 
-def kind_of(reason: str) -> str:
-    """Return the kind of failure that a reason begins with; `error`: the task's code raised it."""
-    kind = reason.partition(":")[0]
-    return kind if kind in _KINDS else "error"
-
-
 def is_fixable(reason: str | None) -> bool:
     """Return whether a failed trial may succeed with the same parameters, once a cause is removed.
 
     A retry is offered only for these. Of the others, the parameters are the probable cause.
     """
-    return reason is not None and kind_of(reason) not in _PARAMETER_FAILURES
+    return reason is not None and kind_of(reason) not in PARAMETER_FAILURES
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ class RepeatedFailureDetector:
 
     def failed(self, number: int, failure: Failure) -> None:
         """Record that a trial failed."""
-        if failure.kind in _PARAMETER_FAILURES:
+        if failure.kind in PARAMETER_FAILURES:
             return
         numbers = self._numbers.setdefault(failure.signature, [])
         numbers.append(number)

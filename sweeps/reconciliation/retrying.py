@@ -24,9 +24,9 @@ from sweeps.config.revisions import changes
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError, UserError
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
+from sweeps.ledger.failure_kinds import kind_of
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
-from sweeps.policies.failure_policy import kind_of
 from sweeps.policies.stop_criteria import active_stop_criterion
 from sweeps.recording.trial_config import read_config
 from tracking.limits import clean_key

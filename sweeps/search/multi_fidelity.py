@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
@@ -55,7 +56,8 @@ def project_to_rung(
     """
     ended = sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
     reached = [_epoch_reached(trial) for trial in trials]
-    high = [rung for rung in rungs if sum(epoch >= rung for epoch in reached) >= enough]
+    ascending = sorted(reached)
+    high = [rung for rung in rungs if len(reached) - bisect_left(ascending, rung) >= enough]
     if ended < startup or not high:
         return list(trials)
     return [
@@ -70,7 +72,9 @@ def _epoch_reached(trial: FrozenTrial) -> float:
     """Return the epoch that a trial has reached; a complete trial has reached every epoch."""
     if trial.state == TrialState.COMPLETE:
         return math.inf
-    return 0 if trial.state == TrialState.FAIL else max(_reports(trial), default=0)
+    if trial.state == TrialState.FAIL:
+        return 0
+    return max(trial.intermediate_values or _reports(trial), default=0)
 
 
 def _reports(trial: FrozenTrial) -> Mapping[int, Value]:

@@ -42,6 +42,8 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 _PLAIN = {"Any", "Literal", "Mapping", "None", "Optional", "Sequence", "Union"}
 """Capitalized names in annotations of types that YAML can express."""
 _FEWEST_SOURCES = 10  # CMA-ES takes the best tenth of them
+_TPE_EVERY = 3
+"""With `gp`, one suggestion in so many is one of TPE."""
 _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
 """The package that a sampler needs besides Optuna."""
 
@@ -109,6 +111,8 @@ class Samplers:
             warnings.simplefilter("ignore", FutureWarning)
             if self._sampler == "grid":
                 return self._of_grid(number, seed, tried)
+            if self._sampler == "gp" and number % _TPE_EVERY == _TPE_EVERY - 1:
+                return self._beside_gp(seed)
             return self._build(number, seed)
 
     def _of_grid(self, number: int, seed: int, tried: Set[PointKey]) -> BaseSampler:
@@ -118,6 +122,14 @@ class Samplers:
         if point is None:  # parameters that try_first leaves out, or a grid without a free point
             return optuna.samplers.RandomSampler(seed=seed)
         return _GridPoint(point)
+
+    def _beside_gp(self, seed: int) -> BaseSampler:
+        """Return TPE, which finds another optimum where GP's model believes in a wrong one."""
+        return optuna.samplers.TPESampler(
+            seed=seed,
+            n_startup_trials=self._search.startup_trials,
+            group=bool(self._space.conditional),
+        )
 
     def _sources(self) -> list[FrozenTrial]:
         """Return complete trials of earlier sweeps with the parameters that CMA-ES models."""

@@ -11,6 +11,7 @@ compare (`multi_fidelity`).
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -33,6 +34,9 @@ from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
+from sweeps.search.failed_trials import failures_as_worst
+from sweeps.search.fallback import is_replaced, tells_nothing
+from sweeps.search.modelled_trials import modelled_trials
 from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
 from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
@@ -97,6 +101,9 @@ class Suggester:
         self._shown: dict[
             int, FrozenTrial
         ] = {}  # trials that have ended, as samplers receive them
+        self._extra: list[int] = []  # why a trial exists never changes
+        self._num_seen = 0
+        self._waiting: dict[int, tuple[Any, FrozenTrial]] = {}  # paused ones, and their reports
 
     def _history(self) -> list[FrozenTrial]:
         """Return the trials of the search, numbered as if no trial trained another one's point.
@@ -106,8 +113,10 @@ class Suggester:
         trials = self._ledger.frozen_trials()
         if self._seeds is not None:
             kept = seeds_as_one(trials, self._seeds)
+        elif not (extra := {*self._extra_trials(trials)}):
+            return trials
         else:
-            kept = [trial for trial in trials if is_of_search(trial.user_attrs)]
+            kept = [trial for trial in trials if trial.number not in extra]
         if len(kept) == len(trials):
             return trials
         for position, trial in enumerate(kept):
@@ -178,8 +187,14 @@ class Suggester:
 
     def _position(self, number: int) -> int:
         """Return a trial's position among the trials of the search; see `_history`."""
-        trials = self._ledger.frozen_trials()[:number]
-        return number - sum(not is_of_search(trial.user_attrs) for trial in trials)
+        return number - bisect_left(self._extra_trials(self._ledger.frozen_trials()), number)
+
+    def _extra_trials(self, trials: list[FrozenTrial]) -> list[int]:
+        """Return the numbers of the trials that are not of the search, ascending."""
+        new = trials[self._num_seen :]
+        self._extra += [trial.number for trial in new if not is_of_search(trial.user_attrs)]
+        self._num_seen = len(trials)
+        return self._extra
 
     def _others(self, number: int) -> list[FrozenTrial]:
         if self._spec.search.sampler in LEARN_NOTHING:
@@ -202,7 +217,11 @@ class Suggester:
         is_grid = self._spec.search.sampler == "grid"
         tried = self._tried.keys(own) if is_grid else frozenset()
         sampler = self._samplers.of(self._place(number, prior), attempt, tried)
-        scratch = _ScratchStudy(self._as_they_compare(sampler, shown), len(self._warm) + number)
+        told = self._shown_to(sampler, shown)
+        may_fall_back = isinstance(sampler, GPSampler) and prior is None
+        if may_fall_back and tells_nothing(told):
+            return self._sample_random(number, known), {}
+        scratch = _ScratchStudy(told, len(self._warm) + number)
         study = optuna.create_study(
             storage=scratch, directions=self._ledger.directions, sampler=sampler
         )
@@ -227,7 +246,22 @@ class Suggester:
             scratch.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
             return scratch.draft.params[key]
 
-        return self._space.point(value), dict(scratch.draft.system_attrs)
+        point, attributes = self._space.point(value), dict(scratch.draft.system_attrs)
+        if may_fall_back and suggested and is_replaced(number, point, shown, self._space):
+            point = self._sample_random(number, known)
+        return point, attributes
+
+    def _shown_to(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
+        """Return trials as a sampler receives them."""
+        told = failures_as_worst(
+            self._as_they_compare(sampler, shown),
+            sampler,
+            startup=self._spec.search.startup_trials,
+            directions=self._ledger.directions,
+        )
+        if isinstance(sampler, TPESampler) and len(self._ledger.directions) == 1:
+            return modelled_trials(told, minimize=self._ledger.minimize)
+        return told
 
     def _as_they_compare(
         self, sampler: BaseSampler, shown: list[FrozenTrial]
@@ -299,7 +333,10 @@ class Suggester:
         """Return a trial as a point of this search space; a trial outside becomes a failed one."""
         if trial.number in self._shown:
             return self._shown[trial.number]
-        shown = trial
+        reported = trial.state, trial.intermediate_values, len(trial.user_attrs)
+        if (waiting := self._waiting.get(trial.number)) and waiting[0] == reported:
+            return waiting[1]
+        shown, is_paused = trial, self._is_paused(trial)
         params = self._point(trial)
         distributions = {key: self._distributions[key] for key in params or ()}
         digest = trial.system_attrs.get(SPACE, self._digest)
@@ -310,7 +347,7 @@ class Suggester:
             shown.params, shown.distributions = params or {}, distributions
             if params is None:
                 shown.state, shown.values = TrialState.FAIL, None
-        if self._is_paused(shown):
+        if is_paused and params is not None:
             shown = copy.copy(shown)
             shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
         if self._warm:
@@ -318,6 +355,8 @@ class Suggester:
             shown.number += len(self._warm)
         if trial.state.is_finished():
             self._shown[trial.number] = shown
+        elif is_paused:
+            self._waiting[trial.number] = copy.deepcopy(reported), shown
         return shown
 
     def _is_paused(self, trial: FrozenTrial) -> bool:

@@ -44,6 +44,7 @@ ROWS = {
     "epochs": ("tests.bench.quality:epochs", "P9: epochs to a regret / stock, random"),
     "curves": ("tests.bench.curves.compare:curves", "epochs on recorded curves / random search"),
     "priors": ("tests.bench.priors:priors", "epochs with a prior / without, right and wrong"),
+    "hard": ("tests.bench.hard:hard", "flat, failing, noisy, crossing, mixed / random search"),
     "trust": ("tests.bench.trust:trust", "the confirmed winner's true rank; audit's false alarms"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
     "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),

@@ -169,7 +169,12 @@ class Ours:
         self._ledger.report(number, epoch=epoch, step=epoch, value=loss)
 
     def ended(self, number: int, ending: Ending) -> None:
-        self._ledger.finish(number, ending)
+        # The reason as a driver stores it, by which samplers tell kinds of failures apart.
+        reason = "non_finite: the loss is NaN" if ending == "failed" else None
+        self._ledger.finish(number, ending, reason=reason)
+
+    def best(self) -> TrialRecord | None:
+        return self._ledger.best()
 
     def trials(self) -> list[TrialRecord]:
         return self._ledger.trials()

@@ -218,9 +218,13 @@ def test_gp_refits_from_its_last_fit(tmp_path: Path, sampler: str) -> None:
         )
     )
     for trial in trials:
+        ours = trial.system_attrs.get(KERNEL, [])
+        if trial.number % 3 == 2:  # a suggestion of TPE
+            assert not ours
+            study.add_trial(trial)
+            continue
         asked = study.ask(dict(trial.distributions))
         fits = study.sampler._gprs_cache_list or []  # type: ignore[attr-defined]
-        ours = trial.system_attrs.get(KERNEL, [])
         assert len(ours) == len(fits) == (trial.number >= 3)
         for values, fit in zip(ours, fits, strict=True):
             assert values[:-2] == fit.inverse_squared_lengthscales.tolist()

@@ -7,6 +7,8 @@ import math
 
 import pytest
 
+from tests.bench import hard
+from tests.bench.hard_problems import HARD
 from tests.bench.quality import fill, read
 from tests.bench.quality_cases import OURS, SEARCHES, Size
 from tests.bench.quality_problems import EPOCHS, PROBLEMS
@@ -65,3 +67,32 @@ def test_stopping_early_spends_less_on_one_trial_more(tmp_path):
     alone, stopped = read(tmp_path / "rows.jsonl")
     assert stopped["reached"]["0.5"] < alone["reached"]["0.5"] / 3
     assert OURS in SEARCHES
+
+
+def test_hard_problems_are_searched_and_compared_with_random(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    hard.fill(rows, ["flat", "nan-branin", "conditional"], [4], ["random", "random + asha"], 1)
+    first = rows.read_text()
+    hard.fill(rows, ["flat", "nan-branin"], [4], ["random"], 1)
+    assert rows.read_text() == first
+    found = {(row["problem"], row["search"]): row for row in hard.read(rows)}
+    assert found["nan-branin", "random"]["failed"] > 0
+    assert found["flat", "random + asha"]["trials"] > 3 * found["flat", "random"]["trials"]
+    assert found["flat", "random"]["distinct"] > 15
+    assert found["conditional", "random"]["regret"] > 0
+    (result,) = hard.show(hard.read(rows))
+    assert "of 2" in result.row
+
+
+@pytest.mark.parametrize(
+    ("name", "best"),
+    [
+        ("mixed", {"kind": "a", "x": 0.2, "rate": 10**-1.2, "layers": 5}),
+        ("conditional", {"kind": "adam", "rate": 10**-2.8, "beta": 0.8, "width": 0.5}),
+    ],
+)
+def test_optimum_of_a_hard_problem_has_no_regret(name, best):
+    problem = HARD[name]
+    params = {f"task.{key}": value for key, value in best.items()}
+    assert problem.regret(params) == pytest.approx(0, abs=1e-9)
+    assert [*problem.train(0, 0, params)][-1] == pytest.approx(0, abs=1e-9)

@@ -13,20 +13,27 @@ from hypothesis import strategies as st
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.early_stopping.asha import HalvingStopper
 from sweeps.early_stopping.front_stopper import FrontStopper
-from sweeps.early_stopping.halving import SuccessiveHalving
+from sweeps.early_stopping.halving import SuccessiveHalving, goes_on_among_equals
 from sweeps.early_stopping.schedulers import make_verdict_fn
 from tests.unit.sweeps.early_stopping.simulated_sweep import EPOCHS, SimulatedSweep
 
+VALUES = st.floats(0, 1) | st.sampled_from([0.25, 0.5])
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.integers(2, 4))
+
+@given(st.lists(VALUES, min_size=1, max_size=40), st.integers(2, 4))
 def test_two_equal_metrics_decide_like_one(values: list[float], reduction: int) -> None:
     """But for the interpolation, which lets some more trials continue."""
     one = HalvingStopper([[1]], reduction, minimize=False)
     two = FrontStopper([[1]], reduction, minimize=(False, False))
     for number, value in enumerate(values):
-        rank = 1 + sum(other > value for other in values[:number])
+        better = sum(other > value for other in values[:number])
+        alike = values[:number].count(value) + 1
+        most = max(1, math.ceil(number / reduction))
         stops = two.stops(number, 1, (value, value)) is not None
-        assert stops == (rank > max(1, math.ceil(number / reduction)))
+        if better < most < better + alike:
+            assert stops != goes_on_among_equals(number + 1, reduction)
+        else:
+            assert stops == (better >= most)
         assert stops or one.stops(number, 1, value) is None
         one.stops(number, 1, value)
 

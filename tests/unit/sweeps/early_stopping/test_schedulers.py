@@ -14,6 +14,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from sweeps.config.spec import EarlyStoppingConfig, parse_spec
 from sweeps.early_stopping import halving
+from sweeps.early_stopping.asha import HalvingStopper
 from sweeps.early_stopping.halving import bracket_graces, bracket_of
 from sweeps.early_stopping.median import Medians
 from sweeps.early_stopping.schedulers import (
@@ -62,7 +63,7 @@ def test_asha_decides_as_that_of_ray_does(mode: Any, grace: int, reduction: int)
             running[number] = 0
         number = rng.choice(sorted(running))
         running[number] += 1
-        value = round(rng.random(), 2)  # so that some are equal
+        value = rng.random()  # of equal ones Ray's lets all continue
         verdict = _report(theirs, number, running[number], value)
         assert _report(ours, number, running[number], value) == verdict
         num_stopped += verdict == TrialScheduler.STOP
@@ -131,16 +132,18 @@ EACH = [
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("step", [1e-9, 0.25], ids=["", "ties"])
 @pytest.mark.parametrize("config", EACH, ids=lambda config: config.scheduler)
 def test_verdicts_after_any_kill_equal_those_of_one_driver(
-    config: EarlyStoppingConfig, mode: Any
+    config: EarlyStoppingConfig, mode: Any, step: float
 ) -> None:
     rng = random.Random(1)
     curves = [[rng.random() + 1 / epoch for epoch in range(1, EPOCHS + 1)] for _ in range(8)]
+    curves = [[round(value / step) * step for value in curve] for curve in curves]
     once = SimulatedSweep(config, mode, curves)
     once.run(dies_after=-1)
     stopped = [n for n, reports in once.reports.items() if max(reports) < EPOCHS]
-    assert stopped, "the case shows nothing"
+    assert stopped or (config.scheduler, step) == ("median", 0.25), "the case shows nothing"
     assert len(stopped) < len(curves)
     for point in range(sum(map(len, once.reports.values()))):
         killed = SimulatedSweep(config, mode, curves)
@@ -180,7 +183,9 @@ def test_non_finite_trial_stops_and_is_not_compared(
 def test_rung_of_non_finite_trials_stops_them_all(
     config: EarlyStoppingConfig,
 ) -> None:
-    curves = [[NOT_FINITE[n % 3]] * EPOCHS for n in range(9)] + [[0.5] * EPOCHS] * 4
+    curves = [[NOT_FINITE[n % 3]] * EPOCHS for n in range(9)] + [
+        [0.5 - n / 10] * EPOCHS for n in range(4)
+    ]
     once = SimulatedSweep(config, "min", curves)
     once.run(dies_after=-1)
     for point in range(0, sum(map(len, once.reports.values())), 3):
@@ -230,6 +235,43 @@ def test_the_median_rule(own: dict[int, float], expected: bool) -> None:
         for number, values in {**others, 7: own}.items():
             stops = [medians.stops(number, epoch, sign * values[epoch]) for epoch in values]
         assert (stops[-1] is not None) == expected  # the last report of trial 7
+
+
+@pytest.mark.parametrize("reduction", [2, 3, 4])
+@pytest.mark.parametrize("mode", ["min", ("min", "max")], ids=["one", "several"])
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband"])
+def test_of_equal_trials_one_in_reduction_continues(
+    scheduler: Any, mode: Any, reduction: int
+) -> None:
+    """On a flat function as on any other, and not the first trial alone."""
+    config = EarlyStoppingConfig(scheduler=scheduler, grace_epochs=1, reduction=reduction)
+    value: Any = 0.5 if mode == "min" else (0.5, 0.9)
+    sweep = SimulatedSweep(config, mode, [[value] * EPOCHS] * 120)
+    sweep.run(dies_after=-1)
+    graces = bracket_graces(1, reduction, EPOCHS)
+    for index, grace in enumerate(graces[:-1]):
+        mine = [
+            max(reports)
+            for number, reports in sweep.reports.items()
+            if scheduler == "asha" or bracket_of(number, graces, reduction) == index
+        ]
+        past = sum(epoch > grace for epoch in mine)
+        assert past == max(1, math.ceil((len(mine) - 1) / reduction)), (grace, len(mine))
+        if scheduler == "asha":
+            break
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_better_trials_pass_a_crowd_of_equal_ones(sign: int) -> None:
+    """As where most trials have not begun to learn at the first rung."""
+    stopper = HalvingStopper([[1]], 3, minimize=sign > 0)
+    values = [2.3] * 30 + [2.0, 2.4, 1.9]
+    stops = [stopper.stops(number, 1, sign * value) for number, value in enumerate(values)]
+    assert stops.count(None) == 1 + 9 + 2
+    assert stops[30] is stops[32] is None
+    assert stops[1] is not None
+    assert "rank 1 of 2" in stops[1]
+    assert stops[31] is not None
 
 
 @pytest.mark.parametrize("value", [0.1, 2.302585])

@@ -98,8 +98,9 @@ def test_rung_needs_as_many_trials_as_the_model(tmp_path: Path, sampler: str, be
             ledger.report(number, epoch=3, step=3, value=0.1 + abs(x - 0.2))
         ledger.finish(number, "pruned")
     proposer = Suggester(spec, ledger)
-    drawn = [proposer.propose(number).params["task.x"] for number in range(24, 44)]
-    assert sum(abs(x - best) < 0.2 for x in drawn) > 15, drawn
+    numbers = [n for n in range(24, 44) if sampler == "tpe" or n % 3 != 2]  # others are TPE's
+    drawn = [proposer.propose(number).params["task.x"] for number in numbers]
+    assert sum(abs(x - best) < 0.2 for x in drawn) > 0.75 * len(drawn), drawn
 
 
 def test_trial_that_finished_counts_at_every_rung() -> None:

@@ -1,0 +1,225 @@
+"""Whether a search ends worse than random search where it may go wrong.
+
+    python -m tests.bench.hard --rows FILE [--minutes 10] [--seeds 20] [--searches ...] ...
+
+Each search trains for the epochs of 20 full trainings. Then the configuration of the trial that it
+shows as the best is judged by its true loss. On the flat problem nothing is better than anything
+else, and points are counted that lie further than a hundredth of a range from all earlier ones.
+What FILE holds is not measured again. A search more is one line of `SEARCHES`. What must not live
+here: problems (`hard_problems.py`), and how a search is driven (`quality_sweeps.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from scipy import stats
+
+from sweeps.config.spec import SweepSpec
+from tests.bench.hard_problems import HARD, HardProblem
+from tests.bench.quality_cases import ASHA
+from tests.bench.quality_problems import EPOCHS, METRIC
+from tests.bench.quality_sweeps import Ours, drive
+from tests.bench.quality_table import Row, median_interval, ruled
+from tests.bench.table import Goal, Result, size
+
+RANDOM = "random"
+_PROMOTE = {**ASHA, "scheduler": "asha_promote"}
+SEARCHES: dict[str, dict[str, Any]] = {
+    RANDOM: {"search": {"sampler": "random"}},
+    "random + asha": {"search": {"sampler": "random"}, "early_stopping": ASHA},
+    "tpe": {"search": {"sampler": "tpe"}},
+    "tpe + asha": {"search": {"sampler": "tpe"}, "early_stopping": ASHA},
+    "tpe + asha_promote": {"search": {"sampler": "tpe"}, "early_stopping": _PROMOTE},
+    "gp": {"search": {"sampler": "gp"}},
+    "gp + asha_promote": {"search": {"sampler": "gp"}, "early_stopping": _PROMOTE},
+}
+WORKERS = (1, 4, 16)
+SEEDS = 20
+FEWER = 6
+"""Seeds of `gp`, whose suggestions take long."""
+BUDGET = 20 * EPOCHS
+_KEYS = ("problem", "workers", "search", "seed")
+_WORSE = 0.05
+
+
+def hard(repeats: int) -> list[Result]:
+    """Regrets against random search; the seeds are the repeats."""
+    del repeats
+    named = os.environ.get("HARD_ROWS")
+    rows = Path(named or tempfile.mkdtemp(prefix="hard-"), "" if named else "rows.jsonl")
+    fill(rows, list(HARD), list(WORKERS), list(SEARCHES), size(SEEDS, 1))
+    return show(read(rows))
+
+
+def fill(
+    rows: Path,
+    problems: Sequence[str],
+    workers: Sequence[int],
+    searches: Sequence[str],
+    seeds: int,
+    *,
+    seconds: float = float("inf"),
+) -> None:
+    """Measure what is missing in a file of rows, seed by seed, for so many seconds."""
+    deadline = time.monotonic() + seconds
+    known = {tuple(row[key] for key in _KEYS) for row in read(rows)}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with rows.open("a", encoding="utf-8") as file:
+        for seed, problem, at_once, search in itertools.product(
+            range(seeds), problems, workers, searches
+        ):
+            key = (problem, at_once, search, seed)
+            is_slow = "gp" in search and seed >= FEWER
+            if key in known or is_slow or time.monotonic() > deadline:
+                continue
+            row = dict(zip(_KEYS, key, strict=True)) | measure(*key)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+def read(rows: Path) -> list[Row]:
+    """Return what a file of rows holds; nothing when there is none."""
+    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+
+
+def measure(name: str, workers: int, search: str, seed: int) -> Row:
+    """Search a problem once, and return how it ended."""
+    problem = HARD[name]
+    spec = SweepSpec.model_validate(
+        {
+            "name": "hard",
+            "task": {"name": "tests.bench.quality_problems:run"},
+            "metric": METRIC,
+            "mode": "min",
+            "trials": 10_000,
+            "seed": seed,
+            "concurrency": workers,
+            "budget": {"epochs": EPOCHS},
+            "resources": {"cpu": 1, "gpu": 0},
+            "space": problem.space,
+            **SEARCHES[search],
+        }
+    )
+    side = Ours(spec)
+    train = functools.partial(problem.train, seed)
+    reports = drive(side, train, epochs=EPOCHS, at_once=workers)
+    for _ in itertools.islice(reports, BUDGET):
+        pass
+    best, trials = side.best(), side.trials()
+    return {
+        "regret": None if best is None else problem.regret(best.params),
+        "trials": len(trials),
+        "failed": sum(trial.state == "failed" for trial in trials),
+        "distinct": _distinct(problem, [trial.params for trial in trials]),
+    }
+
+
+def _distinct(problem: HardProblem, points: list[dict[str, Any]]) -> int:
+    """Return how many points of the unit square lie apart; 0 for another space."""
+    if problem is not HARD["flat"]:
+        return 0
+    kept: list[np.ndarray[Any, Any]] = []
+    for place in (np.array(list(point.values())) for point in points):
+        if all(np.abs(place - other).max() > 0.01 for other in kept):
+            kept.append(place)
+    return len(kept)
+
+
+def show(rows: list[Row]) -> list[Result]:
+    """Print the table, and return one line: how many searches end worse than random search."""
+    lines, num_worse, num_cells = [], 0, 0
+    found: dict[tuple[str, int, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["problem"], row["workers"], row["search"]), []).append(row)
+    order = {name: index for index, name in enumerate(SEARCHES)}
+    for (problem, workers, search), mine in sorted(
+        found.items(), key=lambda one: (list(HARD).index(one[0][0]), one[0][1], order[one[0][2]])
+    ):
+        trials = [row["trials"] for row in mine]
+        if problem == "flat":
+            cells = f"{np.median([row['distinct'] for row in mine]):.0f} apart", ""
+        else:
+            regrets = [_regret(row) for row in mine]
+            chance = _as_bad(
+                regrets, [_regret(r) for r in found.get((problem, workers, RANDOM), [])]
+            )
+            num_cells += search != RANDOM
+            num_worse += search != RANDOM and chance < _WORSE
+            low, high = median_interval(regrets) if len(regrets) > 1 else (regrets[0], regrets[0])
+            cells = (
+                f"{np.median(regrets):.3g} ({low:.3g} to {high:.3g})",
+                "" if search == RANDOM else f"{chance:.2g}",
+            )
+        failed = sum(row["failed"] for row in mine) / max(1, sum(trials))
+        lines.append(
+            (
+                *(problem, str(workers), search, str(len(mine)), *cells),
+                f"{np.median(trials):.0f}",
+                f"{failed:.0%}",
+            )
+        )
+    print(f"true regret of the trial shown after {BUDGET} epochs\n")
+    head = (
+        "problem",
+        "workers",
+        "search",
+        "seeds",
+        "median (95 %)",
+        "p of worse",
+        "trials",
+        "fail",
+    )
+    print(ruled([head, *lines]))
+    what = f"searches worse than random search (p < {_WORSE}), of {num_cells}"
+    return [Result(what, float(num_worse), None, "", (), Goal("ours", 0))]
+
+
+def _regret(row: Row) -> float:
+    return float("inf") if row["regret"] is None else float(row["regret"])
+
+
+def _as_bad(values: list[float], others: list[float]) -> float:
+    """The probability, if both were alike, that `values` come out so much greater."""
+    if not others:
+        return float("nan")
+    return float(stats.mannwhitneyu(values, others, alternative="greater").pvalue)
+
+
+def main() -> None:
+    """Measure a portion, and print the table of what there is by now."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.hard", description=__doc__)
+    parser.add_argument("--rows", type=Path, required=True, help="one search to a line")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="0: only the table")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS))
+    parser.add_argument("--problems", nargs="+", choices=HARD, default=list(HARD))
+    parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=list(SEARCHES))
+    options = parser.parse_args()
+    if options.minutes:
+        fill(
+            options.rows,
+            options.problems,
+            options.workers,
+            options.searches,
+            options.seeds,
+            seconds=60 * options.minutes,
+        )
+    for result in show(read(options.rows)):
+        print(f"\n{result.row}: {result.ours:.0f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
