@@ -1,0 +1,147 @@
+"""The tables of the field. What must not live here: measuring, and statistics (`measures.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.bench.field.grounds import Ground, ground, names
+from tests.bench.field.measures import (
+    NEAR,
+    Ratio,
+    area,
+    by_problem,
+    interval,
+    kept_from,
+    median_ratio,
+    ranks,
+    regret_at,
+)
+from tests.bench.field.searches import OURS, PEERS
+from tests.bench.quality_table import ruled
+
+Row = dict[str, Any]
+Value = Callable[[Row], float]
+
+
+def epochs_to(row: Row, level: Callable[[Ground], float] = lambda one: one.level) -> float:
+    """Return the epochs until a search keeps the target; the budget if it never does."""
+    where = ground(row["problem"])
+    found = kept_from(row["path"], level(where))
+    return float(found[0] if found else where.budget)
+
+
+def regret_after(row: Row, trainings: int) -> float:
+    """Return the regret after so many full trainings, at most 1e9."""
+    return min(regret_at(row["path"], trainings * ground(row["problem"]).epochs), 1e9)
+
+
+def area_of(row: Row) -> float:
+    """Return the mean logarithm of regret over the budget."""
+    return area(row["path"], ground(row["problem"]).budget)
+
+
+MEASURES: dict[str, tuple[Value, str]] = {
+    "epochs until the target is kept": (epochs_to, ".0f"),
+    "epochs until the best is kept": (
+        lambda row: epochs_to(row, lambda one: min(NEAR, one.level)),
+        ".0f",
+    ),
+    "regret after 3 trainings": (lambda row: regret_after(row, 3), ".3f"),
+    "regret after 10 trainings": (lambda row: regret_after(row, 10), ".3f"),
+    "mean log10 of regret over 10 trainings": (area_of, ".2f"),
+}
+
+
+def show_all(rows: Sequence[Row]) -> None:
+    """Print all tables."""
+    rows = latest(rows)
+    for workers in sorted({row["workers"] for row in rows}):
+        for title, (value, form) in MEASURES.items():
+            show(rows, workers, title, value, form)
+        show_ratios(rows, workers)
+    show_costs(rows)
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of tables as they are now: a table that has grown is measured again."""
+    return [row for row in rows if ground(row["problem"]).size == row["configurations"]]
+
+
+def show(rows: Sequence[Row], workers: int, title: str, value: Value, form: str) -> None:
+    """Print a line for each search, with a column for each problem and the mean rank."""
+    found = by_problem(rows, workers, value)
+    problems = [name for name in names() if name in found]
+    if not problems:
+        return
+    searches = list(found[problems[0]])
+    medians = {one: [interval(found[name][one])[0] for name in problems] for one in searches}
+    ranked = ranks(medians)  # type: ignore[arg-type]
+    heads = [f"{name} ({len(found[name][searches[0]])})" for name in problems]
+    lines = [("search", "rank", *heads)]
+    for one in sorted(searches, key=ranked.mean.__getitem__):
+        cells = []
+        for name in problems:
+            middle, low, high = (format(end, form) for end in interval(found[name][one]))
+            cells.append(f"{middle} [{low}, {high}]")
+        lines.append((one, f"{ranked.mean[one]:.1f}", *cells))
+    holdout = ", ".join(name for name in problems if ground(name).holdout)
+    print(f"{title}; {workers} workers; medians [95 %], (replications); held out: {holdout}")
+    print(
+        f"mean ranks closer than {ranked.critical:.1f} are not told apart (Nemenyi, 5 %); "
+        f"Friedman's p {ranked.p:.2g}\n"
+    )
+    print(ruled(lines), end="\n\n")
+
+
+def ratios(rows: Sequence[Row], workers: int, ours: str) -> dict[str, tuple[Ratio, Ratio | None]]:
+    """Return how many times more epochs each peer needs: over all problems, and the held out."""
+    found = by_problem(latest(rows), workers, epochs_to)
+    held = [name for name in found if ground(name).holdout]
+    peers = [one for one in PEERS if any(one in values for values in found.values())]
+
+    def ratio(peer: str, problems: Sequence[str]) -> Ratio:
+        sides = [[found[name][one] for name in problems] for one in (peer, ours)]
+        return median_ratio(*sides)
+
+    return {
+        peer: (ratio(peer, list(found)), ratio(peer, held) if held else None) for peer in peers
+    }
+
+
+def show_ratios(rows: Sequence[Row], workers: int) -> None:
+    """Print what each peer needs, divided by what each of ours needs."""
+    there = {row["search"] for row in rows if row["workers"] == workers}
+    for ours in (one for one in OURS if one in there):
+        lines = [("peer", "all problems (95 %)", "held out (95 %)")]
+        for peer, both in ratios(rows, workers, ours).items():
+            lines.append((peer, *(_written(one) for one in both)))
+        print(f"epochs until the target is kept, peer / {ours}; {workers} workers;")
+        print("medians over problems\n")
+        print(ruled(lines), end="\n\n")
+
+
+def _written(ratio: Ratio | None) -> str:
+    return "" if ratio is None else f"{ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def show_costs(rows: Sequence[Row]) -> None:
+    """Print how many searches were measured, what a suggestion took, and how many failed."""
+    lines = [("search", "searches", "jobs", "CPU per job (ms)", "failed", "why")]
+    for one in dict.fromkeys(row["search"] for row in rows):
+        chosen = [row for row in rows if row["search"] == one]
+        failed = [row["failed"] for row in chosen if row["failed"]]
+        lines.append(
+            (
+                one,
+                str(len(chosen)),
+                f"{np.median([row['asked'] for row in chosen]):.0f}",
+                f"{1000 * np.median([row['ask_seconds'] for row in chosen]):.1f}",
+                str(len(failed)),
+                failed[0][:80] if failed else "",
+            )
+        )
+    print("medians over all problems; a peer's time includes what it is told\n")
+    print(ruled(lines), end="\n\n")
