@@ -28,6 +28,7 @@ def main() -> int:
     measuring.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     showing = commands.add_parser("show", help="print the tables of a file of rows")
     showing.add_argument("--rows", type=Path, required=True)
+    showing.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     options = parser.parse_args()
     if options.command == "measure":
         fill(
@@ -39,7 +40,8 @@ def main() -> int:
             seconds=60 * options.minutes,
         )
     else:
-        report.show_all(read(options.rows))
+        rows = read(options.rows)
+        report.show_all([row for row in rows if row["search"] in options.searches])
     return 0
 
 

@@ -23,7 +23,7 @@ import optuna
 from tests.bench.field.grounds import Ground, ground
 from tests.bench.field.played import PlayedSide
 from tests.bench.field.process import PeerError, PeerProcess
-from tests.bench.field.searches import IN_PROCESS, PROGRAMS, problem
+from tests.bench.field.searches import IN_PROCESS, PROGRAMS, own_seed, problem
 from tests.bench.quality_sweeps import Side, drive
 
 Row = dict[str, Any]
@@ -90,16 +90,17 @@ def measure(name: str, search: str, workers: int, seed: int, programs: Programs)
     """
     where = ground(name)
     meets = where.start(seed)
+    drawn = own_seed(search, seed)
     process: PeerProcess | None = None
     row: Row = {"path": [], "spent": 0, "failed": None}
     timed: _TimedSide | None = None
     try:
         if search in PROGRAMS:
-            about = problem(where, workers, seed, PROGRAMS[search].options)
+            about = problem(where, workers, drawn, PROGRAMS[search].options)
             process = programs.begin(search, about)
             side: Side = PlayedSide(process, where, meets)
         else:
-            side = IN_PROCESS[search](where, meets, workers, seed)
+            side = IN_PROCESS[search](where, meets, workers, drawn)
         timed = _TimedSide(side)
         _play(row, timed, where, meets, workers)
     except (PeerError, subprocess.CalledProcessError) as error:
@@ -141,7 +142,9 @@ def fill(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     known = {tuple(row[key] for key in KEYS) for row in read(rows)}
     with _programs() as programs, rows.open("a", encoding="utf-8") as file:
-        for seed, num, name, search in itertools.product(range(seeds), workers, problems, searches):
+        for seed, num, name, search in itertools.product(
+            range(seeds), workers, problems, searches
+        ):
             key = (name, search, num, seed, ground(name).size)
             if key in known or time.monotonic() > deadline:
                 continue

@@ -34,7 +34,9 @@ class Early:
             return Job(str(index), chosen, self._epochs)
         return None
 
-    def tell(self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool) -> bool:
+    def tell(
+        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
+    ) -> bool:
         if trial not in self._indices:
             self._indices[trial] = self._replaced(int(trial), params)
         index = self._indices[trial]

@@ -42,7 +42,9 @@ class Evolution:
         self._asked.setdefault(key(chosen), []).append(info)
         return Job(key(chosen), chosen, rounded(info["fidelity"], self._epochs))
 
-    def tell(self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool) -> bool:
+    def tell(
+        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
+    ) -> bool:
         told = self._loss(loss)
         if not last:
             return True

@@ -38,7 +38,9 @@ class Brackets:
         chosen = {key: plain(value) for key, value in trial.config.items() if key != _FIDELITY}
         return Job(name, chosen, rounded(trial.config[_FIDELITY], self._epochs))
 
-    def tell(self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool) -> bool:
+    def tell(
+        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
+    ) -> bool:
         told = self._loss(loss)
         if not last:
             return True

@@ -32,7 +32,9 @@ class Study:
         self._trials[str(trial.number)] = trial
         return Job(str(trial.number), trial.params, self._epochs)
 
-    def tell(self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool) -> bool:
+    def tell(
+        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
+    ) -> bool:
         told = self._trials[trial]
         if epoch == 1:
             self._replace(told, params)

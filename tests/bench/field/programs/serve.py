@@ -39,7 +39,9 @@ class Peer(Protocol):
     def ask(self) -> Job | None:
         """Return what a free worker does; None: nothing before another report."""
 
-    def tell(self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool) -> bool:
+    def tell(
+        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
+    ) -> bool:
         """Take a report, NaN where the training diverged; returns whether it goes on."""
 
 

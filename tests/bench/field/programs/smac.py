@@ -13,9 +13,16 @@ from smac.runhistory.dataclasses import TrialInfo, TrialValue
 from tests.bench.field.programs.serve import Job, Worst, key, rounded, serve
 from tests.bench.field.programs.spaces import config_space, params
 
+_TRIALS = 6
+"""For each full training of the budget."""
+
 
 class Facade:
-    """SMAC with random forests and Hyperband; as many trials as the budget has epochs."""
+    """SMAC with random forests and Hyperband.
+
+    A quarter of the trials are its initial design: it is told of six for each full training, which
+    is about how many Hyperband starts.
+    """
 
     def __init__(self, problem: dict[str, Any]) -> None:
         logging.getLogger("smac").setLevel(logging.ERROR)
@@ -26,7 +33,7 @@ class Facade:
             deterministic=True,
             min_budget=problem["grace"],
             max_budget=self._epochs,
-            n_trials=problem["budget"],
+            n_trials=_TRIALS * problem["budget"] // self._epochs,
             seed=problem["seed"],
             output_directory=Path(self._directory.name),
         )
@@ -49,7 +56,9 @@ class Facade:
         self._asked.setdefault(key(chosen), []).append(info)
         return Job(key(chosen), chosen, rounded(info.budget, self._epochs))
 
-    def tell(self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool) -> bool:
+    def tell(
+        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
+    ) -> bool:
         told = self._loss(loss)
         if not last:
             return True

@@ -44,7 +44,9 @@ class Scheduler:
         chosen = {key: plain(value) for key, value in suggestion.config.items()}
         return Job(name, chosen, self._epochs)
 
-    def tell(self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool) -> bool:
+    def tell(
+        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
+    ) -> bool:
         told = self._trials[trial]
         if told is None:
             told = Trial(int(trial), params, datetime.datetime.now())
