@@ -150,13 +150,11 @@ def _closed_form(name: str) -> Ground:
 
 def _median(problem: Problem, space: Mapping[str, Distribution]) -> float:
     places = qmc.Sobol(len(space), scramble=False).random(_POINTS)
-    values = (
-        problem.final(
-            {key: one.at(place) for (key, one), place in zip(space.items(), row, strict=True)}
-        )
+    points = (
+        {key: one.at(place) for (key, one), place in zip(space.items(), row, strict=True)}
         for row in places
     )
-    return float(np.median(list(values)))
+    return float(np.median([problem.final(point) for point in points]))
 
 
 @functools.cache

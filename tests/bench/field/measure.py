@@ -3,7 +3,7 @@
     python -m tests.bench.field measure --rows FILE [--minutes 10] [--seeds 20] ...
 
 What is in FILE is not measured again. Seeds come one after the other, so that all searches have
-equally many. What must not live here: searches, problems, and what is made of rows (`measures.py`).
+equally many. What must not live here: searches, problems, and statistics (`measures.py`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _RESAMPLES = 2000
 
 
 def kept_from(path: Path, level: float) -> tuple[int, float] | None:
-    """Return epochs and clock since when all that is shown is good enough; None: not at the end."""
+    """Return epochs and clock since when all that is shown is good enough; None: never."""
     since = None
     for spent, clock, regret in path:
         if regret > level:

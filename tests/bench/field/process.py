@@ -1,7 +1,8 @@
-"""Searches of other libraries, each in a process of its own environment; see `programs/serve.py`.
+"""Searches of other libraries, each in a process of its own environment.
 
-`requirements/NAME.txt` pins what NAME's program needs. Its environment is made under `.field/` when
-it is first used. What must not live here: anything of a peer's library, and counting.
+The protocol is that of `programs/serve.py`. `requirements/NAME.txt` pins what NAME's program
+needs; its environment is made under `.field/` when it is first used. What must not live here:
+anything of a peer's library, and counting.
 """
 
 from __future__ import annotations
@@ -59,15 +60,17 @@ class PeerProcess:
         self._patience = patience
         self._directory = tempfile.TemporaryDirectory(prefix="field-")
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._log = Path(self._directory.name, "log.txt").open("w+")
+        self._log = Path(self._directory.name, "log.txt")
+        log = self._log.open("w")
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log,
+            stderr=log,
             cwd=self._directory.name,
             env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONPATH": path},
         )
+        log.close()
         self._unread = b""
         self.cpu = 0.0
 
@@ -89,7 +92,7 @@ class PeerProcess:
         """End the process."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
         self._directory.cleanup()
@@ -123,5 +126,4 @@ class PeerProcess:
 
     def _last_words(self) -> str:
         self._process.wait(timeout=10)
-        self._log.seek(0)
-        return self._log.read()[-2000:]
+        return self._log.read_text(errors="replace")[-2000:]

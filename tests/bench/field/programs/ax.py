@@ -10,7 +10,7 @@ from typing import Any
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
-from tests.bench.field.programs.serve import Job, plain, serve
+from tests.bench.field.programs.serve import Job, Report, plain, serve
 
 
 class Early:
@@ -34,17 +34,15 @@ class Early:
             return Job(str(index), chosen, self._epochs)
         return None
 
-    def tell(
-        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
-    ) -> bool:
-        if trial not in self._indices:
-            self._indices[trial] = self._replaced(int(trial), params)
-        index = self._indices[trial]
-        if not math.isfinite(loss):
+    def tell(self, report: Report) -> bool:
+        if report.trial not in self._indices:
+            self._indices[report.trial] = self._replaced(int(report.trial), report.params)
+        index = self._indices[report.trial]
+        if not math.isfinite(report.loss):
             self._client.mark_trial_abandoned(index)
             return False
-        self._client.attach_data(index, {"loss": loss}, progression=epoch)
-        if last:
+        self._client.attach_data(index, {"loss": report.loss}, progression=report.epoch)
+        if report.last:
             self._client.complete_trial(index)
         elif self._client.should_stop_trial_early(index):
             self._client.mark_trial_early_stopped(index)

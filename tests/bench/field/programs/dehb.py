@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from dehb import DEHB
 
-from tests.bench.field.programs.serve import Job, Worst, key, rounded, serve
+from tests.bench.field.programs.serve import Job, Report, Worst, key, rounded, serve
 from tests.bench.field.programs.spaces import config_space, params
 
 
@@ -42,14 +42,12 @@ class Evolution:
         self._asked.setdefault(key(chosen), []).append(info)
         return Job(key(chosen), chosen, rounded(info["fidelity"], self._epochs))
 
-    def tell(
-        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
-    ) -> bool:
-        told = self._loss(loss)
-        if not last:
+    def tell(self, report: Report) -> bool:
+        told = self._loss(report.loss)
+        if not report.last:
             return True
-        info = self._asked[trial].pop(0)
-        self._dehb.tell(info, {"fitness": told, "cost": float(epoch)})
+        info = self._asked[report.trial].pop(0)
+        self._dehb.tell(info, {"fitness": told, "cost": float(report.epoch)})
         return False
 
 

@@ -10,7 +10,7 @@ import neps
 import numpy as np
 import torch
 
-from tests.bench.field.programs.serve import Job, Worst, plain, rounded, serve
+from tests.bench.field.programs.serve import Job, Report, Worst, plain, rounded, serve
 
 _FIDELITY = "epoch"
 
@@ -38,14 +38,12 @@ class Brackets:
         chosen = {key: plain(value) for key, value in trial.config.items() if key != _FIDELITY}
         return Job(name, chosen, rounded(trial.config[_FIDELITY], self._epochs))
 
-    def tell(
-        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
-    ) -> bool:
-        told = self._loss(loss)
-        if not last:
+    def tell(self, report: Report) -> bool:
+        told = self._loss(report.loss)
+        if not report.last:
             return True
-        asked = self._asked[trial]
-        asked.config = {**params, _FIDELITY: asked.config[_FIDELITY]}
+        asked = self._asked[report.trial]
+        asked.config = {**report.params, _FIDELITY: asked.config[_FIDELITY]}
         self._neps.tell(asked.id, told)
         return False
 

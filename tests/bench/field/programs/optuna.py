@@ -7,7 +7,7 @@ from typing import Any
 
 import optuna
 
-from tests.bench.field.programs.serve import Job, serve
+from tests.bench.field.programs.serve import Job, Report, serve
 
 
 class Study:
@@ -32,18 +32,16 @@ class Study:
         self._trials[str(trial.number)] = trial
         return Job(str(trial.number), trial.params, self._epochs)
 
-    def tell(
-        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
-    ) -> bool:
-        told = self._trials[trial]
-        if epoch == 1:
-            self._replace(told, params)
-        if not math.isfinite(loss):
+    def tell(self, report: Report) -> bool:
+        told = self._trials[report.trial]
+        if report.epoch == 1:
+            self._replace(told, report.params)
+        if not math.isfinite(report.loss):
             self._study.tell(told, state=optuna.trial.TrialState.FAIL)
             return False
-        told.report(loss, epoch)
-        if last:
-            self._study.tell(told, loss)
+        told.report(report.loss, report.epoch)
+        if report.last:
+            self._study.tell(told, report.loss)
         elif told.should_prune():
             self._study.tell(told, state=optuna.trial.TrialState.PRUNED)
         else:

@@ -24,6 +24,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+_BAD = 1e3
+"""The loss of a training that diverged before any loss was reported."""
+
 
 class Job(NamedTuple):
     """Train a trial until an epoch; a known trial resumes."""
@@ -33,28 +36,42 @@ class Job(NamedTuple):
     until: int
 
 
+class Report(NamedTuple):
+    """A training came to the end of an epoch.
+
+    Attributes:
+        params: What was trained.
+        loss: NaN where it diverged.
+        last: Whether nothing follows before the trial is asked for again.
+    """
+
+    trial: str
+    params: dict[str, Any]
+    epoch: int
+    loss: float
+    last: bool
+
+
 class Peer(Protocol):
     """A search of another library."""
 
     def ask(self) -> Job | None:
         """Return what a free worker does; None: nothing before another report."""
 
-    def tell(
-        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
-    ) -> bool:
-        """Take a report, NaN where the training diverged; returns whether it goes on."""
+    def tell(self, report: Report) -> bool:
+        """Take a report; returns whether the training goes on."""
 
 
 class Worst:
     """Replaces the loss of a training that diverged by the highest one that was ever reported."""
 
     def __init__(self) -> None:
-        self._worst = 0.0
+        self._worst: float | None = None
 
     def __call__(self, loss: float) -> float:
         if not math.isfinite(loss):
-            return self._worst
-        self._worst = max(self._worst, loss)
+            return _BAD if self._worst is None else self._worst
+        self._worst = loss if self._worst is None else max(self._worst, loss)
         return loss
 
 
@@ -92,7 +109,7 @@ def serve(begin: Callable[[dict[str, Any]], Peer]) -> None:
             else:
                 if arguments["loss"] is None:
                     arguments["loss"] = math.nan
-                reply["answer"] = bool(peer.tell(**arguments))
+                reply["answer"] = bool(peer.tell(Report(**arguments)))
         except Exception:
             reply = {"error": traceback.format_exc()}
         reply["cpu"] = time.process_time() - started

@@ -10,7 +10,7 @@ from typing import Any
 from smac import MultiFidelityFacade, Scenario
 from smac.runhistory.dataclasses import TrialInfo, TrialValue
 
-from tests.bench.field.programs.serve import Job, Worst, key, rounded, serve
+from tests.bench.field.programs.serve import Job, Report, Worst, key, rounded, serve
 from tests.bench.field.programs.spaces import config_space, params
 
 _TRIALS = 6
@@ -56,19 +56,17 @@ class Facade:
         self._asked.setdefault(key(chosen), []).append(info)
         return Job(key(chosen), chosen, rounded(info.budget, self._epochs))
 
-    def tell(
-        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
-    ) -> bool:
-        told = self._loss(loss)
-        if not last:
+    def tell(self, report: Report) -> bool:
+        told = self._loss(report.loss)
+        if not report.last:
             return True
-        self._smac.tell(self._asked[trial].pop(0), TrialValue(cost=told), save=False)
+        self._smac.tell(self._asked[report.trial].pop(0), TrialValue(cost=told), save=False)
         return False
 
 
 def _never_called(config: Any, seed: int = 0, budget: float = 0.0) -> float:
-    """SMAC looks at the arguments."""
-    raise AssertionError
+    """Have the arguments that SMAC looks for."""
+    raise AssertionError(config, seed, budget)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Syne Tune's BOHB or ASHA with CQR, without its backend; it learns the parameters that trained."""
+"""Syne Tune's BOHB or ASHA with CQR, without its backend; it learns what was trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from syne_tune.backend.trial_status import Trial
 from syne_tune.optimizer import baselines
 from syne_tune.optimizer.scheduler import SchedulerDecision
 
-from tests.bench.field.programs.serve import Job, plain, serve
+from tests.bench.field.programs.serve import Job, Report, plain, serve
 
 
 class Scheduler:
@@ -44,22 +44,20 @@ class Scheduler:
         chosen = {key: plain(value) for key, value in suggestion.config.items()}
         return Job(name, chosen, self._epochs)
 
-    def tell(
-        self, trial: str, params: dict[str, Any], epoch: int, loss: float, last: bool
-    ) -> bool:
-        told = self._trials[trial]
+    def tell(self, report: Report) -> bool:
+        told = self._trials[report.trial]
         if told is None:
-            told = Trial(int(trial), params, datetime.datetime.now())
-            self._trials[trial] = told
+            told = Trial(int(report.trial), report.params, datetime.datetime.now())
+            self._trials[report.trial] = told
             self._scheduler.on_trial_add(told)
-        if not math.isfinite(loss):
+        if not math.isfinite(report.loss):
             self._scheduler.on_trial_error(told)
             return False
-        result = {"loss": loss, "epoch": epoch}
+        result = {"loss": report.loss, "epoch": report.epoch}
         decision = self._scheduler.on_trial_result(told, result)
-        if last:
+        if report.last:
             self._scheduler.on_trial_complete(told, result)
-        return bool(decision == SchedulerDecision.CONTINUE and not last)
+        return bool(decision == SchedulerDecision.CONTINUE and not report.last)
 
 
 def _domain(one: dict[str, Any]) -> Any:
