@@ -149,7 +149,9 @@ def fill(
             if key in known or time.monotonic() > deadline:
                 continue
             started = time.perf_counter()
-            row = dict(zip(KEYS, key, strict=True)) | measure(name, search, num, seed, programs)
+            row: Row = dict(zip(KEYS, key, strict=True)) | measure(
+                name, search, num, seed, programs
+            )
             row["seconds"] = round(time.perf_counter() - started, 1)
             file.write(json.dumps(row) + "\n")
             file.flush()

@@ -103,12 +103,13 @@ class Played:
             self._waiting.remove(job)
             yield job
         for _ in range(_FREE):
-            if len(self._waiting) > len(self._running):
+            asked = None if self._is_full() else self._proposer.ask()
+            if asked is None:
                 return
-            job = self._proposer.ask()
-            if job is None:
-                return
-            yield job
+            yield asked
+
+    def _is_full(self) -> bool:
+        return len(self._waiting) > len(self._running)
 
     def _is_free(self, job: dict[str, Any]) -> bool:
         return self._numbers[job["trial"]] not in self._running

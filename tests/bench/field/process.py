@@ -39,12 +39,12 @@ def make_environment(name: str) -> Path:
     python, ready = directory / "bin" / "python", directory / "ready"
     if not ready.exists() or ready.read_text() != pinned:
         uv = str(Path(sys.executable).with_name("uv"))
-        subprocess.run([uv, "venv", "--quiet", "--clear", directory], check=True)
-        install = [uv, "pip", "install", "--quiet", "--python", python]
+        subprocess.run([uv, "venv", "--quiet", "--clear", str(directory)], check=True)
+        install = [uv, "pip", "install", "--quiet", "--python", str(python)]
         if found := os.environ.get("PIP_FIND_LINKS"):
             install += ["--find-links", found]
         file = _HERE / "requirements" / f"{name}.txt"
-        subprocess.run([*install, "--requirement", file], check=True)
+        subprocess.run([*install, "--requirement", str(file)], check=True)
         ready.write_text(pinned)
     return python
 

@@ -117,7 +117,7 @@ def show_ratios(rows: Sequence[Row], workers: int) -> None:
     for ours in (one for one in OURS if one in there):
         lines = [("peer", "all problems (95 %)", "held out (95 %)")]
         for peer, both in ratios(rows, workers, ours).items():
-            lines.append((peer, *(_written(one) for one in both)))
+            lines.append((peer, _written(both[0]), _written(both[1])))
         print(f"epochs until the target is kept, peer / {ours}; {workers} workers;")
         print("medians over problems\n")
         print(ruled(lines), end="\n\n")

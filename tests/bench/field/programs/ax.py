@@ -56,7 +56,7 @@ class Early:
         if {name: plain(value) for name, value in arm.parameters.items()} == params:
             return index
         self._client.mark_trial_abandoned(index)
-        return self._client.attach_trial(params)
+        return int(self._client.attach_trial(params))
 
 
 def _parameter(name: str, one: dict[str, Any]) -> Any:
