@@ -43,11 +43,15 @@ ROWS = {
     "found": ("tests.bench.quality:found", "P9: the best of 200 evaluations, by sampler"),
     "epochs": ("tests.bench.quality:epochs", "P9: epochs to a regret / stock, random"),
     "curves": ("tests.bench.curves.compare:curves", "epochs on recorded curves / random search"),
+    "field": (
+        "tests.bench.field.row:field",
+        "P9: epochs to a target / searches of other libraries",
+    ),
     "trust": ("tests.bench.trust:trust", "the confirmed winner's true rank; audit's false alarms"),
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
     "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),
 }
-_ON_REQUEST = {"sweep", "plain", "plane", "sleepers", "load"}
+_ON_REQUEST = {"sweep", "plain", "plane", "sleepers", "load", "field"}
 """Whole sweeps, many times over, and a large load: hours. They run where `--only` names them."""
 
 

@@ -16,8 +16,11 @@ from tests.bench.field.measure import KEYS, Programs, fill, measure, read
 from tests.bench.field.measures import (
     area,
     by_problem,
+    curve,
     interval,
     kept_from,
+    lead,
+    median_lead,
     median_ratio,
     ranks,
     regret_at,
@@ -71,6 +74,17 @@ def test_a_ratio_is_the_median_over_problems():
     low, middle, high = (median_ratio(theirs[1:2], ours[1:2])[one] for one in (1, 0, 2))
     assert low < middle == 1.0 < high
     assert interval([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_a_lead_is_taken_at_the_end_of_the_worse_one():
+    ours = curve([(1, 0.0, 1.0), (3, 0.0, 0.2), (8, 0.0, 0.1)], 12)
+    theirs = curve([(2, 0.0, 0.9), (6, 0.0, 0.2)], 12)
+    assert ours.tolist() == [1.0, 1.0, *[0.2] * 5, *[0.1] * 5]
+    assert theirs[0] == 10.0
+    assert lead([theirs], [ours]) == 6 / 3
+    assert lead([ours], [theirs]) == 3 / 6
+    assert lead([ours], [ours]) == 1
+    assert median_lead([[theirs] * 2] * 3, [[ours] * 2] * 3) == (2.0, 2.0, 2.0)
 
 
 def test_only_common_replications_are_compared():

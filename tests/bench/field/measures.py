@@ -23,6 +23,7 @@ NEAR = 0.01
 FLOOR, CEILING = 1e-3, 10.0
 """Between which a logarithm is taken: noise, and showing nothing or what diverges."""
 _RESAMPLES = 2000
+_LEAD_RESAMPLES = 300
 
 
 def kept_from(path: Path, level: float) -> tuple[int, float] | None:
@@ -111,6 +112,49 @@ def median_ratio(theirs: Sequence[Sequence[float]], ours: Sequence[Sequence[floa
     return Ratio(float(middle), float(low), float(high))
 
 
+def curve(path: Path, budget: int) -> Any:
+    """Return the regret after each epoch of the budget, `CEILING` at most."""
+    found = np.full(budget, CEILING)
+    for spent, _, regret in path:
+        found[spent - 1 :] = min(regret, CEILING)
+    return found
+
+
+def lead(theirs: Sequence[Any], ours: Sequence[Any]) -> float:
+    """Return how many times fewer epochs ours needs for what the worse one shows at the end.
+
+    Both are curves of each replication, whose medians are compared: since when they keep it.
+    """
+    a, b = (np.median(np.asarray(side), axis=0) for side in (theirs, ours))
+    level = max(a[-1], b[-1])
+    return _since(a, level) / _since(b, level)
+
+
+def _since(falling: Any, level: float) -> int:
+    """Return the epoch since which a median keeps a level."""
+    above = np.flatnonzero(falling > level)
+    return int(above[-1]) + 2 if len(above) else 1
+
+
+def median_lead(theirs: Sequence[Sequence[Any]], ours: Sequence[Sequence[Any]]) -> Ratio:
+    """Return the median lead over problems; the interval resamples the replications."""
+    random = np.random.default_rng(0)
+    sides = [
+        (np.asarray(a, dtype=float), np.asarray(b, dtype=float))
+        for a, b in zip(theirs, ours, strict=True)
+    ]
+
+    def drawn(side: Any) -> Any:
+        return side[random.integers(len(side), size=len(side))]
+
+    middle = np.median([lead(a, b) for a, b in sides])
+    draws = [
+        np.median([lead(drawn(a), drawn(b)) for a, b in sides]) for _ in range(_LEAD_RESAMPLES)
+    ]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return Ratio(float(middle), float(low), float(high))
+
+
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the median and its 95 % interval; both ends are the median of a single value."""
     middle = float(np.median(values))
@@ -125,12 +169,12 @@ Row = dict[str, Any]
 
 
 def by_problem(
-    rows: Sequence[Row], workers: int, value: Callable[[Row], float]
-) -> dict[str, dict[str, list[float]]]:
+    rows: Sequence[Row], workers: int, value: Callable[[Row], Any]
+) -> dict[str, dict[str, list[Any]]]:
     """Return a value of each replication that all searches of a problem have, by search."""
     chosen = [row for row in rows if row["workers"] == workers]
     searches = list(dict.fromkeys(row["search"] for row in chosen))
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, list[Any]]] = {}
     for name, group in itertools.groupby(
         sorted(chosen, key=lambda row: row["problem"]), key=lambda row: row["problem"]
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from tests.bench.field.measures import (
     Ratio,
     area,
     by_problem,
+    curve,
     interval,
     kept_from,
+    median_lead,
     median_ratio,
     ranks,
     regret_at,
@@ -96,30 +98,51 @@ def show(rows: Sequence[Row], workers: int, title: str, value: Value, form: str)
     print(ruled(lines), end="\n\n")
 
 
-def ratios(rows: Sequence[Row], workers: int, ours: str) -> dict[str, tuple[Ratio, Ratio | None]]:
-    """Return how many times more epochs each peer needs: over all problems, and the held out."""
-    found = by_problem(latest(rows), workers, epochs_to)
-    held = [name for name in found if ground(name).holdout]
-    peers = [one for one in PEERS if any(one in values for values in found.values())]
+class Against(NamedTuple):
+    """Ours against a peer, in the median over problems.
 
-    def ratio(peer: str, problems: Sequence[str]) -> Ratio:
-        sides = [[found[name][one] for name in problems] for one in (peer, ours)]
-        return median_ratio(*sides)
+    Attributes:
+        target: The peer's epochs until it keeps the target, divided by ours.
+        held_out: The same over the problems that are held out.
+        lead: The peer's epochs until it keeps what the worse one shows at the end, divided by ours.
+    """
 
-    return {
-        peer: (ratio(peer, list(found)), ratio(peer, held) if held else None) for peer in peers
-    }
+    target: Ratio
+    held_out: Ratio | None
+    lead: Ratio
+
+
+def against(rows: Sequence[Row], workers: int, ours: str) -> dict[str, Against]:
+    """Compare one of ours with each peer."""
+    rows = latest(rows)
+    costs = by_problem(rows, workers, epochs_to)
+    curves = by_problem(
+        rows, workers, lambda row: curve(row["path"], ground(row["problem"]).budget)
+    )
+    held = [name for name in costs if ground(name).holdout]
+    found = {}
+    for peer in (one for one in PEERS if any(one in values for values in costs.values())):
+        both = peer, ours
+        target, held_out = (
+            median_ratio(*([[costs[name][one] for name in problems] for one in both]))
+            if problems
+            else None
+            for problems in (list(costs), held)
+        )
+        assert target is not None
+        ahead = median_lead(*([[curves[name][one] for name in curves] for one in both]))
+        found[peer] = Against(target, held_out, ahead)
+    return found
 
 
 def show_ratios(rows: Sequence[Row], workers: int) -> None:
     """Print what each peer needs, divided by what each of ours needs."""
     there = {row["search"] for row in rows if row["workers"] == workers}
     for ours in (one for one in OURS if one in there):
-        lines = [("peer", "all problems (95 %)", "held out (95 %)")]
-        for peer, both in ratios(rows, workers, ours).items():
-            lines.append((peer, _written(both[0]), _written(both[1])))
-        print(f"epochs until the target is kept, peer / {ours}; {workers} workers;")
-        print("medians over problems\n")
+        lines = [("peer", "to the target", "held out", "to the worse end")]
+        for peer, one in against(rows, workers, ours).items():
+            lines.append((peer, _written(one.target), _written(one.held_out), _written(one.lead)))
+        print(f"epochs of the peer / of {ours}; {workers} workers; medians over problems (95 %)\n")
         print(ruled(lines), end="\n\n")
 
 
