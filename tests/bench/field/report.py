@@ -104,7 +104,7 @@ class Against(NamedTuple):
     Attributes:
         target: The peer's epochs until it keeps the target, divided by ours.
         held_out: The same over the problems that are held out.
-        lead: The peer's epochs until it keeps what the worse one shows at the end, divided by ours.
+        lead: The same for what the worse of both shows at the end, which no budget cuts.
     """
 
     target: Ratio
