@@ -196,6 +196,7 @@ def test_a_failed_peer_keeps_what_it_showed(peer, monkeypatch):
     row = measure("branin-alike", "DEHB", 1, 0, Programs())
     assert (row["spent"], row["failed"]) == (6, "the last of them")
     assert row["path"]
+    assert process._process.poll() is not None  # the next search starts another one
 
 
 class Told:
