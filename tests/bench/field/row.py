@@ -21,7 +21,8 @@ def field(repeats: int) -> list[Result]:
     del repeats
     named = os.environ.get("FIELD_ROWS")
     rows = Path(named) if named else Path(tempfile.mkdtemp(prefix="field-"), "rows.jsonl")
-    fill(rows, grounds.names(), SEARCHES, (4,), size(20, 2))
+    problems = grounds.names()[: size(len(grounds.names()), 2)]
+    fill(rows, problems, SEARCHES, (4,), size(20, 1))
     found = read(rows)
     show_all(found)
     return [
