@@ -120,7 +120,7 @@ def curve(path: Path, budget: int) -> Any:
     return found
 
 
-def lead(theirs: Sequence[Any], ours: Sequence[Any]) -> float:
+def lead(theirs: Any, ours: Any) -> float:
     """Return how many times fewer epochs ours needs for what the worse one shows at the end.
 
     Both are curves of each replication, whose medians are compared: since when they keep it.
