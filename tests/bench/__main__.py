@@ -40,6 +40,10 @@ ROWS = {
     "deliver": ("tests.bench.tracking:deliver", "P5: a point in MLflow / log_batch, log_metric"),
     "tracked": ("tests.bench.tracked:trial", "P6: a trial with tracking / without"),
     "load": ("tests.bench.load:load", "five million points into a served PostgreSQL"),
+    "field": (
+        "tests.bench.field.row:field",
+        "P9: epochs to a target / searches of other libraries",
+    ),
     "found": ("tests.bench.quality:found", "P9: the best of 200 evaluations, by sampler"),
     "epochs": ("tests.bench.quality:epochs", "P9: epochs to a regret / stock, random"),
     "curves": ("tests.bench.curves.compare:curves", "epochs on recorded curves / random search"),
@@ -49,7 +53,7 @@ ROWS = {
     "checkpoint": ("tests.bench.saving:checkpoints", "P4: a checkpoint each second / none"),
     "packing": ("tests.bench.packing:packing", "P12: trials that share a GPU / one at a time"),
 }
-_ON_REQUEST = {"sweep", "plain", "plane", "sleepers", "load"}
+_ON_REQUEST = {"sweep", "plain", "plane", "sleepers", "load", "field"}
 """Whole sweeps, many times over, and a large load: hours. They run where `--only` names them."""
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,23 @@ _PROMOTE = {**ASHA, "scheduler": "asha_promote"}
 _Make = Callable[[CurveTable, Pool, int, int], Side]
 
 
-def _ours(**parts: Any) -> _Make:
-    def make(table: CurveTable, pool: Pool, workers: int, seed: int) -> Side:
-        return PooledOurs(_spec(table, workers, seed, parts), pool)
+@dataclass(frozen=True)
+class OurSearch:
+    """A search of a sweep file.
 
-    return make
+    Attributes:
+        parts: What the sweep file says of it.
+    """
+
+    parts: dict[str, Any]
+
+    def __call__(self, table: CurveTable, pool: Pool, workers: int, seed: int) -> Side:
+        """Return the search over the pool of a table."""
+        return PooledOurs(_spec(table, workers, seed, self.parts), pool)
+
+
+def _ours(**parts: Any) -> OurSearch:
+    return OurSearch(parts)
 
 
 def _spec(table: CurveTable, workers: int, seed: int, parts: dict[str, Any]) -> SweepSpec:
