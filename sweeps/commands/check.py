@@ -34,9 +34,10 @@ def check(
     from sweeps.commands import messages
     from sweeps.operations.check import check_sweep
 
-    with loaded(file, settings) as spec:
+    notes = err if as_json else out
+    with loaded(file, settings) as (spec, document):
+        messages.choices(notes, document)
         for module in spec.modules:  # warn before the import
-            notes = err if as_json else out
             messages.sentence(notes, f"imports {module}, whose code runs", style="")
         with err.status("loading the task"):
             checked = check_sweep(file, spec, thorough=thorough)

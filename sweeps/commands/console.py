@@ -23,6 +23,7 @@ from sweeps.commands.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
 
 if TYPE_CHECKING:
+    from sweeps.config.document import Document
     from sweeps.config.spec import SweepSpec
     from sweeps.results.sweep_status import SweepStatus
 
@@ -198,14 +199,14 @@ def fail(message: str, *, code: int) -> NoReturn:
 
 
 @contextmanager
-def loaded(file: Path, settings: list[str] | None) -> Iterator[SweepSpec]:
-    """Load a spec, and attach file positions to the errors of the code that uses it."""
+def loaded(file: Path, settings: list[str] | None) -> Iterator[tuple[SweepSpec, Document]]:
+    """Load a spec with its document, and attach file positions to the errors of the code that uses it."""
     from sweeps.config.spec import load_with_positions
 
     with input_errors():
         spec, document = load_with_positions(file, settings or [])
         with document.attach_locations():
-            yield spec
+            yield spec, document
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from sweeps.paths import SweepPaths, program_name
 from sweeps.results.observer import ShutdownNotices
 
 if TYPE_CHECKING:
+    from sweeps.config.document import Document
     from sweeps.config.spec import SweepSpec
     from sweeps.driver.stop_requests import StopResult
     from sweeps.engine.sweep_plan import SweepPlan
@@ -171,6 +172,14 @@ def _more_trials(result: SweepOutcome) -> list[str]:
 def sentence(err: Console, message: str, *, style: str) -> None:
     """Print a message without wrapping it."""
     err.print(message, style=style, soft_wrap=True)
+
+
+def choices(console: Console, document: Document) -> None:
+    """Print what `auto` took and why, if the spec has it."""
+    if document.choices:
+        from sweeps.config.automatic import sentence as what_auto_took
+
+        paragraph(console, what_auto_took(document.choices))
 
 
 def notifications(left: Undelivered) -> str:

@@ -103,8 +103,9 @@ def plan(
                 f"{write} exists already; nothing is overwritten; remove it, or choose another "
                 "name"
             )
+        notes = err if as_json else out
+        messages.choices(notes, document)
         for module in spec.modules:  # warn before the import
-            notes = err if as_json else out
             messages.sentence(notes, f"imports {module}, whose code runs", style="")
         with document.attach_locations(), err.status("measuring some steps"):
             found = plan_sweep(file, spec, hours=hours, trials=trials)

@@ -81,9 +81,11 @@ def run(
         paths = SweepPaths(resolve_root(root), loaded[0].name)
         seconds = parse_duration(grace, "--grace")
 
+        from sweeps.commands import messages
         from sweeps.commands.run_console import RunConsole, run_to_end  # slow: after the errors
         from sweeps.operations.run import start
 
+        messages.choices(err, loaded[1])
         display = RunConsole(spinner)
         raise typer.Exit(
             run_to_end(

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError, dotted
+
+if TYPE_CHECKING:
+    from sweeps.config.automatic import Choice
 
 AFTER_THE_FILE = (2**31, 0)
 """The order of values that are not in the file: overrides and options are reported last."""
@@ -34,12 +37,14 @@ class Document:
         data: Plain dicts, lists and scalars.
         positions: The position of each key path.
         problems: The problems found so far, with the path of each.
+        choices: What `auto` took.
     """
 
     label: str
     data: dict[str, Any]
     positions: dict[KeyPath, SourcePosition]
     problems: list[tuple[KeyPath, tuple[int, int], LocatedIssue]] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
 
     def position(self, path: KeyPath) -> SourcePosition:
         """Return the position of a path, or of the nearest mapping around it."""

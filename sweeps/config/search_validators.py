@@ -17,6 +17,8 @@ from sweeps.quoting import shown
 
 SAMPLERS = ("tpe", "gp", "cmaes", "nsgaii", "random", "qmc", "grid")
 """Samplers that can be chosen by name."""
+AUTO = "auto"
+"""Stands for a sampler or a stopping rule that is taken when a sweep is created."""
 LEARN_NOTHING = ("random", "qmc", "grid")
 """Samplers that ignore the results of earlier trials."""
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -28,10 +30,10 @@ def check_sampler(value: object) -> object:
     Raises:
         UserError: The value is neither.
     """
-    if isinstance(value, str) and (value in SAMPLERS or _CLASS.fullmatch(value)):
+    if isinstance(value, str) and (value in (*SAMPLERS, AUTO) or _CLASS.fullmatch(value)):
         return value
-    valid = f"valid: {', '.join(SAMPLERS)}, or module:Class of an Optuna sampler"
-    meant = nearest(value, SAMPLERS) if isinstance(value, str) else None
+    valid = f"valid: {', '.join((*SAMPLERS, AUTO))}, or module:Class of an Optuna sampler"
+    meant = nearest(value, (*SAMPLERS, AUTO)) if isinstance(value, str) else None
     fix = f"did you mean '{meant}'?" if meant else "write one of them"
     raise UserError(f"{_text(value)} is not known here; {valid}; {fix}")
 

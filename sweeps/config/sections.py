@@ -25,6 +25,7 @@ from pydantic import (
 from redaction.secrets import is_secret
 from sweeps.config.durations import parse_duration
 from sweeps.config.search_validators import (
+    AUTO,
     check_constraints,
     check_points,
     check_sampler,
@@ -152,7 +153,7 @@ class SearchConfig(Section):
 
     sampler: Annotated[str, BeforeValidator(check_sampler)] = "tpe"
     """The algorithm that suggests parameters: a built-in name, or `module:Class` of an Optuna
-    sampler, which may be your own."""
+    sampler, which may be your own. `auto`: one is taken when the sweep is created, and stored."""
     startup_trials: int = Field(default=10, ge=0)
     """The sampler draws at random until so many trials have ended with a result."""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -209,9 +210,10 @@ def early_stopping_section(
         rules: The rules by their name.
     """
     sentences = [f"`{name}` {rule.description}" for name, rule in rules.items()]
+    sentences.append(f"`{AUTO}`: one is taken when the sweep is created, and stored.")
     fields: dict[str, Any] = {
         "scheduler": (
-            Literal[tuple(rules)],
+            Literal[(*rules, AUTO)],
             Field(default=DEFAULT_RULE.name, description=" ".join(sentences)),
         ),
         **{key: (one.annotation, one) for key, one in parameters(rules.values()).items()},

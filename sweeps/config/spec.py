@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from redaction.secrets import HIDDEN, redact_clipped
-from sweeps.config import yaml_reader
+from sweeps.config import automatic, yaml_reader
 from sweeps.config.cross_checks import cross_field_checks, set_path, written
 from sweeps.config.document import Document
 from sweeps.config.error_messages import (
@@ -150,6 +150,14 @@ class SweepSpec(Section):
     """The version of the training rules; a sweep keeps the one that it started with."""
 
     _checkpoint_at_reports = model_validator(mode="before")(checkpoint_at_reports)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            data = dict(data)
+            automatic.resolve(data)
+        return data
 
     @field_validator("version")
     @classmethod
@@ -452,8 +460,10 @@ def _validate(
     environ: Mapping[str, str],
     drawn: int | None = 0,
 ) -> tuple[SweepSpec, Document]:
+    _expand_short_forms(doc)
     for override in overrides:
         _override(doc, override, environ)
+        _expand_short_forms(doc)
     for option, value in options.items():
         if value is not None:
             path = ("name",) if option == "name" else ("tracking", "uri")
@@ -463,6 +473,7 @@ def _validate(
         doc.problems.clear()
         doc.add(Issue(("version",), message))
         raise doc.error() or AssertionError
+    doc.choices = automatic.resolve(doc.data)
     spec, faults = _all_faults(doc)
     if drawn is not None:
         faults += _cross_faults(doc, drawn)
@@ -534,6 +545,11 @@ def _drop(data: Any, path: KeyPath) -> str | None:
             return str(part)
         data = data[part]
     return None
+
+
+def _expand_short_forms(doc: Document) -> None:
+    for section, key in automatic.short_forms(doc.data):
+        doc.positions[section, key] = doc.positions[section,]
 
 
 def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from sweeps.checkpoint_locations import probe_store
+from sweeps.config.automatic import refuse_another_choice
 from sweeps.config.document import Document
 from sweeps.config.own_values import resolve_search
 from sweeps.config.provenance_check import Origin
@@ -211,6 +212,8 @@ def read_again(view: SweepStatus, settings: Sequence[str] = ()) -> tuple[SweepSp
     spec, document = parse_with_positions(
         view.revision.text, str(paths.spec), settings, drawn=len(of_search(view.records))
     )
+    with document.attach_locations():
+        refuse_another_choice(document.choices)
     check_kept(paths, view.spec, spec)
     remember_named(spec, document)
     check_sampler_state(paths, spec)
