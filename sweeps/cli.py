@@ -178,7 +178,7 @@ def train(
             check_places()
             train_again(view, trial, directory, out, err, figures)
         return
-    with loaded(file, settings) as spec:
+    with loaded(file, settings) as (spec, _):
         check_places()
         check_task(spec, err, directory)
         train_once(spec, directory, out, err, figures)

@@ -200,7 +200,7 @@ def fail(message: str, *, code: int) -> NoReturn:
 
 @contextmanager
 def loaded(file: Path, settings: list[str] | None) -> Iterator[tuple[SweepSpec, Document]]:
-    """Load a spec with its document, and attach file positions to the errors of the code that uses it."""
+    """Load a spec, and attach file positions to the errors of the code that uses it."""
     from sweeps.config.spec import load_with_positions
 
     with input_errors():

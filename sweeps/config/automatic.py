@@ -84,7 +84,7 @@ _SAMPLERS: Sequence[_Row] = (
     (
         "tpe",
         lambda _: True,
-        "as it led eleven measured searches, with asha_promote",
+        "as it has the best mean rank of eleven measured searches, with asha_promote",
     ),
 )
 _RULES: Sequence[_Row] = (
@@ -101,7 +101,7 @@ _RULES: Sequence[_Row] = (
     (
         AshaPromote.name,
         lambda _: True,
-        "as it led eleven measured searches, with tpe",
+        "as it has the best mean rank of eleven measured searches, with tpe",
     ),
 )
 """The first row that holds is taken."""

@@ -110,6 +110,15 @@ def test_json_has_the_numbers_of_the_text(check: Callable[..., Result]) -> None:
     assert f"at epochs 1, 3: about {plan['expected_epochs']:.0f} epochs" in shown.stdout
 
 
+def test_check_says_in_one_line_what_auto_takes(check: Callable[..., Result]) -> None:
+    done = check("search=auto", "early_stopping=auto", options=("--json",))
+    assert done.exit_code == 0
+    (line,) = [one for one in done.stderr.splitlines() if "auto" in one]
+    assert "sampler random" in line
+    assert "scheduler asha_promote" in line
+    assert json.loads(done.stdout)["plan"]["rungs"] == [1, 3]
+
+
 def test_text_fits_80_columns(
     check: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,18 @@ def test_ray_that_fails_to_start_ends_with_a_message(
     assert lines[-1].endswith(f"resume digits --root {paths.root}")
 
 
+@pytest.mark.parametrize("change", ["search=auto", "early_stopping.scheduler=auto"])
+def test_resume_never_chooses_again(tmp_path: Path, change: str) -> None:
+    made = MadeSweep(tmp_path)
+    before = made.paths.spec.read_bytes()
+    done = CliRunner().invoke(
+        app, ["resume", "small", "--root", str(tmp_path), "-s", "trials=40", "-s", change]
+    )
+    assert done.exit_code == WRONG_INPUT
+    assert "auto" in done.output
+    assert made.paths.spec.read_bytes() == before
+
+
 def test_finished_sweep_rejects_values_equal_only_in_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

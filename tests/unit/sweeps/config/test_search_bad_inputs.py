@@ -121,6 +121,14 @@ CASES = [
         id="a sampler that is none",
     ),
     pytest.param(
+        OPT + "search: {sampler: automatic}\nearly_stopping: automatic\n",
+        id="auto misspelt",
+    ),
+    pytest.param(
+        OPT + "budget: {epochs: 3}\nearly_stopping: {scheduler: auto, grace_epochs: 3}\n",
+        id="auto with a first rung beyond the budget",
+    ),
+    pytest.param(
         OPT + "search: {sampler: 3}\n",
         id="a sampler of another kind",
     ),
