@@ -1,7 +1,7 @@
 """Refuse a resume that changes a part of the search which is fixed once a sweep exists.
 
-What must not live here: changes of the space (`sweeps.search.suggest` projects earlier trials to
-the current space), and changes of code, data or metric (`provenance_check`).
+What must not live here: changes of the space (`sweeps.search.shown_trials` projects earlier trials
+to the current space), and changes of code, data or metric (`provenance_check`).
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class _DurableConnection(sqlite3.Connection):
 class EditableRDBStorage(EditableParamsStorage):
     """Store each parameter with its own distribution, whatever the study's first trial had.
 
-    Samplers never read the stored trials directly (see `search.suggest`). Only one thread may use
-    the storage at a time.
+    Samplers never read the stored trials directly (see `search.shown_trials`). Only one thread
+    may use the storage at a time.
     """
 
     def __init__(self, url: str, engine_kwargs: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 Optuna ranks every complete trial before every pruned one, whatever their values, and pruned trials
 by their length. Under early stopping such a rank depends more on when a trial started than on its
-quality. What must not live here: trials of an edited search space (`suggest`), stopping trials.
+quality. What must not live here: trials of an edited search space (`shown_trials`), and stopping
+trials.
 """
 
 from __future__ import annotations

@@ -72,14 +72,12 @@ class PriorTrials:
         """Whether there are priors."""
 
     def takes(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
-        """Return whether a trial is drawn around priors.
+        """Return whether a trial is drawn around priors, if there are any.
 
         Args:
             number: Its number among the trials of the search.
             trials: The trials of the search before it.
         """
-        if not self.any:
-            return False
         own = self._own(trials)
         if not own:
             return True

@@ -2,7 +2,8 @@
 
 The seed of the sweep and the number of the trial determine the seed of the sampler. Its
 suggestions then depend on the ledger alone, however often the driver was restarted. What must not
-live here: which trials a sampler receives, and how its suggestions are used (`suggest`).
+live here: which trials a sampler receives (`shown_trials`), and how its suggestions are
+used (`suggest`).
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ from trainable.ray_adapter import OBJECTIVE
 
 _REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""
+_OF_SEARCH = ("search", "repeat")
+"""The roles of trials that wait while `LedgerSearcher.paused` is set."""
 
 
 class LedgerSearcher(Searcher):
@@ -101,7 +103,7 @@ class LedgerSearcher(Searcher):
             self._exploit.link()  # an edited spec may no longer have the rung at which they wait
         trials = ledger.trials()
         unfinished = [trial for trial in trials if not trial.finished]
-        self._extra = [t for t in unfinished if t.role not in ("search", "repeat")]
+        self._extra = [t for t in unfinished if t.role not in _OF_SEARCH]
         self._unfinished = [
             trial
             for trial in unfinished
@@ -112,7 +114,6 @@ class LedgerSearcher(Searcher):
         self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
         self._live_workers: dict[str, int] = {}
-        self._waiting: list[TrialRecord] = []  # the next trial, while its group does not fit
         self._may_promote = self._pauses is not None
         self._may_repeat = spec.repeats.seeds > 1
         self.stopping = False
@@ -132,11 +133,11 @@ class LedgerSearcher(Searcher):
         if len(self._live) >= self._concurrency:
             return None
         while not self.stopping:
-            trial = self._next_open(self._waiting) or self._next_trial()
+            trial = self._next_trial()
             if trial is None:
                 break
             if not self._fits(trial):
-                self._waiting = [trial]
+                (self._unfinished if trial.role in _OF_SEARCH else self._extra).insert(0, trial)
                 return None
             try:
                 config = self._config(trial)
@@ -144,7 +145,7 @@ class LedgerSearcher(Searcher):
                 self._refuse(trial.number, error)
                 self._may_promote = self._pauses is not None  # no trial waits for it any more
                 continue
-            if trial.role in ("search", "repeat"):
+            if trial.role in _OF_SEARCH:
                 self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
             self._live_workers[trial_id] = config.workers

@@ -14,11 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
-import os
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +28,8 @@ from tests.bench.hard_problems import HARD, HardProblem
 from tests.bench.quality_cases import ASHA
 from tests.bench.quality_problems import EPOCHS, METRIC
 from tests.bench.quality_sweeps import Ours, drive
-from tests.bench.quality_table import Row, median_interval, ruled
+from tests.bench.quality_table import median_interval, ruled
+from tests.bench.rows_file import Row, add_missing, named_file, read
 from tests.bench.table import Goal, Result, size
 
 RANDOM = "random"
@@ -58,8 +55,7 @@ _WORSE = 0.05
 def hard(repeats: int) -> list[Result]:
     """Regrets against random search; the seeds are the repeats."""
     del repeats
-    named = os.environ.get("HARD_ROWS")
-    rows = Path(named or tempfile.mkdtemp(prefix="hard-"), "" if named else "rows.jsonl")
+    rows = named_file("HARD_ROWS")
     fill(rows, list(HARD), list(WORKERS), list(SEARCHES), size(SEEDS, 1))
     return show(read(rows))
 
@@ -74,25 +70,15 @@ def fill(
     seconds: float = float("inf"),
 ) -> None:
     """Measure what is missing in a file of rows, seed by seed, for so many seconds."""
-    deadline = time.monotonic() + seconds
-    known = {tuple(row[key] for key in _KEYS) for row in read(rows)}
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with rows.open("a", encoding="utf-8") as file:
+    keys = [
+        (problem, at_once, search, seed)
         for seed, problem, at_once, search in itertools.product(
             range(seeds), problems, workers, searches
-        ):
-            key = (problem, at_once, search, seed)
-            is_slow = "gp" in search and seed >= FEWER
-            if key in known or is_slow or time.monotonic() > deadline:
-                continue
-            row = dict(zip(_KEYS, key, strict=True)) | measure(*key)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-
-
-def read(rows: Path) -> list[Row]:
-    """Return what a file of rows holds; nothing when there is none."""
-    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+        )
+        if "gp" not in search or seed < FEWER
+    ]
+    add_missing(rows, _KEYS, keys, measure, seconds=seconds)
 
 
 def measure(name: str, workers: int, search: str, seed: int) -> Row:

@@ -14,11 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import math
-import os
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +31,8 @@ from tests.bench.curves.tables import DESIGN, DESIGN_SEEDS, CurveTable, read_tab
 from tests.bench.quality_cases import ASHA, CASES, problem_spec
 from tests.bench.quality_problems import PROBLEMS
 from tests.bench.quality_sweeps import Ours, Params, Train, drive
-from tests.bench.quality_table import Row, median_interval, ratio_interval, ruled
+from tests.bench.quality_table import median_interval, ratio_interval, ruled
+from tests.bench.rows_file import Row, add_missing, named_file, read
 from tests.bench.table import Goal, Result, size
 
 NONE, AT, NEAR, CORNER, WORST = "none", "at the best", "off by a width", "far corner", "worst"
@@ -100,13 +97,12 @@ def with_priors(
     return found
 
 
-def measure(name: str, kind: str, seed: int) -> Row:
+def measure(seed: int, name: str, kind: str) -> Row:
     """Run one search; returns after how many epochs its best trial was good enough."""
     search = _Search(name)
     spec = search.spec(places(name, kind, seed), seed)
     side, train, regret = search.side(spec, seed)
     lowest, spent, reached = math.inf, 0, None
-    around = 0
     reports = drive(side, train, epochs=spec.budget.reports, at_once=WORKERS)
     for spent, report in enumerate(reports, 1):
         if report.loss < lowest:
@@ -186,19 +182,10 @@ def fill(
     seconds: float = math.inf,
 ) -> list[Row]:
     """Measure what is missing in a file of rows, seed by seed, and return what it holds."""
-    deadline = time.monotonic() + seconds
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    found = read(rows)
-    known = {tuple(row[key] for key in KEYS) for row in found}
-    with rows.open("a", encoding="utf-8") as file:
-        for key in itertools.product(range(seeds), problems, kinds):
-            if key in known or time.monotonic() > deadline:
-                continue
-            row = dict(zip(KEYS, key, strict=True)) | measure(key[1], key[2], key[0])
-            found.append(row)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-    return found
+    keys = itertools.product(range(seeds), problems, kinds)
+    add_missing(rows, KEYS, keys, measure, seconds=seconds)
+    return read(rows)
 
 
 def show(rows: list[Row]) -> list[Result]:
@@ -264,16 +251,10 @@ def _epochs(row: Row) -> int:
     return int(row["spent"] if row["reached"] is None else row["reached"])
 
 
-def read(rows: Path) -> list[Row]:
-    """Return what a file of rows holds; nothing when there is none."""
-    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
-
-
 def priors(repeats: int) -> list[Result]:
     """Measure all; the seeds are the repeats."""
     del repeats
-    named = os.environ.get("PRIORS_ROWS")
-    rows = Path(named) if named else Path(tempfile.mkdtemp(prefix="priors-"), "rows.jsonl")
+    rows = named_file("PRIORS_ROWS")
     return show(fill(rows, (*FORMS, *DESIGN), PRIORS, size(SEEDS, 2)))
 
 

@@ -15,9 +15,8 @@ What must not live here: what is compared (`quality_cases.py`), how a sweep is r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
-import json
-import os
 import sys
 import tempfile
 import time
@@ -41,14 +40,15 @@ from tests.bench.quality_cases import (
 from tests.bench.quality_problems import PROBLEMS
 from tests.bench.quality_stock import Stock
 from tests.bench.quality_sweeps import Ours, Side, Train, drive, one_ray, whole
-from tests.bench.quality_table import KEYS, Row, epochs_table, found_table
+from tests.bench.quality_table import KEYS, epochs_table, found_table
+from tests.bench.rows_file import Row, add_missing, named_file, read
 from tests.bench.table import Result
 
 
 def found(repeats: int) -> list[Result]:
     """The best loss that each sampler finds; the seeds are the repeats."""
     del repeats
-    rows = _rows_file()
+    rows = named_file("QUALITY_ROWS")
     fill("found", FOUND, rows)
     return found_table(FOUND, read(rows))
 
@@ -56,45 +56,34 @@ def found(repeats: int) -> list[Result]:
 def epochs(repeats: int) -> list[Result]:
     """Epochs that each search needs; the seeds are the repeats."""
     del repeats
-    rows = _rows_file()
+    rows = named_file("QUALITY_ROWS")
     fill("epochs", EPOCHS, rows)
     return epochs_table(EPOCHS, read(rows))
 
 
-def _rows_file() -> Path:
-    if named := os.environ.get("QUALITY_ROWS"):
-        return Path(named)
-    return Path(tempfile.mkdtemp(prefix="quality-"), "rows.jsonl")
-
-
 def fill(table: str, size: Size, rows: Path, *, seconds: float = float("inf")) -> None:
     """Measure what is missing in a file of rows, seed by seed, for so many seconds."""
-    deadline = time.monotonic() + seconds
-    known = {tuple(row[key] for key in KEYS) for row in read(rows)}
     measure = _measure_found if table == "found" else _measure_epochs
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with (
-        one_ray() if table == "found" else tempfile.TemporaryDirectory(),
-        rows.open("a", encoding="utf-8") as file,
-    ):
+    keys = [
+        (
+            *(table, problem, search, at_once, seed),
+            size.evaluations if table == "found" else CASES[problem].budget,
+        )
         for seed, problem, at_once, search in itertools.product(
             range(size.seeds), size.problems, size.at_once, size.searches
-        ):
-            amount = size.evaluations if table == "found" else CASES[problem].budget
-            key = (table, problem, search, at_once, seed, amount)
-            if key in known or time.monotonic() > deadline:
-                continue
-            started = time.perf_counter()
-            row = dict(zip(KEYS, key, strict=True)) | measure(*key[1:])
-            row["seconds"] = round(time.perf_counter() - started, 1)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print(row, file=sys.stderr)
+        )
+    ]
 
+    def measured(*key: Any) -> Row:
+        started = time.perf_counter()
+        row = measure(*key[1:])
+        row["seconds"] = round(time.perf_counter() - started, 1)
+        print(dict(zip(KEYS, key, strict=True)) | row, file=sys.stderr)
+        return row
 
-def read(rows: Path) -> list[Row]:
-    """Return what a file of rows holds; nothing when there is none."""
-    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    with one_ray() if table == "found" else contextlib.nullcontext():
+        add_missing(rows, KEYS, keys, measured, seconds=seconds)
 
 
 def _measure_found(problem: str, search: str, at_once: int, seed: int, evaluations: int) -> Row:

@@ -14,9 +14,9 @@ import numpy as np
 from scipy import stats
 
 from tests.bench.quality_cases import CASES, OURS, PEERS, PUBLISHED, RANDOM, STOCK, Size
+from tests.bench.rows_file import Row
 from tests.bench.table import Goal, Result
 
-Row = dict[str, Any]
 KEYS = ("table", "problem", "search", "at_once", "seed", "size")
 """What a row is known by."""
 

@@ -17,6 +17,7 @@ from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.publishing.report import write_report
+from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
 from tests.integration.serial_search import Params, end, ledger_at, search, spec_of
 from tests.specs import with_overrides
@@ -165,7 +166,9 @@ def test_trial_on_last_step_of_edited_space_counts(tmp_path: Path) -> None:
     ledger.add(Suggestion({"task.a": 0.1 + 2 * 0.1}, {"task.a": steps}, {"notes": "of cmaes"}))
     end(ledger, 0)
     (drawn,) = ledger.frozen_trials()
-    same = Suggester(spec_of("space={task.a: {quniform: [0.1, 0.5, 0.1]}}"), ledger)._show(drawn)
+    same = ShownTrials(spec_of("space={task.a: {quniform: [0.1, 0.5, 0.1]}}"), ledger).as_point(
+        drawn
+    )
     assert (same.params, same.system_attrs) == ({"task.a": 0.3}, {"notes": "of cmaes"})
     for narrower in ("{quniform: [0.1, 0.3, 0.1]}", "{quniform: [0.1, 0.7, 0.2]}"):
         assert _shown(ledger, spec_of(f"space={{task.a: {narrower}}}")) == [{"task.a": 0.3}]
@@ -213,8 +216,8 @@ def test_sweep_resumes_in_an_edited_space(tmp_path: Path, sampler: str, change: 
 
 def _shown(ledger: Ledger, spec: SweepSpec) -> list[Params | None]:
     """What a sampler sees of the trials; None where it sees one that failed."""
-    proposer = Suggester(spec, ledger)
-    shown = [proposer._show(trial) for trial in ledger.frozen_trials()]
+    trials = ShownTrials(spec, ledger)
+    shown = [trials.as_point(trial) for trial in ledger.frozen_trials()]
     for trial in shown:
         assert trial.params.keys() == trial.distributions.keys()
     return [trial.params if trial.state.name != "FAIL" else None for trial in shown]
@@ -288,7 +291,7 @@ def test_sampler_attributes_are_hidden_in_another_space(tmp_path: Path) -> None:
     wider = spec_of("search.sampler=cmaes", "space.train.optimizer.lr={loguniform: [1e-4, 1]}")
     noted, hidden = (
         [
-            bool(Suggester(one, ledger)._show(trial).system_attrs)
+            bool(ShownTrials(one, ledger).as_point(trial).system_attrs)
             for trial in ledger.frozen_trials()
         ]
         for one in (spec, wider)

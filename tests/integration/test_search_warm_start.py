@@ -20,6 +20,7 @@ from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_s
 from sweeps.paths import SweepPaths
 from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
+from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
 from tests.integration.serial_search import end, loss, search, spec_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -162,7 +163,7 @@ def test_edited_space_keeps_prior_trials_inside(tmp_path: Path) -> None:
     _earlier(tmp_path)
     ledger = _create(tmp_path, _warm())
     edited = _warm("space.train.clip.max_norm={choice: [1, 5]}", "trials=1")
-    assert not Suggester(edited, ledger)._warm
+    assert not ShownTrials(edited, ledger).warm_start
     assert Suggester(edited, ledger).propose(0).params["train.clip.max_norm"] in (1, 5)
     end(ledger, ledger.add(Suggester(_warm(), ledger).propose(0)).number)
 

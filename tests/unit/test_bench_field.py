@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.bench.field import grounds, process, searches
-from tests.bench.field.measure import KEYS, Programs, fill, measure, read
+from tests.bench.field.measure import KEYS, Programs, fill, measure
 from tests.bench.field.measures import (
     area,
     by_problem,
@@ -29,6 +29,7 @@ from tests.bench.field.played import OneEpochThenTop, PlayedSide, RandomPoints
 from tests.bench.field.process import PeerError, PeerProcess
 from tests.bench.field.searches import OURS, RANDOM, STOCK, TOP, Program, problem
 from tests.bench.quality_sweeps import drive
+from tests.bench.rows_file import read
 
 PATH = [(2, 2.0, 0.9), (4, 4.0, 0.05), (7, 7.0, 0.5), (9, 9.0, 0.08), (12, 12.0, 0.02)]
 

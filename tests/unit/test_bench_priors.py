@@ -28,7 +28,7 @@ def test_places_of_priors_are_right_and_wrong(name: str) -> None:
 def test_prior_at_the_best_point_ends_a_search_at_once() -> None:
     rows = [
         {"seed": seed, "problem": "branin-alike", "prior": kind}
-        | measure("branin-alike", kind, seed)
+        | measure(seed, "branin-alike", kind)
         for seed in range(2)
         for kind in (NONE, AT)
     ]

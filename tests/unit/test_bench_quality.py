@@ -9,10 +9,11 @@ import pytest
 
 from tests.bench import hard
 from tests.bench.hard_problems import HARD
-from tests.bench.quality import fill, read
+from tests.bench.quality import fill
 from tests.bench.quality_cases import OURS, SEARCHES, Size
 from tests.bench.quality_problems import EPOCHS, PROBLEMS
 from tests.bench.quality_table import epochs_table
+from tests.bench.rows_file import read
 
 
 @pytest.mark.parametrize(
@@ -75,12 +76,12 @@ def test_hard_problems_are_searched_and_compared_with_random(tmp_path):
     first = rows.read_text()
     hard.fill(rows, ["flat", "nan-branin"], [4], ["random"], 1)
     assert rows.read_text() == first
-    found = {(row["problem"], row["search"]): row for row in hard.read(rows)}
+    found = {(row["problem"], row["search"]): row for row in read(rows)}
     assert found["nan-branin", "random"]["failed"] > 0
     assert found["flat", "random + asha"]["trials"] > 3 * found["flat", "random"]["trials"]
     assert found["flat", "random"]["distinct"] > 15
     assert found["conditional", "random"]["regret"] > 0
-    (result,) = hard.show(hard.read(rows))
+    (result,) = hard.show(read(rows))
     assert "of 2" in result.row
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.bench.curves import compare
 from tests.bench.curves.collect import collect
 from tests.bench.curves.tables import DESIGN, DIRECTORY, HOLDOUT, read_table, recorded
+from tests.bench.rows_file import read
 
 
 def main() -> int:
@@ -40,7 +41,7 @@ def main() -> int:
     else:
         kinds = options.tables, tuple(options.searches), tuple(options.workers)
         compare.fill(options.rows, *kinds, options.seeds, seconds=60 * options.minutes)
-        compare.show_all(compare.read(options.rows))
+        compare.show_all(read(options.rows))
     return 0
 
 

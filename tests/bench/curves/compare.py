@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import os
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +35,8 @@ from tests.bench.curves.tables import DESIGN_SEEDS, CurveTable, read_table, reco
 from tests.bench.quality_cases import ASHA
 from tests.bench.quality_stock import Stock
 from tests.bench.quality_sweeps import Side, drive
-from tests.bench.quality_table import Row, median_interval, ratio_interval, ruled
+from tests.bench.quality_table import median_interval, ratio_interval, ruled
+from tests.bench.rows_file import Row, add_missing, named_file, read
 from tests.bench.table import Result, size
 
 REPLICATIONS = 20
@@ -158,24 +155,17 @@ def fill(
     seconds: float = float("inf"),
 ) -> None:
     """Measure what is missing in a file of rows, seed by seed, for so many seconds."""
-    deadline = time.monotonic() + seconds
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     read_tables = {name: read_table(name) for name in tables}
-    known = {tuple(row[key] for key in KEYS) for row in read(rows)}
-    with rows.open("a", encoding="utf-8") as file:
-        for seed, num, name, search in itertools.product(range(seeds), workers, tables, searches):
-            table = read_tables[name]
-            key = (name, search, num, seed, len(table.params))
-            if key in known or time.monotonic() > deadline:
-                continue
-            row = dict(zip(KEYS, key, strict=True)) | measure(table, search, num, seed)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+    keys = [
+        (name, search, num, seed, len(read_tables[name].params))
+        for seed, num, name, search in itertools.product(range(seeds), workers, tables, searches)
+    ]
 
+    def measured(name: str, search: str, num: int, seed: int, _size: int) -> Row:
+        return measure(read_tables[name], search, num, seed)
 
-def read(rows: Path) -> list[Row]:
-    """Return what a file of rows holds; nothing when there is none."""
-    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    add_missing(rows, KEYS, keys, measured, seconds=seconds)
 
 
 def show_all(rows: list[Row]) -> None:
@@ -269,8 +259,7 @@ def _whole(name: str) -> tuple[int, float]:
 def curves(repeats: int) -> list[Result]:
     """Compare the searches on all tables; the replications are the repeats."""
     del repeats
-    named = os.environ.get("CURVES_ROWS")
-    rows = Path(named) if named else Path(tempfile.mkdtemp(prefix="curves-"), "rows.jsonl")
+    rows = named_file("CURVES_ROWS")
     workers = (4,) if size(2, 1) == 1 else WORKERS
     fill(rows, recorded(), tuple(SEARCHES), workers, size(REPLICATIONS, 2))
     print(f"{len(recorded())} tables, {size(REPLICATIONS, 2)} replications", file=sys.stderr)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from tests.bench.field import grounds, report
-from tests.bench.field.measure import fill, read
+from tests.bench.field.measure import fill
 from tests.bench.field.searches import SEARCHES
+from tests.bench.rows_file import read
 
 SEEDS, WORKERS = 20, (1, 4, 16)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from tests.bench.field.played import PlayedSide
 from tests.bench.field.process import PeerError, PeerProcess
 from tests.bench.field.searches import IN_PROCESS, PROGRAMS, own_seed, problem
 from tests.bench.quality_sweeps import Side, drive
+from tests.bench.rows_file import Row, add_missing
 
-Row = dict[str, Any]
 KEYS = ("problem", "search", "workers", "seed", "configurations")
 """What a row is known by."""
 _LONGEST = 1800.0
@@ -138,36 +137,19 @@ def fill(
     seconds: float = float("inf"),
 ) -> None:
     """Measure what is missing in a file of rows, seed by seed, for so many seconds."""
-    deadline = time.monotonic() + seconds
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    known = {tuple(row[key] for key in KEYS) for row in read(rows)}
-    with _programs() as programs, rows.open("a", encoding="utf-8") as file:
-        for seed, num, name, search in itertools.product(
-            range(seeds), workers, problems, searches
-        ):
-            key = (name, search, num, seed, ground(name).size)
-            if key in known or time.monotonic() > deadline:
-                continue
+    keys = [
+        (name, search, num, seed, ground(name).size)
+        for seed, num, name, search in itertools.product(range(seeds), workers, problems, searches)
+    ]
+    with contextlib.closing(Programs()) as programs:
+
+        def measured(name: str, search: str, num: int, seed: int, _size: int) -> Row:
             started = time.perf_counter()
-            row: Row = dict(zip(KEYS, key, strict=True)) | measure(
-                name, search, num, seed, programs
-            )
+            row = measure(name, search, num, seed, programs)
             row["seconds"] = round(time.perf_counter() - started, 1)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
             if row["failed"]:
                 print(f"{search}, {name}, seed {seed}: {row['failed']}", file=sys.stderr)
+            return row
 
-
-@contextlib.contextmanager
-def _programs() -> Iterator[Programs]:
-    programs = Programs()
-    try:
-        yield programs
-    finally:
-        programs.close()
-
-
-def read(rows: Path) -> list[Row]:
-    """Return what a file of rows holds; nothing when there is none."""
-    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+        add_missing(rows, KEYS, keys, measured, seconds=seconds)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from tests.bench.rows_file import Row
+
 Path = Sequence[tuple[int, float, float]]
 """Epochs, clock and regret, at each time that a search shows another configuration."""
 
@@ -163,9 +165,6 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     draws = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
     low, high = np.percentile(np.median(np.asarray(values)[draws], axis=1), [2.5, 97.5])
     return middle, float(low), float(high)
-
-
-Row = dict[str, Any]
 
 
 def by_problem(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from tests.bench.field.measures import (
 )
 from tests.bench.field.searches import OURS, PEERS
 from tests.bench.quality_table import ruled
+from tests.bench.rows_file import Row
 
-Row = dict[str, Any]
 Value = Callable[[Row], float]
 
 

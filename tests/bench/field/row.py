@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
-
 from tests.bench.field import grounds
-from tests.bench.field.measure import fill, read
+from tests.bench.field.measure import fill
 from tests.bench.field.report import against, show_all
 from tests.bench.field.searches import OURS, SEARCHES
+from tests.bench.rows_file import named_file, read
 from tests.bench.table import Goal, Result, size
 
 
@@ -19,8 +16,7 @@ def field(repeats: int) -> list[Result]:
     `FIELD_ROWS` names a file of rows that are there, so that it can be measured in portions.
     """
     del repeats
-    named = os.environ.get("FIELD_ROWS")
-    rows = Path(named) if named else Path(tempfile.mkdtemp(prefix="field-"), "rows.jsonl")
+    rows = named_file("FIELD_ROWS")
     problems = grounds.names()[: size(len(grounds.names()), 2)]
     fill(rows, problems, SEARCHES, (4,), size(20, 1))
     found = read(rows)

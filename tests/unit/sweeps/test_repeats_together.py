@@ -18,7 +18,7 @@ from sweeps.operations.verification import verify
 from sweeps.reconciliation.retrying import RetryRequest, trials_to_retry
 from sweeps.results.audit.read import audit_data
 from sweeps.results.sweep_progress import SweepProgress
-from sweeps.search.suggest import Suggester
+from sweeps.search.shown_trials import ShownTrials
 from tests.unit.sweeps.confirming_sweep import found, request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -109,7 +109,7 @@ def test_sampler_sees_the_mean_of_each_metric(tmp_path: Path) -> None:
         number = made.ledger.add_extra("repeat", first, 1).number
         made.ledger.report(number, epoch=1, step=10, value=others[0], others=others[1:])
         made.ledger.finish(number, "complete")
-    (shown,) = Suggester(made.spec, made.ledger)._history()
+    (shown,) = ShownTrials(made.spec, made.ledger).of_search()
     assert shown.values == pytest.approx([2.0, 0.5])
     assert shown.user_attrs["report 1"] == pytest.approx([2.0, 0.5])
 

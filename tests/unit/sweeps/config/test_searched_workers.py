@@ -16,6 +16,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.results.compare import differences
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from trainable.rules import BUILT
 
 SPEC = """
 name: digits
@@ -116,6 +117,9 @@ def test_devices_of_each_trial_are_counted(made: MadeSweep) -> None:
 def test_resume_refuses_a_trial_that_would_never_start(made: MadeSweep) -> None:
     number = made.add(None, params={WORKERS: 2})
     before = made.paths.spec.read_text()
+    noted = made.paths.trial(number) / BUILT
+    noted.parent.mkdir(parents=True, exist_ok=True)
+    noted.write_text("{}")
     one = made.spec.model_copy(update={"space": {}})
 
     def resume(most: int) -> Ledger:
@@ -124,4 +128,6 @@ def test_resume_refuses_a_trial_that_would_never_start(made: MadeSweep) -> None:
     with pytest.raises(SpecError, match=rf"trial {number}: .* 2 workers, and 1 .*sweep stop"):
         resume(1)
     assert made.paths.spec.read_text() == before
+    assert noted.exists(), "nothing changes before all checks have passed"
     resume(2)
+    assert not noted.exists()

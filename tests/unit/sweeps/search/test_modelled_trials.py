@@ -103,7 +103,7 @@ def test_suggestions_stay_those_of_all_trials(monkeypatch) -> None:
     seen = {}
     for most in (20, 40, 10_000):
         limited = partial(modelled_trials, most=most)
-        monkeypatch.setattr("sweeps.search.suggest.modelled_trials", limited)
+        monkeypatch.setattr("sweeps.search.shown_trials.modelled_trials", limited)
         seen[most] = search(spec, 41, lambda params: abs(params["task.x"] - 0.3))
     assert seen[40] == seen[10_000]
     assert seen[20][:21] == seen[40][:21]

@@ -15,7 +15,7 @@ from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
-from sweeps.search.suggest import Suggester
+from sweeps.search.shown_trials import ShownTrials
 from trainable.seeding import derive_seed
 
 SPEC = """
@@ -150,7 +150,7 @@ def test_sampler_sees_one_trial_per_configuration(tmp_path: Path, spec: SweepSpe
         values.append(_loss(found[1]))
         driver.end(*found)
     driver.end(*driver.ask())  # the first seed of the next one
-    shown = Suggester(spec, driver.ledger)._history()
+    shown = ShownTrials(spec, driver.ledger).of_search()
     assert [trial.state.name for trial in shown] == ["COMPLETE", "RUNNING"]
     assert shown[0].value == pytest.approx(sum(values) / 3)
     assert shown[0].intermediate_values == {4: pytest.approx(sum(values) / 3)}

@@ -350,6 +350,19 @@ def test_stopped_trial_waits_no_longer(tmp_path: Path, grouped: SweepSpec) -> No
     assert driver.ask("d")["number"] == 3
 
 
+def test_met_stop_criterion_holds_a_waiting_trial_back(tmp_path: Path, grouped: SweepSpec) -> None:
+    driver = Driver(tmp_path / "l.db", grouped)
+    driver.searcher._concurrency, driver.searcher._max_workers = 9, 3
+    for name in "abc":
+        driver.ask(name)
+    driver.searcher.paused = True
+    for name in "ab":
+        driver.searcher.on_trial_complete(name)
+    assert driver.searcher.suggest("d") == Searcher.FINISHED
+    driver.searcher.paused = False
+    assert driver.ask("e")["number"] == 2
+
+
 def test_waiting_trial_starts_after_a_restart(tmp_path: Path, grouped: SweepSpec) -> None:
     driver = Driver(tmp_path / "l.db", grouped)
     driver.searcher._concurrency, driver.searcher._max_workers = 9, 3

@@ -1,0 +1,254 @@
+"""The trials of a sweep as its samplers receive them.
+
+Samplers of Optuna know no edited spaces, repeated seeds, pauses or rungs. A sampler receives the
+trials of the ledger after three steps:
+
+1. `of_search` leaves out confirmations, and makes one trial of all seeds of a configuration.
+2. `as_points` makes them points of the current space, with paused trials as ended ones, and puts
+   the trials of earlier sweeps before them.
+3. `for_sampler` does what a kind of sampler needs. It takes values at one rung where lengths
+   differ (`multi_fidelity`), shows failures because of parameters as the worst (`failed_trials`),
+   and gives TPE at most so many trials (`modelled_trials`).
+
+The spec and the ledger decide everything. What must not live here: what is suggested (`suggest`).
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.config.logged_params import flatten
+from sweeps.config.search_validators import LEARN_NOTHING
+from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
+from sweeps.errors import SpecError
+from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
+from sweeps.ledger.over_seeds import repeats_of
+from sweeps.ledger.warm_start import WarmStart
+from sweeps.optuna_compat.samplers import FIRST_GENERATION
+from sweeps.optuna_compat.storage import set_trial_id
+from sweeps.search.failed_trials import failures_as_worst
+from sweeps.search.modelled_trials import modelled_trials
+from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
+from sweeps.search.seeds_as_one import seeds_as_one
+
+SPACE = "gradsweep:space"
+"""The trial attribute with the digest of the search space that its sampler used."""
+
+
+class TrialHistory(Protocol):
+    """What a suggestion depends on besides the spec; a ledger implements it."""
+
+    @property
+    def warm_start(self) -> WarmStart:
+        """The trials of earlier sweeps that the sampler learns from."""
+
+    @property
+    def directions(self) -> list[StudyDirection]:
+        """The direction of each metric."""
+
+    @property
+    def minimize(self) -> bool:
+        """Whether less is better for the first metric."""
+
+    def frozen_trials(self) -> list[FrozenTrial]:
+        """Return all trials in the form of Optuna."""
+
+
+class ShownTrials:
+    """Show the trials of a ledger to samplers.
+
+    Args:
+        spec: The sweep.
+        ledger: The trials so far.
+    """
+
+    def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
+        self._spec = spec
+        self._ledger = ledger
+        self._space = spec.search_space()
+        self._distributions = {k: one.to_optuna() for k, one in self._space.ordered()}
+        self.digest = self._space.digest()
+        """Identifies the search space; see `SPACE`."""
+        self._pauses = make_pausing_rule(spec)
+        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
+        self._seeds = repeats_of(spec)
+        self.warm_start = list(self._earlier(ledger.warm_start))
+        """The trials of a warm start, as points of the space."""
+        # What never changes is kept, by position: parameters, trials that have ended, and paused
+        # ones until they have another report.
+        self._points: dict[int, dict[str, Any] | None] = {}
+        self._ended: dict[int, FrozenTrial] = {}
+        self._paused: dict[int, tuple[Any, FrozenTrial]] = {}
+        self._extra: list[int] = []  # by number: why a trial exists never changes
+        self._num_seen = 0
+
+    def of_search(self) -> list[FrozenTrial]:
+        """Return the trials of the search, numbered as if no trial trained another one's point.
+
+        Such a trial would count the same point twice. Several seeds of a configuration are one.
+        """
+        trials = self._ledger.frozen_trials()
+        if self._seeds is not None:
+            kept = seeds_as_one(trials, self._seeds)
+        elif not (extra := {*self._extra_numbers(trials)}):
+            return trials
+        else:
+            kept = [trial for trial in trials if trial.number not in extra]
+        if len(kept) == len(trials):
+            return trials
+        for position, trial in enumerate(kept):
+            if trial.number != position:
+                kept[position] = copy.copy(trial)
+                kept[position].number = position
+        return kept
+
+    def position(self, number: int) -> int:
+        """Return the position of a trial among those of the search, by its number."""
+        return number - bisect_left(self._extra_numbers(self._ledger.frozen_trials()), number)
+
+    def _extra_numbers(self, trials: list[FrozenTrial]) -> list[int]:
+        """Return the numbers of the trials that are not of the search, ascending."""
+        new = trials[self._num_seen :]
+        self._extra += [trial.number for trial in new if not is_of_search(trial.user_attrs)]
+        self._num_seen = len(trials)
+        return self._extra
+
+    def as_points(self, but: int) -> list[FrozenTrial]:
+        """Return trials as points of the space, those of earlier sweeps first.
+
+        Args:
+            but: The position of a trial that is left out.
+        """
+        if self._spec.search.sampler in LEARN_NOTHING:
+            return self.warm_start
+        others = (trial for trial in self.of_search() if trial.number != but)
+        return [*self.warm_start, *map(self.as_point, others)]
+
+    def for_sampler(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
+        """Return trials as a sampler receives them.
+
+        Args:
+            sampler: The sampler.
+            shown: The trials that `as_points` has returned.
+        """
+        received = failures_as_worst(
+            self._as_they_compare(sampler, shown),
+            sampler,
+            startup=self._spec.search.startup_trials,
+            directions=self._ledger.directions,
+        )
+        if isinstance(sampler, TPESampler) and len(self._ledger.directions) == 1:
+            return modelled_trials(received, minimize=self._ledger.minimize)
+        return received
+
+    def _as_they_compare(
+        self, sampler: BaseSampler, shown: list[FrozenTrial]
+    ) -> list[FrozenTrial]:
+        """Return trials as they were at one rung, for TPE and GP.
+
+        These samplers would otherwise mix values of all lengths, or use complete trials alone.
+        NSGA-II and CMA-ES store in the trials which ones were complete. A trial of an earlier
+        sweep has one value, of its own last epoch, and is not comparable.
+        """
+        is_ranked_by_value = isinstance(sampler, TPESampler | GPSampler)
+        if not self._compared_at or self.warm_start or not is_ranked_by_value:
+            return shown
+        startup = enough = max(1, self._spec.search.startup_trials)
+        if isinstance(sampler, TPESampler):  # GP draws at random until so many trials are complete
+            enough = min(enough, enough_at_a_rung(len(self._distributions)))
+        return project_to_rung(
+            shown,
+            self._compared_at,
+            startup=startup,
+            enough=enough,
+            minimize=self._ledger.minimize,
+            select=self._spec.select,
+        )
+
+    def point_of(self, trial: FrozenTrial) -> dict[str, Any] | None:
+        """Return the parameters of a trial as a point of the space; None: it lies outside."""
+        return self._space.project(self._values(trial))
+
+    def as_point(self, trial: FrozenTrial) -> FrozenTrial:
+        """Return a trial of the search as a point of the space; one outside as a failed one."""
+        if trial.number in self._ended:
+            return self._ended[trial.number]
+        reported = trial.state, trial.intermediate_values, len(trial.user_attrs)
+        if (paused := self._paused.get(trial.number)) and paused[0] == reported:
+            return paused[1]
+        shown, is_paused = trial, self._is_paused(trial)
+        if trial.number not in self._points:
+            self._points[trial.number] = self.point_of(trial)
+        params = self._points[trial.number]
+        distributions = {key: self._distributions[key] for key in params or ()}
+        digest = trial.system_attrs.get(SPACE, self.digest)
+        if (trial.params, trial.distributions, digest) != (params, distributions, self.digest):
+            shown = copy.copy(trial)
+            if (trial.distributions, digest) != (distributions, self.digest):
+                shown.system_attrs = {}  # what a sampler stored is void in another space
+            shown.params, shown.distributions = params or {}, distributions
+            if params is None:
+                shown.state, shown.values = TrialState.FAIL, None
+        if is_paused and params is not None:
+            shown = copy.copy(shown)
+            shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
+        if self.warm_start:
+            shown = copy.copy(shown)
+            shown.number += len(self.warm_start)
+        if trial.state.is_finished():
+            self._ended[trial.number] = shown
+        elif is_paused:
+            self._paused[trial.number] = copy.deepcopy(reported), shown
+        return shown
+
+    def _is_paused(self, trial: FrozenTrial) -> bool:
+        """Return whether a trial pauses at a rung.
+
+        Optuna's state of such a trial is running, and samplers learn from ended trials. Most
+        sweeps whose trials pause would never get past `startup_trials`.
+        """
+        return (
+            self._pauses is not None
+            and not trial.state.is_finished()
+            and EXEMPT not in trial.user_attrs
+            and self._pauses.pauses_at(
+                compared_values(trial.user_attrs, trial.intermediate_values)
+            )
+        )
+
+    def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:
+        """Yield the trials of earlier sweeps inside the space, numbered as if they came first."""
+        points = ((prior, self._space.project(prior.params)) for prior in warm.trials)
+        inside = ((prior, params) for prior, params in points if params is not None)
+        for number, (prior, params) in enumerate(inside):
+            trial = optuna.trial.create_trial(
+                state=TrialState.COMPLETE if prior.complete else TrialState.PRUNED,
+                value=prior.value,
+                params=params,
+                distributions={key: self._distributions[key] for key in params},
+                intermediate_values={prior.epoch: prior.value},
+                # NSGA-II: they belong to the first generation, the parents of the next one.
+                system_attrs={**FIRST_GENERATION},
+            )
+            trial.number = number
+            set_trial_id(trial, -1 - number)  # the ids of the ledger start at 1
+            yield trial
+
+    def _values(self, trial: FrozenTrial) -> dict[str, Any]:
+        """Return a trial's parameters, and the values of those that were added to the space."""
+        if self._space.unconditional().keys() <= trial.params.keys():
+            return trial.params
+        try:
+            config = self._spec.trial_config(trial.number, trial.params)
+        except SpecError:
+            return trial.params
+        return {**dict(flatten(config.model_dump())), **trial.params}
