@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections import Counter
@@ -237,6 +238,16 @@ def test_no_point_is_tried_twice_around_priors() -> None:
     trials = _search(spec, trials=4)
     assert sorted(trial.params["train.accumulation"] for trial in trials) == [1, 2, 4, 8]
     assert trials[0].params["train.accumulation"] == 2
+
+
+def test_trial_0_with_the_priors_leaves_room_around_them() -> None:
+    spec = _spec(
+        "{train.optimizer.lr: {loguniform: [1.0e-5, 1.0]}}",
+        "{priors: defaults, try_first: [{train.optimizer.lr: 3.0e-4}]}",
+    )
+    first, second = _search(spec, trials=2)
+    assert PRIORS in second.user_attrs
+    assert abs(math.log10(second.params[LR] / first.params[LR])) > 0.05
 
 
 def test_resume_with_another_prior_begins_with_it() -> None:
