@@ -348,7 +348,9 @@ class _Evidence:
         largest = sorted(groups.values(), key=len, reverse=True)
         parts = []
         for group in largest[:_MOST_REASONS]:
-            reason = (group[0].reason or "no reason was given")[:_LONGEST_REASON]
+            reason = group[0].reason or "no reason was given"
+            if len(reason) > _LONGEST_REASON:
+                reason = f"{reason[:_LONGEST_REASON]}…"
             count = f"{len(group)} like trial" if len(group) > 1 else "trial"
             parts.append(f"{count} {group[0].number} ({format_reason(reason)})")
         if rest := len(largest) - len(parts):
