@@ -50,7 +50,7 @@ from trainable.task_registry import nearest
 from trainable.train_state import check_state
 from trainable.warm_start import with_inheritance
 
-_READ_HERE = frozenset({"train.deterministic"})
+_READ_HERE = frozenset({"train.deterministic", "resources.workers"})
 """Searchable keys that are applied here: the loop need not read them."""
 
 

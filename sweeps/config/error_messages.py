@@ -143,7 +143,8 @@ def unknown_key(root: type[BaseModel], path: KeyPath) -> str:
     term = ALSO_KNOWN_AS.get(nearest(word, ALSO_KNOWN_AS) or "", word)
     homes = [p for p in everywhere if p.rpartition(".")[2] == term]
     if len(homes) == 1:
-        return f"unknown key '{word}' here; did you mean '{homes[0]}'?"
+        where = "" if "." in homes[0] else " at the top of the file, outside any section"
+        return f"unknown key '{word}' here; did you mean '{homes[0]}'{where}?"
     return f"unknown key '{word}'; valid keys: {', '.join(names)}"
 
 

@@ -36,7 +36,8 @@ def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> It
         if all(space.distributions[key].prior is not None for key, _ in found):
             yield Issue(
                 ("search", "priors"),
-                "no searched parameter has its optimizer's default in its range, so that there "
-                "is no such prior; defaults are those of lr, weight_decay, betas and momentum; "
-                "widen a range, write prior: VALUE beside a distribution, or leave it out",
+                "no searched parameter without a prior of its own has its optimizer's default in "
+                "its range, so that this would change nothing; defaults are those of lr, "
+                "weight_decay, betas and momentum; widen a range, write "
+                "prior: VALUE beside a distribution, or leave this out",
             )

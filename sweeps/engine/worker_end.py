@@ -18,6 +18,8 @@ from sweeps.engine.ray_compat.ray_internals import error_logs, lost_worker
 _PATIENCE = 1.0
 """How many seconds earlier than the fork server Ray may notice a worker's end."""
 _LAST_BYTES, _LAST_LINES = 16 << 10, 20
+_OF_RAY = (":job_id:", ":actor_name:", ":task_name:")
+"""What Ray writes into a worker's error log for itself."""
 # As `trainable.ray_ranks` writes them.
 _RANK = re.compile(r"the process of rank (\d+) was lost")
 _SILENT_RANK = re.compile(r"rank (\d+) did not answer, and was ended")
@@ -99,5 +101,6 @@ def _last_lines(pid: int) -> str:
         except OSError:  # only a help for the user: do without it
             continue
         # Drop the first line if it is incomplete: a part of a secret would not be recognized.
-        return visible(redact("\n".join(lines[cut:][-_LAST_LINES:])))
+        own = [line for line in lines[cut:] if not line.startswith(_OF_RAY)]
+        return visible(redact("\n".join(own[-_LAST_LINES:])))
     return ""

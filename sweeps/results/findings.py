@@ -50,8 +50,8 @@ class Finding(NamedTuple):
     """One sentence about a sweep."""
 
     topic: str
-    """`best`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space`, `failures` or
-    `health`."""
+    """`best`, `equal`, `confirmed`, `importance`, `region`, `bound`, `epochs`, `space`, `failures`
+    or `health`."""
     sentence: str
 
 
@@ -138,6 +138,7 @@ class _Evidence:
         regions, bounds = self.regions[0][:_MOST_REGIONS], self.bounds[:_MOST_BOUNDS]
         sentences = [
             *self._best(),
+            *self._equal(),
             *self._confirmed(),
             *self._importance(),
             *(self._region(region) for region in regions),
@@ -226,6 +227,17 @@ class _Evidence:
             budget = self.spec.budget
             lead += f" after {budget.report_word} {best.best_epoch} of {budget.reports}"
         yield Finding("best", f"{lead}{self._margin(best)}.")
+
+    def _equal(self) -> Iterator[Finding]:
+        values = {one.value for one in self.ranked}
+        if len(self.spec.metrics) > 1 or len(values) > 1 or len(self.ranked) < _FEWEST_FOR_MEDIAN:
+            return
+        yield Finding(
+            "equal",
+            f"All {len(self.ranked)} trials with a result have the same {self.metric}, so it says "
+            "nothing about what was searched; see whether a model learns at all, longer or at "
+            "other values, and whether the metric can show it.",
+        )
 
     def _confirmed(self) -> Iterator[Finding]:
         found = find_confirmation(self.view)
@@ -348,7 +360,9 @@ class _Evidence:
         largest = sorted(groups.values(), key=len, reverse=True)
         parts = []
         for group in largest[:_MOST_REASONS]:
-            reason = (group[0].reason or "no reason was given")[:_LONGEST_REASON]
+            reason = group[0].reason or "no reason was given"
+            if len(reason) > _LONGEST_REASON:
+                reason = f"{reason[:_LONGEST_REASON]}…"
             count = f"{len(group)} like trial" if len(group) > 1 else "trial"
             parts.append(f"{count} {group[0].number} ({format_reason(reason)})")
         if rest := len(largest) - len(parts):

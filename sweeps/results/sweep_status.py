@@ -235,7 +235,8 @@ class SweepStatus:
         """A trial's state; an unfinished trial without a worker is `waiting`."""
         if record.state != "running":
             return record.state
-        if not self.running:
+        is_new = not (record.attempts or record.epoch)  # its workers may not fit yet
+        if not self.running or is_new:
             return "waiting"
         # The ledger does not show whether a trial at a rung was promoted; then it has a worker.
         paused = (

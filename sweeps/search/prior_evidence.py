@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sweeps.config.sections import Select
 from sweeps.early_stopping.metric_values import all_values, losses
 from sweeps.ledger.attributes import compared_values
+from sweeps.ledger.failure_kinds import may_be_of_parameters
 from sweeps.ledger.ranking import value_of
 
 
@@ -53,8 +54,12 @@ class Comparison:
         return (sum(shares) + 0.5) / (len(shares) + 1) if shares else None
 
     def _course(self, trial: FrozenTrial) -> list[tuple[float, ...]]:
-        """Return the losses at each rung that a trial has reached; infinite if it has failed."""
-        if trial.state == TrialState.FAIL:
+        """Return the losses at each rung that a trial has reached.
+
+        They are infinite if it has failed because of its parameters, as far as one can tell.
+        """
+        failed = trial.state == TrialState.FAIL
+        if failed and may_be_of_parameters(trial.user_attrs.get("reason")):
             return [(math.inf,) * len(self.minimizes)]
         return list(self._losses(trial))
 

@@ -88,8 +88,8 @@ class PriorTrials:
         drawn_around = {trial.number for trial in own}
         others = [trial for trial in trials if trial.number not in drawn_around]
         wins = self._comparison.wins(own, others)
-        if wins is None:  # the priors themselves come first
-            return False
+        if wins is None:  # the priors themselves come first, unless they ended and showed nothing
+            return all(trial.state.is_finished() for trial in own)
         return drawn < share * min(max((wins - _WRONG) / (_RIGHT - _WRONG), 0.0), 1.0)
 
     def values(self, number: int, attempt: int, trials: Sequence[FrozenTrial]) -> PriorValues:

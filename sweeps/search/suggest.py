@@ -80,6 +80,8 @@ class Suggester:
         may_repeat = may_repeat or self._space.unconditional().keys() <= known.keys()
         shown = self._trials.as_points(but=number)
         around = self._around_priors(number) if own is None else None
+        # Where a trial has the priors themselves, another draft around them tells more.
+        most_repeats = _REPEATS if around else self._most_repeats
         repeats = 0
         for attempt in range(_ATTEMPTS):
             if attempt == _AROUND_PRIORS and not repeats:
@@ -90,7 +92,7 @@ class Suggester:
             if is_allowed and (may_repeat or not self._tried.contains(params)):
                 break
             repeats += is_allowed
-            if repeats == self._most_repeats or attempt == _ATTEMPTS - 1:
+            if repeats == most_repeats or attempt == _ATTEMPTS - 1:
                 params = self._another(number, params, known, is_allowed)
                 attrs = attrs if is_allowed else {}  # a point near its own is the sampler's
                 break

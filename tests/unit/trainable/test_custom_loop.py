@@ -545,7 +545,8 @@ def test_unread_searched_key_fails_the_first_report(tmp_path):
 
 
 def test_read_or_applied_searched_keys_are_accepted(tmp_path):
-    first = _first(tmp_path / "run", "train.optimizer.lr", "train.deterministic")
+    applied = ("train.deterministic", "resources.workers")
+    first = _first(tmp_path / "run", "train.optimizer.lr", *applied)
     assert first.metrics["val/loss"] == 0.05
     assert first.signals == []
 

@@ -55,6 +55,10 @@ CASES = [
         id="06 key of another section",
     ),
     pytest.param(
+        HEAD + "search: {seed: 1}\n",
+        id="06 key of the top in a section",
+    ),
+    pytest.param(
         HEAD + "train: {clip: {colour: red}}\n",
         id="06 nothing near",
     ),

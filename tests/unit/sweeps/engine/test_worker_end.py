@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from ray.exceptions import RayActorError
 
+from sweeps.engine import worker_end
 from sweeps.engine.worker_end import end_of_worker, end_with_node
 from trainable import ray_ranks
 from trainable.errors import RankLost
@@ -29,6 +32,13 @@ def test_lost_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of one rank" in end_of_worker(_unknown()).sentence()
     assert "the trial's process" in end_of_worker(RuntimeError("it died")).sentence()
     assert "rank 3" in end_with_node(ray_ranks._loss(3, RayActorError())).sentence()
+
+
+def test_marks_of_ray_are_no_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text(":job_id:01000000\n:actor_name:SweepRank\nout of luck\n")
+    monkeypatch.setattr(worker_end, "error_logs", lambda _: [log])
+    assert worker_end._last_lines(1) == "out of luck"
 
 
 def _unknown() -> RankLost:

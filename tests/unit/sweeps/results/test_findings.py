@@ -152,6 +152,15 @@ def test_search_that_found_nothing_better_says_so(tmp_path: Path) -> None:
     assert said.endswith("it has the spec's own values, and none of 1 others is better.")
 
 
+def test_equal_values_are_said_to_say_nothing(tmp_path: Path) -> None:
+    for name, last, is_said in (("flat", 0.5, True), ("learns", 0.4, False)):
+        sweep = MadeSweep(tmp_path, name)
+        for value in (0.5, 0.5, 0.5, 0.5, last):
+            sweep.add("complete", value)
+        topics = [finding.topic for finding in find(sweep.view).sentences]
+        assert ("equal" in topics) is is_said
+
+
 def test_region_is_the_worse_half_without_early_stopping(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, space=SPACE)
     for point in _points(24):

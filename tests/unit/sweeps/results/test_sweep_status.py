@@ -95,6 +95,18 @@ def test_health_warnings_are_in_status_and_show(sweep: MadeSweep) -> None:
     assert [one.topic for one in find(sweep.view).sentences].count("health") == 3
 
 
+def test_trial_waits_until_its_first_start(sweep: MadeSweep) -> None:
+    number = sweep.add(None)
+    lock = SweepLock(sweep.paths.lock)
+    lock.acquire()
+    try:
+        assert sweep.view.trials()[number]["state"] == "waiting"
+        sweep.ledger.start(number)
+        assert sweep.view.trials()[number]["state"] == "running"
+    finally:
+        lock.release()
+
+
 def test_paused_trial_waits_until_a_worker_opens_it(tmp_path: Path) -> None:
     sweep = MadeSweep(tmp_path, more="early_stopping: {scheduler: asha_promote, grace_epochs: 1}")
     for reports in ((0.7,), (0.6,), (0.5, 0.4)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections import Counter
@@ -239,6 +240,16 @@ def test_no_point_is_tried_twice_around_priors() -> None:
     assert trials[0].params["train.accumulation"] == 2
 
 
+def test_trial_0_with_the_priors_leaves_room_around_them() -> None:
+    spec = _spec(
+        "{train.optimizer.lr: {loguniform: [1.0e-5, 1.0]}}",
+        "{priors: defaults, try_first: [{train.optimizer.lr: 3.0e-4}]}",
+    )
+    first, second = _search(spec, trials=2)
+    assert PRIORS in second.user_attrs
+    assert abs(math.log10(second.params[LR] / first.params[LR])) > 0.05
+
+
 def test_resume_with_another_prior_begins_with_it() -> None:
     history = History(_is_good_at_small_rates)
     without = _spec(SPACE.replace(", prior: 3.0e-4", ""))
@@ -279,9 +290,10 @@ def test_optimizer_defaults_are_weak_priors() -> None:
         assert first.params["train.optimizer.betas"] == "[0.9, 0.999]"
 
 
-def _trial(state: TrialState, *reports: float) -> FrozenTrial:
+def _trial(state: TrialState, *reports: float, reason: str = "non_finite: nan") -> FrozenTrial:
     return create_trial(
         state=state,
+        user_attrs={"reason": reason} if state == TrialState.FAIL else {},
         value=min(reports) if state == TrialState.COMPLETE else None,
         intermediate_values=dict(enumerate(reports, start=1)),
     )
@@ -310,6 +322,23 @@ def test_trial_without_a_report_is_no_evidence() -> None:
     running, reported = [_trial(TrialState.RUNNING)], [_trial(TrialState.RUNNING, 0.1)]
     assert comparison.wins(running, reported) is None
     assert comparison.wins(reported, running) == 0.5
+
+
+def test_lost_worker_says_nothing_of_the_priors() -> None:
+    comparison = Comparison((1, 3), (True,), "checkpoint")
+    lost = _trial(TrialState.FAIL, 0.1, reason="lost: the worker was killed")
+    wins = comparison.wins([lost], [_trial(TrialState.PRUNED, 0.9)])
+    assert wins is not None
+    assert wins > 0.5
+
+
+@pytest.mark.parametrize("state", [TrialState.FAIL, TrialState.PRUNED, TrialState.RUNNING])
+def test_priors_are_tried_again_if_nothing_was_shown(state: TrialState) -> None:
+    priors = PriorTrials(_spec())
+    first = _trial(state, reason="lost: the worker was killed")
+    first.user_attrs = {**first.user_attrs, PRIORS: priors.digest}
+    taken = sum(priors.takes(number, [first]) for number in range(1, 40))
+    assert (taken > 4) is (state != TrialState.RUNNING)
 
 
 def test_several_metrics_compare_by_dominance() -> None:
