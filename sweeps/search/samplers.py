@@ -43,7 +43,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 _PLAIN = {"Any", "Literal", "Mapping", "None", "Optional", "Sequence", "Union"}
 """Capitalized names in annotations of types that YAML can express."""
 _FEWEST_SOURCES = 10  # CMA-ES takes the best tenth of them
-_TPE_EVERY = 3
+_TPE_EVERY = 2
 """With `gp`, one suggestion in so many is one of TPE."""
 _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
 """The package that a sampler needs besides Optuna."""

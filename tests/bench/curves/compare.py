@@ -116,6 +116,7 @@ SEARCHES: dict[str, _Make] = {
     "one epoch, then the top": _one_epoch,
     "random + asha_promote": _ours(search={"sampler": "random"}, early_stopping=_PROMOTE),
     OURS: _ours(search={"sampler": "tpe"}, early_stopping=_PROMOTE),
+    "ours: gp + asha_promote": _ours(search={"sampler": "gp"}, early_stopping=_PROMOTE),
     "stock: optuna + asha": _stock,
 }
 KEYS = ("problem", "search", "workers", "seed", "configurations")
