@@ -83,6 +83,14 @@ def parse_distribution(data: object) -> Distribution:
     if STEP in data and len(data) == 2:
         return _parse_stepped(data)
     if len(data) != 1:
+        beside = (STEP, PRIOR, PRIOR_WIDTH, WHEN)
+        unknown = [key for key in map(str, data) if key not in (*KINDS, *beside)]
+        if len(unknown) == len(data) - 1:
+            meant = nearest(unknown[0], beside)
+            fix = f"; did you mean '{meant}'?" if meant else ""
+            valid = ", ".join(beside)
+            text = f"unknown key '{unknown[0]}' beside a distribution; valid: {valid}{fix}"
+            raise UserError([Issue((unknown[0],), text, True)])
         raise UserError(
             f"there are {len(data)} distributions; a parameter has exactly one; "
             f"write one of: {_FORMS}"

@@ -250,7 +250,10 @@ class _Evidence:
         word = self.spec.budget.report_word
         if best in own:
             others = len(self.ranked) - len(own)
-            return f"; it has the spec's own values, and none of {others} others is better"
+            if not others:
+                return "; it has the spec's own values"
+            which = f"none of {others} others is" if others > 1 else "the other one is no"
+            return f"; it has the spec's own values, and {which} better"
         if own:
             other, who = own[0], f"of trial {own[0].number}, which has the spec's own values"
             if other.state == "complete" and best.value is not None and other.value is not None:

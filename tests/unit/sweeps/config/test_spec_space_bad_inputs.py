@@ -148,6 +148,10 @@ CASES = [
         id="31 workers of a population",
     ),
     pytest.param(
+        HEAD + "space:\n  train.optimizer.lr: {uniform: [0.1, 1], priors: 0.5}\n",
+        id="31 misspelt prior",
+    ),
+    pytest.param(
         HEAD + "space:\n  train.clip.colour: {int: [1, 2]}\n",
         id="31 nothing near",
     ),

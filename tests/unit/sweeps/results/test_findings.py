@@ -149,7 +149,7 @@ def test_search_that_found_nothing_better_says_so(tmp_path: Path) -> None:
     sweep.add("complete", 0.1, params={LR: 0.01})
     sweep.add("complete", 0.2, params={LR: 0.02})
     said = _said(find(sweep.view))["best"]
-    assert said.endswith("it has the spec's own values, and none of 1 others is better.")
+    assert said.endswith("it has the spec's own values, and the other one is no better.")
 
 
 def test_equal_values_are_said_to_say_nothing(tmp_path: Path) -> None:
