@@ -82,7 +82,13 @@ def test_text_of_an_earlier_release_is_escaped() -> None:
 def test_lines_of_a_traceback_do_not_begin_as_ours() -> None:
     console = _console()
     found: dict[str, Any] = defaultdict(
-        lambda: None, params={}, lineage=[], reports={}, failed_attempts=[]
+        lambda: None,
+        params={},
+        lineage=[],
+        reports={},
+        failed_attempts=[],
+        health=[],
+        lost_workers=[],
     )
     found["traceback"] = "Traceback\nValueError: bad\nbest: trial 9"
     console.print(render.trial(found, parse_spec(SPEC, "s.yaml")))

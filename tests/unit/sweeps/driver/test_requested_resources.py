@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from ray.tune import PlacementGroupFactory
-from ray.tune.execution.placement_groups import resource_dict_to_pg_factory
 
 from sweeps.config.trial_run import rank_timeout
 from sweeps.engine.ray_compat.tune_internals import _may_take_warm_worker
@@ -17,7 +16,7 @@ from sweeps.engine.trial_process import group_of
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD"])
 def test_trial_of_one_worker_is_placed_as_an_actor(strategy: str) -> None:
     made = group_of({"CPU": 2, "GPU": 0.5}, strategy, {"workers": 1})
-    assert made == resource_dict_to_pg_factory({"cpu": 2, "gpu": 0.5})
+    assert made == PlacementGroupFactory([{"CPU": 2, "GPU": 0.5}])
 
 
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD"])

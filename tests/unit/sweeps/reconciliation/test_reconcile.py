@@ -287,13 +287,13 @@ def test_fully_trained_trial_finishes_without_a_worker(sweep: Sweep) -> None:
 def test_resent_run_has_the_times_of_its_trial(sweep: Sweep) -> None:
     """Another store is told of all trials, months later, too."""
     ended, going_on = sweep.ask(), sweep.ask()
-    for number in (ended, going_on):
+    for number, value in ((ended, 0.5), (going_on, 0.4)):
         append_rows(
             sweep.paths.trial(number),
-            [Row(1, 1000, {"train/loss": 0.5}), Row(2, 3000, {"val/loss": 0.5, "epoch": 1})],
+            [Row(1, 1000, {"train/loss": 0.5}), Row(2, 3000, {"val/loss": value, "epoch": 1})],
         )
         sweep.commit(number, 1)
-        sweep.ledger.report(number, epoch=1, step=2, value=0.5)
+        sweep.ledger.report(number, epoch=1, step=2, value=value)
     record = sweep.ledger.finish(ended, "failed", reason="oom")
     sweep.apply()
     runs = sweep.recorder.runs
@@ -546,7 +546,7 @@ def test_writer_files_of_a_killed_worker_are_removed(
 ) -> None:
     done, going_on = sweep.ask(), sweep.ask()
     sweep.train(done, [0.4, 0.3, 0.2, 0.1])
-    sweep.train(going_on, [0.4])
+    sweep.train(going_on, [0.3])
     for number in (done, going_on):
         LocalFiles.of(sweep.paths.trial(number)).open()
     sweep.apply()
