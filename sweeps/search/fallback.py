@@ -17,8 +17,6 @@ from sweeps.config.search_space import SearchSpace
 
 _NEAR = 0.01
 """A point is near another if no parameter is further away than this share of its range."""
-_EVERY = 2
-"""Of the suggestions near a known point one in so many is replaced, the others refine it."""
 
 
 def tells_nothing(shown: Sequence[FrozenTrial]) -> bool:
@@ -27,21 +25,15 @@ def tells_nothing(shown: Sequence[FrozenTrial]) -> bool:
     return len(values) == 1 and sum(trial.state == TrialState.COMPLETE for trial in shown) > 1
 
 
-def is_replaced(
-    number: int,
-    point: Mapping[str, Any],
-    shown: Sequence[FrozenTrial],
-    space: SearchSpace,
-) -> bool:
-    """Return whether a random point takes the place of a suggestion near a known point.
+def is_known(point: Mapping[str, Any], shown: Sequence[FrozenTrial], space: SearchSpace) -> bool:
+    """Return whether a suggestion is near the point of a trial, so that a random one is better.
 
     Args:
-        number: The trial's number.
         point: The suggestion.
         shown: The trials so far, as points of the space; one outside has no parameters.
         space: The search space.
     """
-    return number % _EVERY == 0 and any(_is_near(point, one.params, space) for one in shown)
+    return any(_is_near(point, one.params, space) for one in shown)
 
 
 def _is_near(one: Mapping[str, Any], other: Mapping[str, Any], space: SearchSpace) -> bool:

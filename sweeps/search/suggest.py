@@ -27,7 +27,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.search.fallback import is_replaced, tells_nothing
+from sweeps.search.fallback import is_known, tells_nothing
 from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
 from sweeps.search.shown_trials import SPACE, ShownTrials, TrialHistory
@@ -171,7 +171,7 @@ class Suggester:
             return scratch.draft.params[key]
 
         point, attributes = self._space.point(value), dict(scratch.draft.system_attrs)
-        if may_fall_back and suggested and is_replaced(number, point, shown, self._space):
+        if may_fall_back and suggested and is_known(point, shown, self._space):
             point = self._sample_random(number, known)
         return point, attributes
 
