@@ -50,7 +50,7 @@ class Circumstances:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoChoice:
     """A name that `auto` took.
 
     Attributes:
@@ -107,17 +107,17 @@ _RULES: Sequence[_Row] = (
 """The first row that holds is taken."""
 
 
-def choose_sampler(at: Circumstances) -> Choice:
+def choose_sampler(at: Circumstances) -> AutoChoice:
     """Return the sampler for a sweep."""
     return _first(_SAMPLERS, at, "search")
 
 
-def choose_rule(at: Circumstances) -> Choice:
+def choose_rule(at: Circumstances) -> AutoChoice:
     """Return the stopping rule for a sweep."""
     return _first(_RULES, at, "early_stopping")
 
 
-def sentence(choices: Sequence[Choice]) -> str:
+def sentence(choices: Sequence[AutoChoice]) -> str:
     """Return what `auto` took and why, in one line."""
     return "auto takes " + "; ".join(
         f"{choice.path[-1]} {choice.name}, {choice.why}" for choice in choices
@@ -132,7 +132,7 @@ def short_forms(data: dict[str, Any]) -> Iterator[KeyPath]:
             yield (section, key)
 
 
-def resolve(data: dict[str, Any]) -> list[Choice]:
+def resolve(data: dict[str, Any]) -> list[AutoChoice]:
     """Replace each `auto` by what it takes; return what was taken.
 
     Args:
@@ -152,7 +152,7 @@ def resolve(data: dict[str, Any]) -> list[Choice]:
     return found
 
 
-def refuse_another_choice(choices: Sequence[Choice]) -> None:
+def refuse_another_choice(choices: Sequence[AutoChoice]) -> None:
     """Refuse `auto` in a resume.
 
     Raises:
@@ -171,9 +171,9 @@ def refuse_another_choice(choices: Sequence[Choice]) -> None:
         )
 
 
-def _first(rows: Sequence[_Row], at: Circumstances, section: str) -> Choice:
+def _first(rows: Sequence[_Row], at: Circumstances, section: str) -> AutoChoice:
     name, why = next((name, why) for name, holds, why in rows if holds(at))
-    return Choice(
+    return AutoChoice(
         (section, _KEYS[section]),
         name,
         why.format(trials=at.trials, startup=at.startup, reports=at.reports),
@@ -221,5 +221,4 @@ def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _whole(value: object, otherwise: int) -> int:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_whole and isinstance(value, int) else otherwise
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise

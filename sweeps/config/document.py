@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, UserError, dotted
 
 if TYPE_CHECKING:
-    from sweeps.config.automatic import Choice
+    from sweeps.config.automatic import AutoChoice
 
 AFTER_THE_FILE = (2**31, 0)
 """The order of values that are not in the file: overrides and options are reported last."""
@@ -44,7 +44,7 @@ class Document:
     data: dict[str, Any]
     positions: dict[KeyPath, SourcePosition]
     problems: list[tuple[KeyPath, tuple[int, int], LocatedIssue]] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[AutoChoice] = field(default_factory=list)
 
     def position(self, path: KeyPath) -> SourcePosition:
         """Return the position of a path, or of the nearest mapping around it."""

@@ -110,7 +110,7 @@ def serve(begin: Callable[[dict[str, Any]], Peer]) -> None:
                 if arguments["loss"] is None:
                     arguments["loss"] = math.nan
                 reply["answer"] = bool(peer.tell(Report(**arguments)))
-        except Exception:
+        except Exception:  # of the library: the asking process raises it with this traceback
             reply = {"error": traceback.format_exc()}
         reply["cpu"] = time.process_time() - started
         answers.write(json.dumps(reply) + "\n")
