@@ -7,6 +7,7 @@ while the command loads. What must not live here: any import that takes time.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -17,6 +18,10 @@ _HASH_SEED = "PYTHONHASHSEED"
 def main() -> None:
     """Load and run the command line."""
     _keep_directory_off_path()
+    from trainable.heartbeat import DUMP_STACKS
+
+    # on this signal, write the stacks of all threads to standard error, and go on
+    faulthandler.register(DUMP_STACKS, file=2, all_threads=True)
     try:
         _fix_hash_order()
         from sweeps.cli import main as run

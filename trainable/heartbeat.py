@@ -49,6 +49,9 @@ class Stamp(NamedTuple):
 class Heartbeat:
     """Writes the heartbeat file of one run.
 
+    The file is made when the process first works: Tune may prepare two processes for a trial and
+    drop either, and the dropped one must not remove the file of the other.
+
     Args:
         path: The file.
         clock: A clock in seconds that stops while the machine is suspended.
@@ -61,9 +64,7 @@ class Heartbeat:
         self._path = path
         import psutil  # installed with Ray, and needed only in Ray's workers
 
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # an earlier worker may have it open
-        self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        self._file: int | None = None
         self._pid, self._created = os.getpid(), psutil.Process().create_time()
         self._host = socket.gethostname().encode()[:64]
         self._slowest: dict[str, float] = {}
@@ -88,6 +89,8 @@ class Heartbeat:
     def at_work(self) -> Iterator[None]:
         """Mark the process as busy inside the context: it must make progress."""
         self._last, self._busy = self._clock(), True
+        with contextlib.suppress(OSError):  # `open` says so
+            self.open()
         self._write()
         try:
             yield
@@ -95,8 +98,23 @@ class Heartbeat:
             self._busy = False
             self._write()
 
+    def open(self) -> None:
+        """Make the file, instead of the one of an earlier worker, unless this is done already.
+
+        Raises:
+            OSError: There can be no file, so that nobody could see that the run hangs.
+        """
+        if self._file is not None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)  # an earlier worker may have it open
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        self._file = os.open(self._path, flags, 0o600)
+
     def close(self) -> None:
         """Close the file, and remove it unless another worker has replaced it."""
+        if self._file is None:
+            return
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
                 os.unlink(self._path)
@@ -105,6 +123,8 @@ class Heartbeat:
 
     def _write(self) -> None:
         self._written = self._clock()
+        if self._file is None:
+            return
         what = self._what.encode()
         slowest = self._slowest.get(self._what, 0.0) if self._what in self._done else 0.0
         content = (self._pid, self._created, self._count, self._busy, slowest, what, self._host)
@@ -132,8 +152,7 @@ def watch(path: str | os.PathLike[str], log: IO[Any]) -> None:
     """
     global _current
     unwatch()
-    with contextlib.suppress(OSError):  # without the file, the driver ends no run for inactivity
-        _current = Heartbeat(path)
+    _current = Heartbeat(path)
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # the log has no file descriptor
         faulthandler.register(DUMP_STACKS, file=log, all_threads=True)
 
@@ -145,6 +164,16 @@ def unwatch() -> None:
     if _current is not None:
         _current.close()
         _current = None
+
+
+def check() -> None:
+    """Check that the driver can see whether this process' run makes progress.
+
+    Raises:
+        OSError: The heartbeat file cannot be made.
+    """
+    if _current is not None:
+        _current.open()
 
 
 def at_work() -> contextlib.AbstractContextManager[None]:

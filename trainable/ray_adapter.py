@@ -48,6 +48,8 @@ OBJECTIVES = "objectives"
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
+_PATIENCE_SECONDS = 600.0
+"""How long a process may take between two trials, where it has no heartbeat."""
 
 
 class TuneTrial(tune.Trainable):
@@ -89,6 +91,10 @@ class TuneTrial(tune.Trainable):
         This method does not open the run; the first `step` does. Tune may set up an actor and then
         give the trial to a reused one. If both opened the run, only the later one could write.
         """
+        with _exit_when_late():
+            self._set_up(config)
+
+    def _set_up(self, config: dict[str, Any]) -> None:
         exit_with_raylet()
         prepare_process()
         self._process = self._process or ProcessState()
@@ -223,6 +229,11 @@ class TuneTrial(tune.Trainable):
         pointer = self._checkpoint._asdict() if self._checkpoint else None
         (Path(checkpoint_dir) / _POINTER).write_text(json.dumps(pointer), encoding="utf-8")
 
+    def restore(self, checkpoint_path: Any) -> None:
+        """Read the pointer as Ray does, in time."""
+        with _exit_when_late():
+            super().restore(checkpoint_path)  # type: ignore[no-untyped-call]
+
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Do nothing: the run opens its newest generation, which is this pointer's or later."""
 
@@ -236,7 +247,8 @@ class TuneTrial(tune.Trainable):
             if not self._leftovers:
                 return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
         except BaseException:  # a process that a task has broken must not train another trial
-            traceback.print_exc()
+            with contextlib.suppress(Exception):  # it may be unable to write
+                traceback.print_exc()
         os._exit(0)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -247,6 +259,10 @@ class TuneTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         """End the run, restore the process-wide state that the task changed, close the log."""
+        with _exit_when_late():  # an object of the task may block as it is deleted
+            self._clean_up()
+
+    def _clean_up(self) -> None:
         self._close_run()
         if self._torch_state is not None:
             self._torch_state.restore()
@@ -294,6 +310,13 @@ class TuneTrial(tune.Trainable):
                 f"{self._directory.parent} is not seen on {socket.gethostname()} "
                 f"({problem.strerror}); every node must see the sweep's files, also one that "
                 "joins later; mount them there, or remove the node, then resume"
+            ) from problem
+        try:
+            heartbeat.check()
+        except OSError as problem:
+            raise StorageError(
+                f"{problem.filename} cannot be written ({problem.strerror}), so the driver would "
+                "not see that the trial hangs; free space or correct the permissions, then resume"
             ) from problem
         run_log(self._directory)  # before the task is built: it may log in its constructor
         self._ranks = self._join_ranks()
@@ -436,3 +459,17 @@ class TuneTrial(tune.Trainable):
                 except ValueError:  # the task has closed its standard output
                     self._log = self._log.reopened()
                     faulthandler.enable(self._log.fileno())
+
+
+@contextlib.contextmanager
+def _exit_when_late() -> Iterator[None]:
+    """End this process, with the stacks of its threads, if the block takes too long.
+
+    Ray and Tune would wait for it forever. A thread of Python could not run while another one
+    holds the interpreter lock; this one needs no lock.
+    """
+    faulthandler.dump_traceback_later(_PATIENCE_SECONDS, exit=True, file=2)  # standard error
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -30,6 +30,8 @@ _DUMP_SECONDS = 1.0
 """How long a worker may take to write its stacks."""
 _LEAST, _TIMES, _FIRST = 600.0, 20.0, 6 * 3600.0
 _OPENING = 600.0
+_BETWEEN = "wait for its next step"
+"""What a trial does whose process has ended a step: Tune asks for the next one at once."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class ProgressWatch:
         hangs = []
         for number in sorted(numbers):
             stamp = self._stamp(number)
-            if stamp is None or not stamp.busy:
+            if stamp is None:
                 self._stamps.pop(number, None)
                 continue
             last = self._stamps.get(number)
@@ -104,7 +106,8 @@ class ProgressWatch:
             if not _is_stopped(stamp):
                 last.idle += min(passed, _COUNTED_SECONDS)
             if last.idle > (limit := self._limit(stamp)):
-                hangs.append(Hang(number, stamp.what, last.idle, limit))
+                what = stamp.what if stamp.busy else _BETWEEN
+                hangs.append(Hang(number, what, last.idle, limit))
         return hangs
 
     def end(self, number: int) -> bool:
@@ -133,6 +136,8 @@ class ProgressWatch:
         return stamp if stamp and stamp.host == socket.gethostname()[:64] else None
 
     def _limit(self, stamp: Stamp) -> float:
+        if not stamp.busy:
+            return max(self._timeout, _OPENING) if isinstance(self._timeout, float) else _OPENING
         if isinstance(self._timeout, float):
             return self._timeout if stamp.beats else max(self._timeout, _OPENING)
         return max(_LEAST, _TIMES * stamp.slowest) if stamp.slowest else _FIRST

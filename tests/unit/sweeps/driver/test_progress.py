@@ -68,7 +68,8 @@ def test_trial_hangs_after_step_timeout_without_progress(
         assert _wait(watch, clock, hung) == ["step"]
         pulse.beat("step")
         assert _wait(watch, clock, 2) == []
-    assert _wait(watch, clock, 5000) == []  # it waits to be told what to do next
+    assert _wait(watch, clock, 598) == []  # it waits to be told what to do next
+    assert _wait(watch, clock, 5) == ["wait for its next step"]
 
 
 @pytest.mark.parametrize("what", ["opening", "step", "evaluation", "save", "report"])
@@ -135,19 +136,31 @@ def test_process_with_a_reused_pid_is_not_killed(
 ) -> None:
     born = psutil.Process().create_time()
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: born - 3600)
-    Heartbeat(paths.heartbeat(3)).beat("step")
-    monkeypatch.undo()
+    pulse = Heartbeat(paths.heartbeat(3))
+    with pulse.at_work():
+        monkeypatch.undo()
     assert not ProgressWatch(paths, 1.0).end(3)  # it would have been this one
     assert heartbeat.read(paths.heartbeat(3)).pid == os.getpid()  # type: ignore[union-attr]
 
 
-def test_a_worker_removes_its_own_heartbeat_alone(paths: SweepPaths) -> None:
-    first = Heartbeat(paths.heartbeat(3))
-    second = Heartbeat(paths.heartbeat(3))
-    second.beat("step")
-    first.close()
-    assert heartbeat.read(paths.heartbeat(3)) is not None
-    second.close()
+@pytest.mark.parametrize("first_works", [True, False])
+@pytest.mark.parametrize("prepared_late", [True, False])
+def test_dropped_worker_leaves_the_heartbeat(
+    paths: SweepPaths, first_works: bool, prepared_late: bool
+) -> None:
+    """Tune may prepare two workers for a trial and drop either, before or after it is ready."""
+    dropped = None if prepared_late else Heartbeat(paths.heartbeat(3))
+    if dropped is not None and first_works:
+        with dropped.at_work():  # it was lost, and the trial has another worker now
+            pass
+    pulse, clock = Heartbeat(paths.heartbeat(3)), _Clock()
+    watch = ProgressWatch(paths, 30.0, clock)
+    with pulse.at_work():
+        pulse.beat("step")
+        dropped = dropped or Heartbeat(paths.heartbeat(3))
+        dropped.close()
+        assert _wait(watch, clock, 40) == ["step"]
+    pulse.close()
     assert heartbeat.read(paths.heartbeat(3)) is None
 
 
