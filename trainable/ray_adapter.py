@@ -48,8 +48,9 @@ OBJECTIVES = "objectives"
 Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 _POINTER = "pointer.json"
-_PATIENCE_SECONDS = 600.0
-"""How long a process may take between two trials, where it has no heartbeat."""
+_PATIENCE_SECONDS = 3600.0
+"""How long a process may take between two trials, where it has no heartbeat. A last checkpoint may
+still be on its way to an object store."""
 
 
 class TuneTrial(tune.Trainable):

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import pytest
 
 from sweeps.engine.process_cleanup import find_orphans
 from sweeps.sweep_lock import read_holder
+from tests.integration.hung_command import end_hung_command
 from tests.time_limits import Deadline, scaled
 
 SWEEP = Path(sys.executable).with_name("sweep")
@@ -60,17 +62,26 @@ class CommandLine:
         return path
 
     def __call__(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
-        return subprocess.run(
-            [SWEEP, *arguments],
+        """Run a command to its end; fail with its stacks and logs when it does not come."""
+        command = [str(SWEEP), *arguments]
+        with subprocess.Popen(
+            command,
             cwd=self.directory,
             env=self.environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=scaled(timeout),
             stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=(limit := scaled(timeout)))
+            except subprocess.TimeoutExpired:
+                found = end_hung_command(process, self.root)
+                pytest.fail(f"{command} took longer than {limit:g} s\n{found}", pytrace=False)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     def ok(self, *arguments: str) -> str:
         """Run a command that must succeed; returns what it printed."""

@@ -125,6 +125,7 @@ def _trial(
     report_buffer_seconds: float = 0.0,
     task: str = "Small",
     precision: str = "fp32",
+    beats_into: Path | None = None,
     **arguments: Any,
 ) -> TuneTrial:
     config = TrialConfig(
@@ -147,6 +148,7 @@ def _trial(
             "stop": str(directory / "stop"),
             "threads": 1,
             "halve_batch": False,
+            **({} if beats_into is None else {"heartbeat": str(beats_into)}),
         }
     )
 
@@ -437,3 +439,51 @@ def test_worker_exits_after_its_raylet() -> None:
         assert worker.poll() is None, "it ended beside its raylet"
         raylet.kill()
         assert worker.wait(20) == 1, "it outlived its raylet"
+
+
+def test_worker_that_never_trains_leaves_heartbeat(tmp_path: Path) -> None:
+    """Tune may give the trial to another worker, which then has the file."""
+    beats = tmp_path / "beats"
+    beats.write_bytes(b"another worker's")
+    _trial(tmp_path, beats_into=beats).cleanup()
+    assert beats.read_bytes() == b"another worker's"
+
+
+def test_trial_without_a_heartbeat_does_not_train(tmp_path: Path) -> None:
+    """The driver would not see it hang."""
+    trial = _trial(tmp_path, beats_into=tmp_path / "missing/beats")
+    failure = trial.step()["failure"]
+    trial.cleanup()
+    assert (failure["kind"], failure["errno"]) == ("storage", errno.ENOENT)
+    assert "missing/beats cannot be written" in failure["reason"]
+
+
+def test_worker_that_cannot_print_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def write(self, _: str) -> int:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    trial = _trial(tmp_path)
+    left: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(TuneTrial, "_clean_up", lambda _: Path("/nowhere/at/all").touch())
+        patched.setattr(sys, "stderr", Full())
+        patched.setattr(os, "_exit", left.append)
+        trial.reset({})
+    trial.cleanup()
+    assert left == [0]
+
+
+def test_blocked_clean_up_ends_the_worker() -> None:
+    """Even if it holds the interpreter lock: nobody else watches a worker between two trials."""
+    code = (
+        "import re\nfrom trainable import ray_adapter\nray_adapter._PATIENCE_SECONDS = 0.3\n"
+        "with ray_adapter._exit_when_late():\n    re.match('(a+)+$', 60 * 'a' + 'b')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "most recent call first" in done.stderr

@@ -143,25 +143,20 @@ def test_process_with_a_reused_pid_is_not_killed(
     assert heartbeat.read(paths.heartbeat(3)).pid == os.getpid()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("first_works", [True, False])
-@pytest.mark.parametrize("prepared_late", [True, False])
-def test_dropped_worker_leaves_the_heartbeat(
-    paths: SweepPaths, first_works: bool, prepared_late: bool
-) -> None:
-    """Tune may prepare two workers for a trial and drop either, before or after it is ready."""
-    dropped = None if prepared_late else Heartbeat(paths.heartbeat(3))
-    if dropped is not None and first_works:
-        with dropped.at_work():  # it was lost, and the trial has another worker now
+@pytest.mark.parametrize("when", ["later", "earlier", "earlier, and it has worked"])
+def test_dropped_worker_leaves_the_heartbeat(paths: SweepPaths, when: str) -> None:
+    """Tune may prepare two workers for a trial, and drops either."""
+    path, clock = paths.heartbeat(3), _Clock()
+    dropped, pulse, watch = Heartbeat(path), Heartbeat(path), ProgressWatch(paths, 30.0, clock)
+    if "worked" in when:
+        with dropped.at_work():
             pass
-    pulse, clock = Heartbeat(paths.heartbeat(3)), _Clock()
-    watch = ProgressWatch(paths, 30.0, clock)
     with pulse.at_work():
         pulse.beat("step")
-        dropped = dropped or Heartbeat(paths.heartbeat(3))
-        dropped.close()
+        (dropped if "earlier" in when else Heartbeat(path)).close()
         assert _wait(watch, clock, 40) == ["step"]
     pulse.close()
-    assert heartbeat.read(paths.heartbeat(3)) is None
+    assert heartbeat.read(path) is None
 
 
 @pytest.mark.parametrize(
