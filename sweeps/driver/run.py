@@ -7,6 +7,7 @@ loop over trials (`tune_loop`), and what is published at the end (`finalize`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession, open_sweep
 from sweeps.driver.shutdown import exit_on_cluster_loss, make_signal_handler, remove_scratch
+from sweeps.driver.start_watch import START_SECONDS
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import tune_trials
 from sweeps.engine import local_ray
@@ -229,6 +231,9 @@ class _Driver:
                         self.requests,
                         self.lock,
                         node_died=self._node_died,
+                        start_limit=math.inf
+                        if isinstance(self.machine, Cluster)
+                        else START_SECONDS,
                     )
             self.say("stopping Ray")
         self.lock.check()  # otherwise the stores belong to the workers of another driver

@@ -33,6 +33,7 @@ from sweeps.config.trial_run import TrialSeed
 from sweeps.driver import stop_requests
 from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
 from sweeps.driver.progress import Hang, ProgressWatch
+from sweeps.driver.start_watch import NoWorkerStarts, StartWatch
 from sweeps.driver.trial_clock import TrialClock
 from sweeps.driver.write_queue import WriteQueue
 from sweeps.engine.ray_compat.tune_internals import (
@@ -109,6 +110,7 @@ class TuneEventHandler(Callback):
         would_stop: Returns where the scheduler would have stopped an exempt trial, and why.
         node_died: Whether an actor was lost with the whole node on which it ran.
         end_of_worker: How the process of a lost actor ended.
+        start_limit: Seconds within which a worker must start while nothing trains.
         grace: Seconds within which a trial that the user stops must end.
     """
 
@@ -126,10 +128,12 @@ class TuneEventHandler(Callback):
         would_stop: Callable[[int], tuple[int, str] | None] = lambda _: None,
         node_died: Callable[[Exception | None], bool] = lambda _: False,
         end_of_worker: Callable[[Exception | None], WorkerEnd] = end_of_worker,
+        start_limit: float = math.inf,
         grace: float = math.inf,
     ) -> None:
         self._observer = observer
         self._progress = ProgressWatch(paths, spec.failures.step_timeout)
+        self._starts = StartWatch(start_limit)
         self._grace = grace
         self._spec = spec
         self._paths = paths
@@ -217,11 +221,18 @@ class TuneEventHandler(Callback):
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Raise errors of the writer, act on signals and stop requests, and kill hung workers."""
-        del iteration, trials, info
+        """Raise errors of the writer, act on signals and stop requests, and kill hung workers.
+
+        Raises:
+            NoWorkerStarts: Nothing trains, and Ray starts no worker.
+        """
+        del iteration, info
         self._queue.check()
         self._on_step()
         self._kill_unresponsive_workers()
+        if late := self._starts.look([] if self._training else trials):
+            self._failures.stopped(*late)
+            raise NoWorkerStarts
 
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any

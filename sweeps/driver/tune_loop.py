@@ -6,6 +6,7 @@ or ends (`tune_callbacks`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from sweeps.config.trial_run import num_threads
 from sweeps.driver import stop_requests
 from sweeps.driver.confirming import ConfirmingTrials
 from sweeps.driver.session import SweepSession
+from sweeps.driver.start_watch import NoWorkerStarts
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
 from sweeps.early_stopping.schedulers import StopperScheduler, replay
@@ -46,6 +48,7 @@ def tune_trials(
     lock: SweepLock,
     *,
     node_died: Callable[[Exception | None], bool] = lambda _: False,
+    start_limit: float = math.inf,
 ) -> RepeatedFailure | None:
     """Run trials until none remain, or until the sweep stops.
 
@@ -57,14 +60,24 @@ def tune_trials(
         lock: Checked in every turn of Tune's loop and before every write. A driver that has lost
             it writes nothing.
         node_died: Whether an actor was lost with the whole node on which it ran.
+        start_limit: Seconds within which a worker must start while nothing trains.
 
     Returns:
         The repeated failure for which the sweep stopped itself; None for every other end.
     """
-    loop = _TrialLoop(sweep, plan, observer, interruption, requests, lock, node_died=node_died)
+    loop = _TrialLoop(
+        sweep,
+        plan,
+        observer,
+        interruption,
+        requests,
+        lock,
+        node_died=node_died,
+        start_limit=start_limit,
+    )
     try:
         loop.run()
-    except _GraceExpired:
+    except (_GraceExpired, NoWorkerStarts):
         loop.events.interrupt_live()  # these trials resume from their last checkpoint
     except TuneError as error:
         # Tune turns the exception of a callback into text and keeps the exception as the context.
@@ -89,6 +102,7 @@ class _TrialLoop:
         lock: SweepLock,
         *,
         node_died: Callable[[Exception | None], bool],
+        start_limit: float,
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
         self._interruption, self._requests, self._lock = interruption, requests, lock
@@ -109,6 +123,7 @@ class _TrialLoop:
             stop_reason=self._scheduler.stop_reasons.get,
             would_stop=self._scheduler.would_stop.get,
             node_died=node_died,
+            start_limit=start_limit,
             grace=interruption.grace,
         )
         self._searcher = LedgerSearcher(

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.tune.experiment import Trial
 
+from sweeps.driver.start_watch import NoWorkerStarts, StartWatch
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LockLost, SpecError
 from sweeps.policies.failure_policy import MAX_LOST_STARTS
@@ -183,6 +185,41 @@ def test_losses_with_a_whole_node_are_not_counted(tmp_path: Path) -> None:
     assert ["node" in one for one in said] == [True] * 5 + [False] * 2
     assert all("rank 1" in one for one in said[5:])
     assert sweep.ledger.trial(number).lost_workers == tuple(said)
+
+
+def test_sweep_ends_if_ray_starts_no_worker(tmp_path: Path) -> None:
+    sweep, now = MadeSweep(tmp_path), [100.0]
+    number = sweep.add(None)
+    trial: Any = SimpleNamespace(
+        config={"number": number, "params": {}, "seed": ("trial", number)},
+        status=Trial.PENDING,
+        get_pickled_error=lambda: None,
+    )
+    view: Any = SimpleNamespace(lost_worker=lambda *_: None)
+    keeper = TuneEventHandler(
+        sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
+        fence=lambda: None, on_step=lambda: None,
+    )  # fmt: skip
+    keeper._starts = StartWatch(60.0, lambda: now[0])
+
+    def turns(count: int) -> None:
+        for _ in range(count):
+            now[0] += 1
+            keeper.on_step_begin(0, [trial])
+
+    turns(50)
+    now[0] += 3600  # the driver was suspended
+    turns(2)
+    keeper.on_trial_start(0, [trial], trial)
+    turns(200)  # another trial may wait as long as this one trains
+    keeper.on_trial_recover(0, [trial], trial)
+    turns(60)
+    with pytest.raises(NoWorkerStarts):
+        turns(1)
+    assert keeper.abort_reason is not None
+    assert keeper.abort_reason.failure.reason.startswith("lost: Ray has started no worker for 1m")
+    keeper.interrupt_live()
+    assert not sweep.ledger.trial(number).finished, "it goes on when the sweep does"
 
 
 def test_unstarted_trial_counts_no_loss(tmp_path: Path) -> None:
