@@ -195,7 +195,9 @@ def test_sweep_ends_if_ray_starts_no_worker(tmp_path: Path) -> None:
         status=Trial.PENDING,
         get_pickled_error=lambda: None,
     )
-    view: Any = SimpleNamespace(lost_worker=lambda *_: None)
+    view: Any = SimpleNamespace(
+        started=lambda *_: None, ended=lambda *_: None, warned=lambda *_: None
+    )
     keeper = TuneEventHandler(
         sweep.spec, sweep.paths, sweep.ledger, MemoryRecorder(), view,
         fence=lambda: None, on_step=lambda: None,
