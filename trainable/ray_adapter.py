@@ -233,7 +233,7 @@ class TuneTrial(tune.Trainable):
     def restore(self, checkpoint_path: Any) -> None:
         """Read the pointer as Ray does, in time."""
         with _exit_when_late():
-            super().restore(checkpoint_path)  # type: ignore[no-untyped-call]
+            super().restore(checkpoint_path)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Do nothing: the run opens its newest generation, which is this pointer's or later."""
