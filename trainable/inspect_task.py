@@ -26,6 +26,7 @@ from redaction.secrets import redact
 from trainable.config import TaskConfig, TrialConfig
 from trainable.errors import ConfigError, TrainingError
 from trainable.lazy_imports import without_collection
+from trainable.parent_death import end_with_parent
 from trainable.task_import import prepare_process
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def measure(
 
 
 def _main() -> None:
+    end_with_parent()  # which may be killed while the task's code blocks
     # Output of the user's module or of a library must not mix with the answers.
     with os.fdopen(os.dup(1), "w") as answers:
         # A forked child must not keep the pipe open: by the pipe's end, the parent knows that

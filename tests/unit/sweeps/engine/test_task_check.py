@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -141,6 +143,30 @@ def test_leftover_process_of_a_task_is_killed(
     left = (tmp_path / "pids").read_text().split()
     assert len(left) == 2
     wait_until(lambda: not any(_runs(int(pid)) for pid in left), seconds=10)
+
+
+CHECKING = """
+import sys
+from sweeps.config.spec import parse_spec
+from sweeps.engine.resources import ResourcePlan
+from sweeps.engine.task_check import TaskInspector
+TaskInspector(parse_spec(sys.argv[1], "stuck.yaml"), ResourcePlan(1, 0, 4)).facts()
+"""
+
+
+def test_blocked_check_of_a_task_ends_with_its_driver(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "import os, time\nfrom pathlib import Path\n"
+        "Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    text = SPEC.replace("spiral, samples: 20", "'stuck:Stuck'") + "  task.width: {int: [4, 8]}\n"
+    driver = subprocess.Popen([sys.executable, "-c", CHECKING, text], cwd=tmp_path)
+    try:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: not _runs(int((tmp_path / "pid").read_text())), seconds=10)
 
 
 def _runs(pid: int) -> bool:
