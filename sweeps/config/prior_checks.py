@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sweeps.config.default_priors import priors_by_optimizer
+from sweeps.config.applied_priors import applied_priors
 from sweeps.config.priors import PRIOR
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.sections import SearchConfig
@@ -32,8 +32,8 @@ def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> It
         if search.priors is not None:
             yield Issue(("search", "priors"), f"{rule}; leave it out, or {fix}", at_key=True)
     elif search.priors == "defaults":
-        found = priors_by_optimizer(space.distributions, optimizer, with_defaults=True)
-        if all(space.distributions[key].prior is not None for key, _ in found):
+        found = applied_priors(space.distributions, optimizer, with_defaults=True)
+        if all(prior.default_of is None for prior in found):
             yield Issue(
                 ("search", "priors"),
                 "no searched parameter without a prior of its own has its optimizer's default in "
