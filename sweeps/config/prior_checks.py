@@ -1,4 +1,4 @@
-"""Checks of priors against the section `search`.
+"""Checks of priors against the section `search` and its constraints.
 
 They work on the whole search space. What must not live here: the form of a prior (`priors`).
 """
@@ -12,6 +12,9 @@ from sweeps.config.priors import PRIOR
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.sections import SearchConfig
 from sweeps.errors import Issue
+
+_DRAWS = 1_000
+"""Points with all priors, of which one must satisfy the constraints."""
 
 
 def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> Iterator[Issue]:
@@ -41,3 +44,18 @@ def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> It
                 "weight_decay, betas and momentum; widen a range, write "
                 "prior: VALUE beside a distribution, or leave this out",
             )
+
+
+def prior_cautions(space: SearchSpace) -> list[str]:
+    """Return a sentence if no allowed point has all priors.
+
+    Args:
+        space: The search space.
+    """
+    known = {key: one.prior.value for key, one in space.distributions.items() if one.prior}
+    if not known or space.draw(0, known, attempts=_DRAWS) is not None:
+        return []
+    return [
+        "search.constraints forbid the priors together, so no trial has them all: trials are drawn "
+        "near them only where the constraints hold; move a prior, or change search.constraints"
+    ]
