@@ -56,6 +56,6 @@ def prior_cautions(space: SearchSpace) -> list[str]:
     if not known or space.draw(0, known, attempts=_DRAWS) is not None:
         return []
     return [
-        "search.constraints forbid the priors together, so no trial has them all: trials are drawn "
-        "near them only where the constraints hold; move a prior, or change search.constraints"
+        "search.constraints forbid the priors together, so no trial has them all: trials are "
+        "drawn near them only where the constraints hold; move a prior, or change the constraints"
     ]
