@@ -52,7 +52,7 @@ def _text(checked: CheckResult) -> RenderableType:
         Text(f"{checked.file} is valid", style="green"),
         *(Hanging("  ", fact) for fact in facts),
         Text("the plan"),
-        *(Hanging(f"  {word:<10}", sentence) for word, sentence in checked.plan.rows()),
+        *(Hanging(f"  {word:<10}", sentence) for word, sentence in checked.rows()),
         *(Text(warning, style="yellow") for warning in checked.warnings),
         *([Hanging("  ", f"not checked before a run: {keys}")] if keys else []),
     )

@@ -120,7 +120,7 @@ def _text(found: PlanResult) -> RenderableType:
     """The plan as text that wraps at words, and a table of what else could be done."""
     simulation = found.plan.simulation
     lines: list[RenderableType] = [
-        *(Hanging(f"{word:<10}", sentence) for word, sentence in found.plan.rows()),
+        *(Hanging(f"{word:<10}", sentence) for word, sentence in found.rows()),
     ]
     if simulation.repeats:
         part = (

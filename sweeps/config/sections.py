@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -458,6 +459,8 @@ class FailuresConfig(Section):
 Space = dict[
     str,
     Annotated[
-        Distribution, BeforeValidator(parse_distribution), PlainSerializer(Distribution.to_data)
+        Distribution,
+        BeforeValidator(parse_distribution),
+        PlainSerializer(methodcaller("to_data")),  # that of the distribution's own class
     ],
 ]

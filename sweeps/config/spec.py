@@ -574,6 +574,10 @@ def _override(doc: Document, text: str, environ: Mapping[str, str]) -> None:
     if message:
         doc.extend(where, [LocatedIssue(where, key, message)])
         return
+    searched = doc.data.get("space")
+    of, _, inner = path[-1].rpartition(".")
+    if path[0] == "space" and isinstance(searched, dict) and of in searched:
+        path = ("space", of, inner)  # what stands in or beside a distribution, such as a prior
     try:
         parsed = yaml_reader.parse_value(value, where, environ, path)
     except SpecError as error:

@@ -5,10 +5,12 @@ What must not live here: what a plan consists of (`engine.sweep_plan`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeps.config.applied_priors import AppliedPrior, applied_priors
 from sweeps.config.metric_direction import direction_warnings
 from sweeps.config.own_values import resolve_search
 from sweeps.config.searched_workers import WORKERS
@@ -59,6 +61,18 @@ class CheckResult:
         ]
 
     @property
+    def priors(self) -> Sequence[AppliedPrior]:
+        """The priors around which trials are drawn."""
+        spec = self.spec
+        defaults = spec.search.priors == "defaults"
+        return applied_priors(spec.space, spec.train.optimizer.name, with_defaults=defaults)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the plan and the priors as pairs of a word and a sentence."""
+        found = "; ".join(map(str, self.priors))
+        return [*self.plan.rows(), *([("priors", found)] if found else [])]
+
+    @property
     def not_checked(self) -> list[str]:
         """The keys that only a run checks."""
         return not_checked(self.spec)
@@ -70,6 +84,7 @@ class CheckResult:
             "name": self.spec.name,
             "resources": asdict(self.resources),
             "task": {key: getattr(self.facts, key) for key in _SHOWN_FACTS},
+            "priors": [prior.as_dict() for prior in self.priors],
             "plan": self.plan.as_dict(),
             "warnings": self.warnings,
             "not_checked": self.not_checked,

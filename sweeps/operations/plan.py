@@ -63,7 +63,15 @@ class PlanResult:
     @property
     def warnings(self) -> list[str]:
         """Probable mistakes, a sentence each."""
-        return replace(self.checked, plan=self.plan).warnings
+        return self._planned.warnings
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the plan and the priors as pairs of a word and a sentence."""
+        return self._planned.rows()
+
+    @property
+    def _planned(self) -> CheckResult:
+        return replace(self.checked, plan=self.plan)
 
 
 def plan_sweep(

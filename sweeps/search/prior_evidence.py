@@ -38,8 +38,8 @@ class Comparison:
     def wins(self, own: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> float | None:
         """Return the estimated chance that a trial is better than another one.
 
-        None before a trial of `own` has reached a rung or failed. Few comparisons leave the chance
-        near a half: one more trial counts as just as good, and so it is for each trial.
+        None before a trial of `own` has reached a rung or failed. One more rival counts as better,
+        so that there is no chance without rivals, and one more trial wins half of the time.
 
         Args:
             own: The trials whose chance it is.
@@ -47,7 +47,7 @@ class Comparison:
         """
         rivals = [one for one in map(self._course, others) if one]
         shares = [
-            (sum(_points(one, other) for other in rivals) + 1) / (len(rivals) + 2)
+            sum(_points(one, other) for other in rivals) / (len(rivals) + 1)
             for one in map(self._course, own)
             if one
         ]

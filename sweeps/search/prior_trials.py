@@ -27,7 +27,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from sweeps.config.default_priors import OPTIMIZER, default_prior, priors_by_optimizer
+from sweeps.config.applied_priors import OPTIMIZER, applied_priors
+from sweeps.config.default_priors import default_prior
 from sweeps.config.priors import Prior
 from sweeps.config.space import Choice, Distribution, Powers
 from sweeps.config.spec import SweepSpec
@@ -64,9 +65,9 @@ class PriorTrials:
             minimizes=tuple(mode == "min" for mode in spec.modes),
             select=spec.select,
         )
-        found = priors_by_optimizer(spec.space, self._optimizer, with_defaults=self._use_defaults)
-        data = sorted((*key, prior.value, prior.width) for key, prior in found.items())
-        self.digest = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+        found = applied_priors(spec.space, self._optimizer, with_defaults=self._use_defaults)
+        data = sorted(json.dumps(prior.as_dict()) for prior in found)
+        self.digest = hashlib.sha256("".join(data).encode()).hexdigest()[:16]
         """Identifies the priors; trials that were drawn around them have it as an attribute."""
         self.any = bool(found)
         """Whether there are priors."""

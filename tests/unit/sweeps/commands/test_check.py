@@ -110,6 +110,33 @@ def test_json_has_the_numbers_of_the_text(check: Callable[..., Result]) -> None:
     assert f"at epochs 1, 3: about {plan['expected_epochs']:.0f} epochs" in shown.stdout
 
 
+PRIORS = (
+    "space={train.optimizer.lr: {loguniform: [1.0e-4, 1.0]}, train.optimizer.name: {choice: "
+    "[sgd, adamw]}, train.optimizer.momentum: {uniform: [0.0, 0.99], prior: 0.5, prior_width: "
+    "0.02, when: {train.optimizer.name: sgd}}, train.optimizer.betas: {choice: [[0.9, 0.999], "
+    "[0.8, 0.9]], when: {train.optimizer.name: adamw}}}"
+)
+
+
+def test_priors_are_named_with_their_source(check: Callable[..., Result]) -> None:
+    def found(*settings: str) -> list[list[object]]:
+        shown = json.loads(check(PRIORS, *settings, options=("--json",)).stdout)["priors"]
+        return [list(prior.values()) for prior in shown]
+
+    written = ["train.optimizer.momentum", 0.5, 0.02, None]
+    assert found() == [written]
+    assert found("search.priors=defaults") == [
+        ["train.optimizer.lr", 0.1, 0.25, "sgd"],
+        ["train.optimizer.lr", 3e-4, 0.25, "adamw"],
+        written,
+        ["train.optimizer.betas", [0.9, 0.999], 0.25, "adamw"],
+    ]
+    text = check(PRIORS, "search.priors=defaults").stdout
+    assert "  priors    train.optimizer.lr 0.1 (default of sgd, width 0.25)" in text
+    assert "train.optimizer.momentum 0.5 (width 0.02)" in " ".join(text.split())
+    assert "priors" not in check().stdout
+
+
 def test_check_says_in_one_line_what_auto_takes(check: Callable[..., Result]) -> None:
     done = check("search=auto", "early_stopping=auto", options=("--json",))
     assert done.exit_code == 0

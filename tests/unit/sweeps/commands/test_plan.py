@@ -84,6 +84,13 @@ def test_spec_is_planned_with_its_own_trials(plan: Plan) -> None:
     assert found["written"] is None
 
 
+def test_priors_stand_below_the_plan(plan: Plan) -> None:
+    setting = ("-s", "space.train.optimizer.lr={loguniform: [1.0e-4, 0.1], prior: 3.0e-3}")
+    (prior,) = _json(plan("--json", *setting))["priors"]
+    assert (prior["key"], prior["value"]) == ("train.optimizer.lr", 3e-3)
+    assert "priors    train.optimizer.lr 0.003 (width 0.1)\n" in plan(*setting).stdout
+
+
 def test_another_number_of_trials_is_planned(plan: Plan) -> None:
     found = _json(plan("--json", "--trials", "40"))
     assert [one["trials"] for one in found["options"]] == [40] * 4

@@ -64,8 +64,13 @@ def test_first_point_has_the_values_of_file_and_task(space: str, point: dict[str
             "{constraints: [train.clip.max_norm < train.optimizer.lr]}",
             "search.constraints",
         ),
+        (
+            "{train.optimizer.lr: {uniform: [0.1, 0.2], prior: 0.11}}",
+            "{try_first: [], constraints: [train.optimizer.lr > 0.15]}",
+            "forbid the priors",
+        ),
     ],
-    ids=["outside", "without a value", "constraint"],
+    ids=["outside", "without a value", "constraint", "priors"],
 )
 def test_why_no_trial_has_the_own_values_is_said(space: str, search: str, named: str) -> None:
     resolved, cautions = resolve_search(_spec(space, search), {})

@@ -14,8 +14,10 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from pydantic import TypeAdapter
 
 from sweeps.config.priors import Prior
+from sweeps.config.sections import Space
 from sweeps.config.space import (
     KINDS,
     Choice,
@@ -66,6 +68,9 @@ distributions = st.one_of(
     st.tuples(finite, finite).filter(lambda b: b[0] < b[1]).map(lambda b: Uniform(*b)),
     st.tuples(positive, positive).filter(lambda b: b[0] < b[1]).map(lambda b: LogUniform(*b)),
     st.tuples(st.integers(-100, 100), st.integers(1, 100)).map(lambda b: Int(b[0], b[0] + b[1])),
+    st.tuples(st.integers(-100, 100), st.integers(1, 9), st.integers(2, 9)).map(
+        lambda b: Int(b[0], b[0] + b[1] * b[2], b[2])
+    ),
     st.tuples(st.integers(1, 100), st.integers(1, 100)).map(lambda b: LogInt(b[0], b[0] + b[1])),
     st.tuples(st.integers(-9, 9), st.integers(1, 9)).map(
         lambda b: QUniform(float(b[0]), float(b[0]) + b[1] * 0.5, 0.5)
@@ -83,6 +88,10 @@ conditions = st.dictionaries(
 ).map(lambda found: tuple(found.items()))
 
 
+_SPACE = TypeAdapter(Space)
+"""As a sweep stores it."""
+
+
 @given(distributions, conditions, st.none() | st.floats(0, 0.99), st.sampled_from([0.1, 0.3]))
 def test_the_written_form_reads_the_same(
     distribution: Distribution,
@@ -95,6 +104,7 @@ def test_the_written_form_reads_the_same(
     document = parse_value(str(distribution), "here", {})
     assert not document.problems
     assert parse_distribution(document.data[""]) == distribution
+    assert _SPACE.dump_python({"task.a": distribution}) == {"task.a": distribution.to_data()}
 
 
 @given(distributions)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.config.priors import Prior
 from sweeps.config.space import LogUniform, Uniform
 from sweeps.config.spec import SweepSpec, load_spec, parse_spec, trial_yaml
 from sweeps.config.trial_run import TrialSeed
@@ -146,6 +147,15 @@ def test_overrides_are_yaml_and_the_last_one_wins() -> None:
     assert spec.space == {"train.clip.max_norm": LogUniform(0.1, 10)}
     assert spec.tracking.uri == "http://127.0.0.1:5000"
     assert spec.concurrency is None
+
+
+def test_override_reaches_into_a_distribution() -> None:
+    text = "space:\n  train.optimizer.lr: {loguniform: [1.0e-4, 1.0], prior: 0.01}\n"
+    changed = "space.train.optimizer.lr.prior=0.1", "space.train.optimizer.lr.loguniform=[0.01, 1]"
+    found = _parse(text, *changed).space["train.optimizer.lr"]
+    assert found == LogUniform(0.01, 1.0, prior=Prior(0.1))
+    with pytest.raises(SpecError, match=r"lr\.prior: 5 is no value of"):
+        _parse(text, "space.train.optimizer.lr.prior=5")
 
 
 def test_an_override_mends_a_wrong_value() -> None:

@@ -29,7 +29,7 @@ VALID: dict[str, Any] = {
         "train.optimizer.lr": {"loguniform": [1e-4, 0.1]},
         "train.schedule.warmup": {"uniform": [0.0, 0.3]},
         "train.batch_size": {"choice": [32, 64]},
-        "task.hidden": {"int": [16, 64]},
+        "task.hidden": {"int": [16, 64], "step": 16, "prior": 32},
         "task.depth": {"choice": [1, 2], "when": {"train.batch_size": [32, 64]}},
     },
     "search": {

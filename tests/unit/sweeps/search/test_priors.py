@@ -183,11 +183,20 @@ def test_share_falls_with_the_trials() -> None:
     priors = PriorTrials(_spec())
     first = _trial(TrialState.PRUNED, 0.5)
     first.user_attrs = {PRIORS: priors.digest}
-    taken = [priors.takes(number, [first]) for number in range(1, 2000)]
+    taken = [priors.takes(number, [first, _rival(0.9)]) for number in range(2, 2000)]
     early, later, late = taken[:40], taken[200:400], taken[1000:]
     assert sum(early) / 40 > 0.2
     assert 0 < sum(later) / 200 < 0.1
     assert not any(late)
+
+
+def test_no_trial_around_priors_before_a_comparison() -> None:
+    priors = PriorTrials(_spec())
+    first = _trial(TrialState.PRUNED, 0.5)
+    first.user_attrs = {PRIORS: priors.digest}
+    for others in ([], [_rival(0.4)]):
+        assert not any(priors.takes(number, [first, *others]) for number in range(2, 40))
+    assert any(priors.takes(number, [first, _rival(0.6)]) for number in range(2, 40))
 
 
 def test_priors_themselves_are_tried_before_others() -> None:
@@ -299,6 +308,12 @@ def _trial(state: TrialState, *reports: float, reason: str = "non_finite: nan") 
     )
 
 
+def _rival(loss: float) -> FrozenTrial:
+    trial = _trial(TrialState.PRUNED, loss)
+    trial.number = 1
+    return trial
+
+
 @pytest.mark.parametrize(
     ("own", "other", "is_better"),
     [
@@ -312,24 +327,20 @@ def test_trials_compare_at_their_last_common_rung(
     own: tuple[Any, ...], other: tuple[Any, ...], is_better: bool
 ) -> None:
     comparison = Comparison((1, 3), (True,), "checkpoint")
-    wins = comparison.wins([_trial(*own)], [_trial(*other)])
-    assert wins is not None
-    assert (wins > 0.5) is is_better
+    assert comparison.wins([_trial(*own)], [_trial(*other)]) == (0.5 if is_better else 0.25)
 
 
 def test_trial_without_a_report_is_no_evidence() -> None:
     comparison = Comparison((1, 3), (True,), "checkpoint")
     running, reported = [_trial(TrialState.RUNNING)], [_trial(TrialState.RUNNING, 0.1)]
     assert comparison.wins(running, reported) is None
-    assert comparison.wins(reported, running) == 0.5
+    assert comparison.wins(reported, running) == 0.25
 
 
 def test_lost_worker_says_nothing_of_the_priors() -> None:
     comparison = Comparison((1, 3), (True,), "checkpoint")
     lost = _trial(TrialState.FAIL, 0.1, reason="lost: the worker was killed")
-    wins = comparison.wins([lost], [_trial(TrialState.PRUNED, 0.9)])
-    assert wins is not None
-    assert wins > 0.5
+    assert comparison.wins([lost], [_trial(TrialState.PRUNED, 0.9)]) == 0.5
 
 
 @pytest.mark.parametrize("state", [TrialState.FAIL, TrialState.PRUNED, TrialState.RUNNING])
@@ -353,4 +364,4 @@ def test_several_metrics_compare_by_dominance() -> None:
     )
     assert worse is not None
     assert better is not None
-    assert worse < 0.5 == neither < better
+    assert worse < neither < better
