@@ -158,7 +158,7 @@ class TuneEventHandler(Callback):
         # The hang of each trial whose worker this driver killed; None: the user stopped the trial.
         self._killed: dict[int, Hang | None] = {}
         self._deadlines: dict[int, float] = {}  # of trials that the user stops
-        self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit)
+        self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit, spec.space)
         self.num_finished = 0
         """How many trials have ended. Some ends may be queued until `flush`."""
 
