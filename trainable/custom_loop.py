@@ -225,6 +225,7 @@ class CustomLoop(BaseRun):
             value, new_best = self._record(metrics)
             stopping = self._should_stop() or self.position >= self.stop_at
             if state is not None:
+                self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
                 self.store.maybe_save(
                     lambda state=state: self._snapshot(state),  # type: ignore[misc]
                     step=progress.epoch,

@@ -216,6 +216,7 @@ class TuneTrial(tune.Trainable):
             "metrics": report.metrics,
             "rows": [tuple(row) for row in report.rows],
             "signals": report.signals,
+            **({"lacks_model": True} if report.lacks_model else {}),
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

@@ -150,7 +150,7 @@ def test_save_that_fails_with_the_step_is_left_out(
     trial = _trial(tmp_path, halve_batch=True)
     assert "accumulation" not in trial.step()  # the first epoch's three steps
     monkeypatch.setattr(Greedy, "limit", 8)
-    assert [r.get("accumulation") for r in _run(trial)] == [2]
+    assert [r.get("accumulation") for r in _run(trial)] == [2, 2]  # both epochs
     assert failed
     assert "from step 2 with 2" in (tmp_path / "trial.log").read_text()
 
