@@ -40,18 +40,19 @@ def test_suggested_commands_work(
     monkeypatch.chdir(tmp_path)
     sweep = MadeSweep(tmp_path / "a b", **metrics)
     for values in ([0.5, 0.1], [0.4, 0.2]):
-        number = sweep.add("complete", values if metrics else values[0])
+        number = sweep.add(None, values if metrics else values[0])
         directory = sweep.paths.trial(number)
         directory.mkdir(parents=True)
         config = sweep.spec.trial_config(TrialSeed("trial", number), {})
         (directory / TRIAL_CONFIG).write_text(trial_yaml(config))
         if state is not None:
             _save(directory, state, value=values[0])
-            if state not in (MODEL, {"loop": MODEL}):
-                sweep.ledger.set_attr(number, LACKS_MODEL, True)
+        if state == {"loop": {"epoch": 1}}:
+            sweep.ledger.set_attr(number, LACKS_MODEL, True)
+        sweep.ledger.finish(number, "complete")
     commands = _suggested(sweep)
     exports = [words for words in commands if "--export" in words]
-    has_model = state is not None and MODEL in (state, state.get("loop"))
+    has_model = state is not None and "model" in state.get("loop", state)
     assert bool(exports) is has_model
     for words in [*commands, *([["best", "small", "--root", str(tmp_path / "a b")]] * 2)]:
         chosen = {"K": "1", "DIR": str(tmp_path / "exported")}
