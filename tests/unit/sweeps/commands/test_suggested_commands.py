@@ -28,15 +28,23 @@ _NOT_RUN = {"ui", "report", "resume", "retry"}
 """They serve, draw or train: only their arguments are read."""
 
 
-@pytest.mark.parametrize("metrics", [{}, TWO], ids=["one metric", "two metrics"])
-@pytest.mark.parametrize("state", [MODEL, {"loop": MODEL}, {"loop": {"epoch": 1}}, None])
+@pytest.mark.parametrize(
+    ("state", "metrics"),
+    [
+        pytest.param(MODEL, {}, id="task"),
+        pytest.param({"loop": MODEL}, TWO, id="custom loop, two metrics"),
+        pytest.param({"loop": {"epoch": 1}}, {}, id="no model"),
+        pytest.param({"loop": {"epoch": 1}}, TWO, id="no model, two metrics"),
+        pytest.param(None, {}, id="no checkpoint"),
+        pytest.param(None, TWO, id="no checkpoint, two metrics"),
+    ],
+)
 def test_suggested_commands_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    metrics: dict[str, str],
     state: dict[str, Any] | None,
+    metrics: dict[str, str],
 ) -> None:
-    """A sweep of a task, of a custom loop, of one that saves no model, and without checkpoints."""
     monkeypatch.chdir(tmp_path)
     sweep = MadeSweep(tmp_path / "a b", **metrics)
     for values in ([0.5, 0.1], [0.4, 0.2]):
