@@ -73,6 +73,34 @@ def best_generation(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) ->
     )
 
 
+def lost_weights(
+    paths: SweepPaths, spec: SweepSpec, records: Sequence[TrialSummary]
+) -> str | None:
+    """Return why none of some trials has weights of its value to export.
+
+    None if one has, or if they are in an object store, which is not asked here.
+    """
+    why = None
+    for record in records:
+        found = _lost(paths, spec, record)
+        if found is None:
+            return None
+        why = why or found
+    return why
+
+
+def _lost(paths: SweepPaths, spec: SweepSpec, record: TrialSummary) -> str | None:
+    if record.lacks_model:
+        return (
+            f"the state that trial {record.number} saved has no key 'model'; weights are exported "
+            "from there; yield {'model': model.state_dict(), ...}"
+        )
+    if spec.storage.checkpoints is not None:
+        return None
+    found = best_generation(paths, spec, record)
+    return found if isinstance(found, str) else None
+
+
 def saved_generation(
     saved: Sequence[Generation], spec: SweepSpec, record: TrialSummary
 ) -> Generation | None:

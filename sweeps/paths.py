@@ -36,6 +36,8 @@ first. A sweep without a version has format 1."""
 _LONGEST_NAME = 100
 # The files of the embedded tracking store, beside the sweeps' directories.
 _RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
+PROGRAM = "sweep"
+"""The name of the command line."""
 ROOT_VARIABLE = "SWEEP_ROOT"
 TRIAL_CONFIG = "config.yaml"
 """The file in a trial's directory with its resolved configuration."""
@@ -108,25 +110,29 @@ def resolve_root(root: Path | None) -> Path:
     return Path(os.path.realpath(place)) if ".." in place.parts else place
 
 
-def command_line(root: Path, *words: str, program: str = "sweep") -> str:
+def command_line(root: Path, *words: str, program: str | None = None) -> str:
     """Return a command line for a shell, with `--root` unless it is the default root.
+
+    It works where this process was started: in the same directory and environment.
 
     Args:
         root: The directory of all sweeps.
         words: The command, its arguments and options.
-        program: The name of the program.
+        program: The name of the program, for a text that is read elsewhere; None: as this one
+            was started.
     """
     option: tuple[str, ...] = ("--root", str(root))
     with contextlib.suppress(UserError):
         option = () if root == resolve_root(None) else option
-    return shlex.join((program, *words, *option))
+    return shlex.join((program or program_name(), *words, *option))
 
 
 def program_name() -> str:
     """Return the command that starts this program: its name, or its path if not on PATH."""
-    called, found = Path(sys.argv[0]), shutil.which("sweep")
-    if not called.exists() or (found and called.samefile(found)):
-        return "sweep"
+    called, found = Path(sys.argv[0]), shutil.which(PROGRAM)
+    is_program = called.name == PROGRAM and called.exists()  # not a script that imports the API
+    if not is_program or (found and called.samefile(found)):
+        return PROGRAM
     return os.path.relpath(called)
 
 
@@ -229,7 +235,7 @@ class SweepPaths:
     def trial(self, number: int) -> Path:
         return self.directory / "trials" / f"{number:04d}"
 
-    def command(self, command: str, *more: str, program: str = "sweep") -> str:
+    def command(self, command: str, *more: str, program: str | None = None) -> str:
         """Return a command line on this sweep for a shell. See `command_line`."""
         return command_line(self.root, command, self.name, *more, program=program)
 

@@ -44,6 +44,7 @@ class RunReport:
         finished: This is the last report, or the one at which the run pauses.
         signals: Health warnings, in sentences; see `health.py`.
         out_of_patience: The run ends because its best value is too many reports old.
+        lacks_model: The checkpoints have no model that can be exported.
     """
 
     step: int
@@ -54,6 +55,7 @@ class RunReport:
     finished: bool
     signals: list[str] = field(default_factory=list)
     out_of_patience: bool = False
+    lacks_model: bool = False
 
 
 class BaseRun(ABC):
@@ -65,6 +67,8 @@ class BaseRun(ABC):
         resumed_at: The step from which this process resumes; 0 for a new run.
         earlier: Rows written before the run was interrupted.
     """
+
+    _lacks_model = False
 
     def __init__(
         self,
@@ -141,9 +145,16 @@ class BaseRun(ABC):
         out_of_patience: bool = False,
     ) -> RunReport:
         signals = self._health.sentences() if rows else []
-        saved = self.store.pointer
         return RunReport(
-            step, number, dict(metrics), rows, saved, finished, signals, out_of_patience
+            step,
+            number,
+            dict(metrics),
+            rows,
+            self.store.pointer,
+            finished,
+            signals,
+            out_of_patience,
+            self._lacks_model,
         )
 
 

@@ -25,7 +25,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 from redaction.secrets import redact
 from trainable import heartbeat
 from trainable.config import CheckpointConfig
-from trainable.errors import AllCheckpointsDamaged, CheckpointError, StorageError
+from trainable.errors import (
+    AllCheckpointsDamaged,
+    CheckpointError,
+    StorageError,
+    TrainingError,
+)
 from trainable.manifest import (
     Generation,
     Pointer,
@@ -421,7 +426,7 @@ class CheckpointStore:
             copying.result()
             before_commit()
             self._commit(name, state, shards, step=step, reports=reports, value=value)
-        except CheckpointError:
+        except TrainingError:  # also of another rank, which failed or was lost meanwhile
             raise
         except OSError as problem:
             raise StorageError(

@@ -38,7 +38,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.config_reads import record_reads
 from trainable.diagnostics import memory_in_use, memory_since_report
-from trainable.errors import ConfigError, NonFiniteMetric, TaskError
+from trainable.errors import ConfigError, NonFiniteMetric, TaskError, WithoutEffect
 from trainable.logged import close_run, closed_on_error, means, merge_logged, run_log
 from trainable.loop_context import FORMAT, Function, begin, open_context
 from trainable.loop_steps import EXHAUSTED, LoopSteps, saved_state
@@ -225,6 +225,7 @@ class CustomLoop(BaseRun):
             value, new_best = self._record(metrics)
             stopping = self._should_stop() or self.position >= self.stop_at
             if state is not None:
+                self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
                 self.store.maybe_save(
                     lambda state=state: self._snapshot(state),  # type: ignore[misc]
                     step=progress.epoch,
@@ -264,10 +265,10 @@ class CustomLoop(BaseRun):
         """Refuse a searched key that the loop has not read before its first report."""
         unread = [key for key in self._searched if not self._is_read(key)]
         if unread:
-            key = unread[0]
-            one = key if len(unread) == 1 else f"{', '.join(unread)} each"
-            raise ConfigError(
-                f"{one} was searched, and {self._name} made its first report without reading "
+            key, *others = unread
+            alike = f", as {', '.join(others)}" if others else ""
+            raise WithoutEffect(
+                f"was searched{alike}, and {self._name} made its first report without reading "
                 "it; its best value would mean nothing; read "
                 f"config.{key} before the first yield{self._hint(key)}, or remove it from space; "
                 "if only some values of another key need it, add a `when` condition",

@@ -2,6 +2,7 @@
 
     TrainingError                 a run ended, and the reason is known
     ├── ConfigError (ValueError)  the configuration cannot be trained; nothing was started
+    │   └── WithoutEffect         a searched key means nothing to the task, whatever its value
     ├── TaskError                 the user's task broke its contract
     ├── NonFiniteLoss             the loss became NaN or infinite at a known step
     ├── NonFiniteGradient         the loss was finite, its gradient was not
@@ -48,6 +49,15 @@ class ConfigError(TrainingError, ValueError):
         super().__init__(f"{key}: {message}" if key else message)
         self.message = message
         self.key = key
+
+
+class WithoutEffect(ConfigError):
+    """A searched key has no effect on the task, so that all trials would train alike.
+
+    No value of the key is the cause, so the kind is that of a fault in the task.
+    """
+
+    kind = "task"
 
 
 class TaskError(TrainingError):

@@ -223,6 +223,7 @@ class TuneTrial(tune.Trainable):
             "metrics": report.metrics,
             "rows": [tuple(row) for row in report.rows],
             "signals": report.signals,
+            **({"lacks_model": True} if report.lacks_model else {}),
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -410,7 +411,9 @@ class TuneTrial(tune.Trainable):
         self._config = self._config.model_copy(update={"train": train})
         self._failure, self._batch_was_split = None, True
         with self._reporting_failures(), self._logged():
-            self._trainer.close()
+            # The ranks write a sharded checkpoint together: it fails with the rank that did.
+            with contextlib.suppress(OutOfMemory):
+                self._trainer.close()
             self._trainer, self._events = None, iter(())
             self._leave_ranks()
             release_memory()

@@ -14,7 +14,7 @@ import torch
 from trainable.averaging import averaging_plan
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import IndexPlan, Plan, Source, WindowPlan, open_source, sample_count
-from trainable.errors import ConfigError
+from trainable.errors import WithoutEffect
 from trainable.rank_data import share_of
 from trainable.rank_values import evaluates_in_parts
 from trainable.ranks import ALONE, Ranks
@@ -108,7 +108,7 @@ def check_batch_size_applies(plan: Plan) -> None:
     """Refuse a search of `train.batch_size` where the task decides the size of a step.
 
     Raises:
-        ConfigError: It does.
+        WithoutEffect: It does.
     """
     if isinstance(plan, SampledPlan) and plan.in_batches:
         reason = "Data(batch_sampler=...) chooses the samples of each step"
@@ -116,7 +116,7 @@ def check_batch_size_applies(plan: Plan) -> None:
         reason = "train gives batches, of which each is one forward pass"
     else:
         return
-    raise ConfigError(
+    raise WithoutEffect(
         f"is searched, and {reason}: all trials would train alike; search an argument of the "
         "task that sets the size of its batches, and remove train.batch_size",
         key="train.batch_size",

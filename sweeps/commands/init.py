@@ -5,6 +5,7 @@ What must not live here: the files (`operations.starter`).
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from sweeps.commands.console import input_errors, out, read_path
+from sweeps.paths import PROGRAM, program_name
 
 
 def init(
@@ -30,4 +32,8 @@ def init(
     for path in written:
         out.print(f"wrote {path}")
     where = "" if directory == Path() else f"cd {shlex.quote(str(directory))} && "
-    out.print(f"run it with: {where}sweep run sweep.yaml", soft_wrap=True)
+    program = program_name()
+    if program != PROGRAM:
+        program = os.path.relpath(program, directory)
+    run = shlex.join((program, "run", "sweep.yaml"))
+    out.print(f"run it with: {where}{run}", soft_wrap=True)

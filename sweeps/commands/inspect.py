@@ -202,8 +202,10 @@ def best(
             if confirmed:
                 trial = confirmed_trial(view).number
             if view.several and trial is None and export is None and register is None:
-                best = [view.trial(record) for record in view.front()]
-                show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths))
+                front = view.front()
+                best = [view.trial(record) for record in front]
+                lost = view.lost_weights(*front)
+                show_found(best, as_json, lambda: pareto.table(best, view.spec, view.paths, lost))
                 return
             found = view.best(trial)
             if (said := leader_in_confirmation(view, found["number"])) is not None:

@@ -18,7 +18,7 @@ from sweeps.commands.plain_console import PlainConsole, line
 from sweeps.config.metric_direction import direction_warnings
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.formatting import format_number, joined
-from sweeps.paths import SweepPaths, program_name
+from sweeps.paths import SweepPaths, command_line, program_name
 from sweeps.results.observer import ShutdownNotices
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def outcome(
         findings: What was found; None: that is not printed.
     """
 
-    def sweep(command: str, *more: str) -> str:
-        return paths.command(command, *more, program=program_name())
-
+    sweep = paths.command
     several = len(result.metrics) > 1
     if several:
         pareto.outcome(out, result)
@@ -115,7 +113,7 @@ def outcome(
         return
     if failure is not None and (result.exit_code == NO_SUCCESS or failure.is_aborted):
         paragraph(err, f"stopped: {failure.cause}", style="red")
-        for text in after_failure(result, failure, paths, program_name()):
+        for text in after_failure(result, failure, paths):
             err.print(text, soft_wrap=True)
     else:
         err.print("interrupted; every trial continues from its last checkpoint with:")
@@ -133,24 +131,22 @@ def next_label(findings: Findings | None) -> str:
     return "try next, in a better space" if changed else "try more"
 
 
-def after_failure(
-    result: SweepOutcome, failure: SweepFailure, paths: SweepPaths, program: str = "sweep"
-) -> list[str]:
+def after_failure(result: SweepOutcome, failure: SweepFailure, paths: SweepPaths) -> list[str]:
     """Return what to read, what to change, and then the command that continues, as the last line.
 
     A resume without a change would fail in the same way.
     """
     look = ("trials",) if failure.trial is None else ("show", str(failure.trial))
-    lines = [f"read more: {paths.command(*look, program=program)}"]
+    lines = [f"read more: {paths.command(*look)}"]
     if not result.needs_new_sweep and result.num_retryable and failure.is_of_the_task:
-        again = paths.command("retry", "--failed", program=program) + _cluster()
+        again = paths.command("retry", "--failed") + _cluster()
         then = "then run the failed trials again and continue with:"
         return [*lines, f"{failure.remedy}, {then}", again]
     if result.needs_new_sweep or not (result.num_left or result.grows):
-        start = shlex.join((program, "run", "FILE", "--name", "NAME"))
+        start = command_line(paths.root, "run", "FILE", "--name", "NAME")
         return [*lines, f"{failure.remedy}, then start a new sweep with:", start]
     more = () if result.num_left else _more_trials(result)
-    command = paths.command("resume", *more, program=program) + _cluster()
+    command = paths.command("resume", *more) + _cluster()
     return [*lines, f"{failure.remedy}, then continue with:", command]
 
 
@@ -210,7 +206,7 @@ def plan(console: Console, spec: SweepSpec, sweep_plan: SweepPlan) -> None:
 
 def resume(err: Console, paths: SweepPaths, *more: str, command: str = "resume") -> None:
     """Print the command that continues a sweep."""
-    words = paths.command(command, *more, program=program_name())
+    words = paths.command(command, *more)
     err.print(words + _cluster(), soft_wrap=True)
 
 
@@ -262,7 +258,7 @@ def stopped(result: StopResult, paths: SweepPaths) -> RenderableType:
     """The lines of `sweep stop`."""
     lines: list[RenderableType] = [line(result.message)]
     if result.trial is None and result.state == "interrupted":
-        command = paths.command("resume", program=program_name())
+        command = paths.command("resume")
         lines.append(line(f"continue with: {command}"))
     return Group(*lines)
 
@@ -271,7 +267,7 @@ def synced(done: SyncResult, paths: SweepPaths, *, verified: bool) -> Renderable
     """The lines of `sweep sync`."""
     made = f"drew the figures of {done.drawn} trials; " if done.drawn else ""
     lines = [f"{made}delivered {done.delivered} records; {done.left} wait"]
-    command = paths.command("sync", "--verify", program=program_name())
+    command = paths.command("sync", "--verify")
     if verified and not done.left and not done.missing:
         lines.append(f"compared {done.num_runs} runs: nothing is missing in the tracking store")
     elif verified and not done.left and not done.still_missing:
@@ -304,7 +300,7 @@ def end_of_extra(err: Console, result: SweepOutcome, paths: SweepPaths, command:
         command: The command that continues it.
     """
     if result.waiting.records:
-        sync = paths.command("sync", program=program_name())
+        sync = paths.command("sync")
         waiting = f"{result.waiting.records} records wait in the outbox; deliver them with: {sync}"
         sentence(err, waiting, style="")
     if result.exit_code == 0:

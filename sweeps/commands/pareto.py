@@ -33,8 +33,17 @@ def lines(front: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Re
     return found
 
 
-def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -> RenderableType:
-    """Return the table of `sweep best` without `--trial`."""
+def table(
+    front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths, lost: str | None = None
+) -> RenderableType:
+    """Return the table of `sweep best` without `--trial`.
+
+    Args:
+        front: The trials of the front.
+        spec: The sweep.
+        paths: Its paths.
+        lost: Why none of them has weights; None if one has.
+    """
     first = ("trial", *spec.metrics, spec.budget.report_word)
     columns = (*first, *titles(list(spec.space), first))
     found = plain_table(*columns, right=columns[1:])
@@ -46,9 +55,8 @@ def table(front: Sequence[dict[str, Any]], spec: SweepSpec, paths: SweepPaths) -
             *(format_parameter(one["params"], key) for key in spec.space),
         )
     choose = paths.command("best", "--trial", "K", "--export", "DIR")
-    return Group(
-        Text(_head(len(front)), style="bold"), found, line(f"export one of them: {choose}")
-    )
+    last = f"no weights to export: {lost}" if lost else f"export one of them: {choose}"
+    return Group(Text(_head(len(front)), style="bold"), found, line(last))
 
 
 def outcome(out: Console, result: SweepOutcome) -> None:

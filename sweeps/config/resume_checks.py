@@ -38,7 +38,7 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             "its trials have been trained and compared with their seeds, and other seeds would "
             "not be common to all configurations; start a new sweep with "
             "`sweep run FILE --name NAME`, or train the leaders with more seeds by "
-            f"`sweep confirm {before.name}`"
+            "`sweep confirm`"
         )
     old, new = before.search, after.search
     if old.warm_start != new.warm_start:

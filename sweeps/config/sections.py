@@ -442,7 +442,8 @@ class FailuresConfig(Section):
     counted: the trial resumes from its newest checkpoint."""
     same_failure_limit: int = Field(default=3, ge=0)
     """The sweep stops when this many trials fail in the same way, and none succeeds in between; 0:
-    never. Non-finite losses and lack of memory depend on parameters and do not count."""
+    never. Failures that depend on parameters do not count: non-finite losses, lack of memory, and
+    refused values of searched keys."""
     out_of_memory: Literal["fail", "halve_batch"] = "fail"
     """What a trial does when memory runs out: fail, or resume from its newest checkpoint with
     twice as many micro-batches of half the size, so that its steps stay the same."""

@@ -64,6 +64,11 @@ class WorkerReport:
         with_rows = [one.get("signals", []) for one in self.reports if one["rows"]]
         return with_rows[-1] if with_rows else None
 
+    @property
+    def lacks_model(self) -> bool:
+        """Whether the trial's checkpoints have no model, by its last report."""
+        return any(one.get("lacks_model", False) for one in self.reports[-1:])
+
 
 Entry = WorkerReport | Callable[[], None]
 """A queued write: the reports of a worker, or a function to call."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from sweeps.checkpoint_locations import lost_weights
 from sweeps.driver.session import SweepSession
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
@@ -107,6 +108,8 @@ def finalize_attempt(
             # No weights are published, because the user chooses among these trials.
             for number, tags in front_tags(best, trials).items():
                 recorder.tag(number, tags)
+            lost = lost_weights(sweep.paths, spec, [weights_of(one, trials) for one in best])
+            published = _Published(missing_weights=lost)
         else:
             say("exporting the best weights")
             published = _publish_best(sweep, best[0], trials)

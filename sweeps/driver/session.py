@@ -29,7 +29,7 @@ from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.over_seeds import origins, repeats_of
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search
 from sweeps.ledger.warm_start import collect_warm_start
-from sweeps.paths import SweepPaths, program_name
+from sweeps.paths import SweepPaths
 from sweeps.policies.confirmation import (
     Confirmation,
     follow,
@@ -355,7 +355,7 @@ def _find_lost_runs(paths: SweepPaths, spec: SweepSpec, ledger: Ledger) -> str |
     reset_trials(paths.outbox, lost)
     if not found:
         return None
-    command = paths.command("sync", "--verify", program=program_name())
+    command = paths.command("sync", "--verify")
     return "; ".join(Missing.of(found).sentences(1 + len(trials), command))
 
 

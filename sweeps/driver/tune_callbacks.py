@@ -44,7 +44,7 @@ from sweeps.engine.ray_compat.tune_internals import (
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import WOULD_STOP
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
+from sweeps.ledger.ledger import ACCUMULATION, LACKS_MODEL, SIGNALS, Ledger
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
     INFRASTRUCTURE_FAILURES,
@@ -70,6 +70,7 @@ _DROPPED_RESULT_KEYS = (
     "rows",
     "metrics",
     "signals",
+    "lacks_model",
     "resolved",
     "saved",
     "step",
@@ -162,7 +163,7 @@ class TuneEventHandler(Callback):
         # The hang of each trial whose worker this driver killed; None: the user stopped the trial.
         self._killed: dict[int, Hang | None] = {}
         self._deadlines: dict[int, float] = {}  # of trials that the user stops
-        self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit)
+        self._failures = RepeatedFailureDetector(spec.failures.same_failure_limit, spec.space)
         self.num_finished = 0
         """How many trials have ended. Some ends may be queued until `flush`."""
 
@@ -299,6 +300,8 @@ class TuneEventHandler(Callback):
         if report.signals not in (None, self._signals.setdefault(number, [])):
             # An empty list is written, too: it clears earlier signals.
             report.notes[SIGNALS] = self._signals[number] = report.signals
+        if report.lacks_model and not trial.config.get("lacks_model"):
+            report.notes[LACKS_MODEL] = trial.config["lacks_model"] = True
         if trial.config.get("exempt"):
             self._note_exemption(trial, report)
         self._event_writer.record_worker_info(report)

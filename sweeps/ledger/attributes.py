@@ -26,6 +26,8 @@ ABORT = "stopped_itself"
 """A study attribute: the failure for which the last driver stopped the sweep; null: for none."""
 SIGNALS = "signals"
 """A trial attribute: the health signals of its last report."""
+LACKS_MODEL = "lacks_model"
+"""A trial attribute: that a custom loop saves a state without a model, so none can be exported."""
 LOST_WORKERS = "lost_workers"
 """A trial attribute: why workers were lost that another one replaced, in sentences."""
 MOST_LOST_WORKERS = 20
@@ -161,6 +163,7 @@ def trial_fields(
         "best_step": progress.get("best_step"),
         "best_epoch": progress.get("best_epoch"),
         "signals": tuple(attributes[SIGNALS]) if SIGNALS in attributes else None,
+        "lacks_model": bool(attributes.get(LACKS_MODEL, False)),
         "lost_workers": tuple(printable(str(one)) for one in attributes.get(LOST_WORKERS, ())),
         "accumulation": attributes.get(ACCUMULATION),
         "finish_order": attributes.get(ENDED, 0),

@@ -25,6 +25,7 @@ from sweeps.ledger.attributes import (
     ENDED,
     EXEMPT,
     GENERATION,
+    LACKS_MODEL,
     LINEAGE,
     LOST_WORKERS,
     MOST_LOST_WORKERS,
@@ -56,6 +57,7 @@ from trainable.config import Mode
 
 __all__ = [
     "ACCUMULATION",
+    "LACKS_MODEL",
     "SIGNALS",
     "Ending",
     "Ledger",

@@ -59,6 +59,8 @@ class TrialSummary:
     best_epoch: int | None = None
     signals: tuple[str, ...] | None = None
     """The health signals of its last report, in sentences; None if it never had any."""
+    lacks_model: bool = False
+    """Whether its checkpoints have no model: those of a custom loop that yields none."""
     lost_workers: tuple[str, ...] = ()
     """Why workers were lost that another one replaced, the earliest first."""
     accumulation: int | None = None

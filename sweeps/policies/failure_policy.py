@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from sweeps.ledger.failure_kinds import PARAMETER_FAILURES, kind_of
+from sweeps.ledger.failure_kinds import PARAMETER_FAILURES, is_of_parameters, kind_of
 
 INFRASTRUCTURE_FAILURES = {"storage", "fenced"}
 """Kinds of failures after which a trial stays unfinished. It resumes once the cause is removed."""
@@ -148,16 +149,18 @@ class RepeatedFailureDetector:
 
     Args:
         limit: How many in a row are too many; 0 for no limit.
+        searched: The keys of the space, of whose values a failure may be the result.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, searched: Collection[str] = ()) -> None:
         self._limit = limit
+        self._searched = searched
         self._numbers: dict[tuple[str, str], list[int]] = {}
         self.abort_reason: RepeatedFailure | None = None
 
     def failed(self, number: int, failure: Failure) -> None:
         """Record that a trial failed."""
-        if failure.kind in PARAMETER_FAILURES:
+        if is_of_parameters(failure.reason, self._searched):
             return
         numbers = self._numbers.setdefault(failure.signature, [])
         numbers.append(number)

@@ -189,13 +189,13 @@ def _fault(
         return (
             f"trial {number} is one of up to {spec.repeats.seeds} seeds of its configuration, "
             "which counts only with all of them; a single seed is not finished; use its best "
-            f"checkpoint: {paths.command('best', '--trial', str(number), '--export', 'DIR')}"
+            f"checkpoint: {paths.command('best', '--trial', str(number))}"
         )
     if spec.early_stopping.rule.is_population:
         return (
             f"trial {number} is a member of a population ({spec.early_stopping.scheduler}), whose "
             "members train together; a single member cannot be finished; use its best checkpoint: "
-            f"{paths.command('best', '--trial', str(number), '--export', 'DIR')}"
+            f"{paths.command('best', '--trial', str(number))}"
         )
     return _fault_of_files(paths, spec, trial)
 

@@ -114,8 +114,10 @@ def _parameters(params: Mapping[str, Any]) -> str:
 def _checkpoint(record: TrialSummary, spec: SweepSpec) -> str | None:
     if record.best_step is None:
         return None
-    command = f"sweep best {spec.name} --trial {record.number} --export DIR"
     at = f"{spec.budget.report_word} {record.best_epoch}, step {record.best_step}"
+    if record.lacks_model:
+        return at
+    command = f"sweep best {spec.name} --trial {record.number} --export DIR"
     return f"{at}; export: {_code(command)}"
 
 

@@ -18,7 +18,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.formatting import joined
 from sweeps.ledger.ranking import front
 from sweeps.ledger.trials import TrialRecord, count_trials
-from sweeps.paths import SweepPaths
+from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.recording.locked_recorder import LockedRecorder
 from tracking.recorder import Recorder, Status
 
@@ -171,7 +171,7 @@ class Notifier:
             "params": None if trial is None else params,
             "trials": counts,
             "reason": reason,
-            "command": self._paths.command(_COMMANDS[event], *words),
+            "command": self._paths.command(_COMMANDS[event], *words, program=PROGRAM),
             "text": text,
         }
         self._queue(key, body)

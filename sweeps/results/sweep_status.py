@@ -16,6 +16,7 @@ from typing import Any
 
 from sweeps.checkpoint_locations import (
     best_generation,
+    lost_weights,
     saved_generation,
     trial_files,
     trial_store,
@@ -199,7 +200,7 @@ class SweepStatus:
             best=best,
             num_retryable=num_retryable(self.spec, self.records),
             can_finish=len(best) == 1 and can_offer_finish(self.spec, best[0], self.records),
-            lost_weights=self.lost_weights(best[0]) if len(best) == 1 else None,
+            lost_weights=self.lost_weights(*best),
             num_trials=len(of_search(self.records)),
             max_trials=self.spec.max_trials(2 * len(of_search(self.records))),
             num_left=self.num_left,
@@ -220,16 +221,9 @@ class SweepStatus:
         count = self.delivered.notifications
         return Undelivered(count, None) if count and self.spec.notify.webhook else None
 
-    def lost_weights(self, record: TrialSummary) -> str | None:
-        """Why there are no weights of a trial's best value.
-
-        None if there are, or if they are in an object store, which is not asked here.
-        """
-        if self.spec.storage.checkpoints is not None:
-            return None
-        record = self.weights_of(record)
-        found = best_generation(self.paths, self.spec, record)
-        return found if isinstance(found, str) else None
+    def lost_weights(self, *records: TrialSummary) -> str | None:
+        """Return why none of these trials has weights: see `checkpoint_locations`."""
+        return lost_weights(self.paths, self.spec, [*map(self.weights_of, records)])
 
     def trial_state(self, record: TrialSummary) -> str:
         """A trial's state; an unfinished trial without a worker is `waiting`."""

@@ -30,7 +30,7 @@ from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
 from sweeps.ledger.ledger import Ledger, TrialRecord
 from sweeps.ledger.over_seeds import next_seed
 from sweeps.ledger.trials import of_search
-from sweeps.paths import SweepPaths
+from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.seeds_as_one import origins_in
 from sweeps.search.suggest import Suggester
@@ -204,7 +204,7 @@ class LedgerSearcher(Searcher):
         """
         config = self._spec.trial_config(trial.seed, trial.params)
         if self._max_workers is not None and config.workers > self._max_workers:
-            again = self._paths.command("retry", "--trial", str(trial.number))
+            again = self._paths.command("retry", "--trial", str(trial.number), program=PROGRAM)
             remedy = f"run it again where they do, with: {again}"
             raise SpecError(
                 [does_not_fit(trial.number, config.workers, self._max_workers, remedy)]

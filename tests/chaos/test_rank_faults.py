@@ -1,7 +1,8 @@
 """Rows 37 and 40 to 46: a process of a trial with several is killed, stopped or slow; shards.
 
-Every trial here has two ranks, each a process of its own. What must not live here: killed runs
-that no sweep has started (`test_resume_matrix.py`).
+Every trial here has two ranks, each a process of its own; three where it saves in shards, since
+a sum of two numbers is the same in either order. What must not live here: killed runs that no
+sweep has started (`test_resume_matrix.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ _GONE_SECONDS = 10.0
 _STEP_SECONDS = 8
 _ON_FIRST_ALONE = RANKED.replace(":Ranked", ":Probe")
 """The task has an `evaluate()` of its own: the first rank evaluates, and the others wait."""
-_SHARDED = RANKED.replace("precision: fp16}", "precision: fp32, sharding: fsdp}")
-"""Each rank holds and saves a part of the model."""
+_SHARDED = RANKED.replace("precision: fp16}", "precision: fp32, sharding: fsdp}").replace(
+    "workers: 2, cpu: 1", "workers: 3, cpu: 0.5"
+)
+"""Each of three ranks holds and saves a part of the model."""
 
 
 @pytest.fixture
@@ -227,9 +230,8 @@ def test_row_45_damaged_shard_falls_back_to_previous(
     sandbox: Sandbox, references: References
 ) -> None:
     """Once each: the trial resumes from the checkpoint before, and is interrupted again."""
-    assert "fsdp" in sandbox.spec
     reference = references.of(_SHARDED)
-    files = ("shard-00000.pt", "shard-00001.pt", "state.pt")
+    files = (*(f"shard-0000{rank}.pt" for rank in range(3)), "state.pt")
     checkpoints = sandbox.paths.trial(0) / "checkpoints"
     driver, _ = sandbox.run_to("forward.1", 4 * MICRO_BATCHES + 1)
     for name in files:
@@ -257,14 +259,15 @@ def test_row_46_rank_killed_between_shard_and_manifest(
     sandbox: Sandbox, references: References
 ) -> None:
     """The checkpoint is not visible, and no file of it is left."""
+    assert "workers: 3" in sandbox.spec
     reference = references.of(_SHARDED)
     checkpoints = sandbox.paths.trial(0) / "checkpoints"
-    place = sandbox.probe.hold("shard.1", 2)
+    place = sandbox.probe.hold("shard.2", 2)
     driver = sandbox.run()
-    for victim in (1, 0):
+    for victim in (2, 0):
         held = driver.until_held(place)
         assert held == sandbox.probe.rank(victim)
-        driver.until(lambda: sandbox.probe.count("shard.0") == sandbox.probe.count("shard.1"))
+        driver.until(lambda: len({sandbox.probe.count(f"shard.{rank}") for rank in range(3)}) == 1)
         begun = {shard.parent.name for shard in checkpoints.rglob(".writing-*/**/shard-*.pt")}
         assert len(begun) == 1
         assert not begun & {path.name for path in _generations(checkpoints)}

@@ -15,9 +15,9 @@ name: numbers
 task: {{name: "ranks_task:Ranked", directory: {directory}, what: nothing}}
 metric: val/loss
 mode: min
-trials: 3
+trials: 2
 budget: {{epochs: 6}}
-space: {{{workers}: {{choice: [2, 1]}}, train.optimizer.lr: {{choice: [0.1, 0.2]}}}}
+space: {{{workers}: {{choice: [2, 1]}}}}
 search: {{sampler: grid, try_first: []}}
 train: {{batch_size: 8}}
 resources: {{cpu: 1, gpu: 0}}
@@ -36,10 +36,10 @@ def test_each_trial_has_its_number_of_ranks(module_cli: CommandLine) -> None:
     assert driver.wait(scaled(60)) == 130, "it ended before it was interrupted"
     cli.ok("resume", "numbers")
     trials = cli.json("trials", "numbers")
-    assert [one["state"] for one in trials] == ["complete"] * 3
-    assert [one["params"][WORKERS] for one in trials] == [2, 2, 1]
+    assert [one["state"] for one in trials] == ["complete"] * 2
+    assert [one["params"][WORKERS] for one in trials] == [2, 1]
     assert trials[0]["attempts"] == 2
-    for number, workers in ((0, 2), (2, 1)):
+    for number, workers in ((0, 2), (1, 1)):
         shown = cli.json("show", "numbers", str(number))
         assert shown["workers"] == (workers if workers > 1 else None)
         logged = cli.ok("logs", "numbers", str(number))

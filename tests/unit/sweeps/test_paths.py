@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from sqlalchemy import make_url
 
 from sweeps.errors import UserError
 from sweeps.paths import (
+    PROGRAM,
     ROOT_VARIABLE,
     SweepPaths,
     list_sweeps,
@@ -57,6 +59,29 @@ def test_unknown_home_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) ->
     ):
         resolve_root(None if given == "variable" else Path("~no-such-user/runs"))
     assert SweepPaths(Path("/r"), "a").command("status") == "sweep status a --root /r"
+
+
+@pytest.mark.parametrize(
+    ("started", "program"),
+    [
+        ("other/bin/sweep", "other/bin/sweep"),  # of an environment that is not activated
+        ("bin/sweep", "sweep"),  # the one on PATH
+        ("train.py", "sweep"),  # a script that imports the API
+        ("gone/sweep", "sweep"),
+    ],
+)
+def test_command_starts_the_program_that_said_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str, program: str
+) -> None:
+    for place in ("bin/sweep", "other/bin/sweep", "train.py"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / started)])
+    paths = SweepPaths(tmp_path / "runs", "a")
+    assert paths.command("status") == f"{program} status a"
+    assert paths.command("status", program=PROGRAM) == "sweep status a"
 
 
 def test_root_that_is_not_text_is_refused(tmp_path: Path) -> None:

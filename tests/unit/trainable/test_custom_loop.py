@@ -20,7 +20,13 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.diagnostics import MEASURED
-from trainable.errors import CheckpointError, ConfigError, NonFiniteMetric, TaskError
+from trainable.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteMetric,
+    TaskError,
+    WithoutEffect,
+)
 from trainable.export import export_weights
 from trainable.inspect_task import inspect_config
 from trainable.metrics_file import read_rows
@@ -537,7 +543,7 @@ def _first(directory, *searched, **arguments):
 
 
 def test_unread_searched_key_fails_the_first_report(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.schedule\.warmup was searched.*`when`"):
+    with pytest.raises(WithoutEffect, match=r"train\.schedule\.warmup: was searched.*`when`"):
         _first(tmp_path / "a", "train.optimizer.lr", "train.schedule.warmup")
     assert read_rows(tmp_path / "a") == []
     with pytest.raises(ConfigError, match=r"read config\.task\.late before the first yield"):

@@ -4,6 +4,7 @@ micro-batches.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.time_limits import Deadline
+from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import WindowPlan
 from trainable.earlier_configs import read_earlier
+from trainable.errors import OutOfMemory
 from trainable.memory import finer_accumulation, is_out_of_memory
 from trainable.metrics_file import read_rows
 from trainable.ray_adapter import TuneTrial
@@ -125,6 +129,30 @@ def test_resumes_from_the_newest_checkpoint(
     assert "from step 3 with 2" in (tmp_path / "trial.log").read_text()
     (earlier,) = read_earlier(tmp_path)
     assert (earlier.until, earlier.config.train.accumulation) == (3, 1)
+
+
+def test_save_that_fails_with_the_step_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where ranks write a checkpoint together, and one runs out of memory in the next step."""
+    commit, failed = CheckpointStore._commit, []
+
+    def failing(*store_and_state: Any, step: int, **more: Any) -> None:
+        if step == 3 and not failed:
+            deadline = Deadline(60)
+            while len(seen) < 4 and not deadline.passed:
+                time.sleep(0.001)
+            failed.append(step)
+            raise OutOfMemory("rank 1: CUDA out of memory")
+        commit(*store_and_state, step=step, **more)
+
+    monkeypatch.setattr(CheckpointStore, "_commit", failing)
+    trial = _trial(tmp_path, halve_batch=True)
+    assert "accumulation" not in trial.step()  # the first epoch's three steps
+    monkeypatch.setattr(Greedy, "limit", 8)
+    assert [r.get("accumulation") for r in _run(trial)] == [2, 2]  # both epochs
+    assert failed
+    assert "from step 2 with 2" in (tmp_path / "trial.log").read_text()
 
 
 def test_single_sample_that_does_not_fit_ends_the_run(

@@ -14,7 +14,13 @@ from torch import Tensor
 from tests.unit.trainable.test_objects import Bucket
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
-from trainable.errors import StorageError
+from trainable.errors import (
+    OutOfMemory,
+    RankFailed,
+    RankLost,
+    StorageError,
+    TrainingError,
+)
 from trainable.ranks import Ranks
 from trainable.shard_files import ShardGroup, Shards
 from trainable.sharded_state import SHARDS, cut, joined, split
@@ -182,6 +188,25 @@ def test_rank_that_cannot_write_fails_the_save(files: Files, tmp_path: Path) -> 
     assert (failure["errno"], failure["host"]) == (28, "other")
     assert [found.step for found in CheckpointStore(tmp_path, files=files).generations()] == [1]
     store.close()
+
+
+@pytest.mark.parametrize("error", [RankLost("rank 1"), OutOfMemory("rank 1"), RankFailed("")])
+def test_save_fails_as_the_other_rank_has(tmp_path: Path, error: TrainingError) -> None:
+    files = _files("local", tmp_path)
+    store, first = _store(files, tmp_path), _First(files)
+
+    def gather_plain(value: Any) -> list[Any]:
+        del value
+        raise error
+
+    first.gather_plain = gather_plain  # type: ignore[method-assign]
+    store.shard_group = ShardGroup(files, first)
+    store.save(lambda: _taken_apart(0), step=2, reports=2)
+    with pytest.raises(type(error)) as raised:
+        store.wait()
+    assert raised.value is error
+    store.close()
+    assert not CheckpointStore(tmp_path, files=files).generations()
 
 
 def test_shards_are_inherited_and_copied(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_sweep_at_its_limit_suggests_no_more_trials(tmp_path: Path) -> None:
         exit_code=NO_SUCCESS, num_trials=4, max_trials=4, failure=SweepFailure("none")
     )
     for outcome, last in (
-        (failed, "run FILE --name NAME\n"),
+        (failed, "run FILE --name NAME --root .*\n"),
         (replace(failed, num_left=1), "resume small --root .*\n"),
         (replace(failed, max_trials=8), "resume small -s trials=8 --root .*\n"),
     ):
@@ -67,7 +67,7 @@ def test_fixed_settings_need_a_new_sweep(tmp_path: Path, key: str, is_new: bool)
                 ),
                 tmp_path,
             )
-            last = ", then start a new sweep with:\n.* run FILE --name NAME\n$"
+            last = ", then start a new sweep with:\n.* run FILE --name NAME --root .*\n$"
             assert bool(re.search(last, said)) is is_new, said
 
 

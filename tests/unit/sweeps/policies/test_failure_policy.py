@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,15 @@ from sweeps.policies.failure_policy import (
     Failure,
     RepeatedFailureDetector,
 )
+from trainable.errors import (
+    AllCheckpointsDamaged,
+    ConfigError,
+    NonFiniteLoss,
+    OutOfMemory,
+    TaskError,
+    WithoutEffect,
+)
+from trainable.trial_failure import failure_of
 
 RAISED = Failure("error", "ValueError: out of cheese", "Traceback ...", "task.py:7")
 
@@ -64,11 +74,24 @@ def test_failures_of_any_rank_are_counted_together() -> None:
     assert policy.abort_reason.numbers == (0, 1, 2)
 
 
-@pytest.mark.parametrize("kind", ["non_finite", "oom"])
-def test_failures_caused_by_parameters_do_not_count(kind: str) -> None:
-    policy = RepeatedFailureDetector(2)
-    _tell(policy, [Failure(kind, f"{kind}: ...", "", "step.py:1")] * 5)
-    assert policy.abort_reason is None
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (NonFiniteLoss(3, math.nan), False),
+        (OutOfMemory("7 GiB"), False),
+        (ConfigError("512, and there are 100 samples", key="train.batch_size"), False),
+        (ConfigError("bf16, and this device has none", key="train.precision"), True),
+        (ConfigError("width is 6"), True),
+        (WithoutEffect("was searched, and run did not read it", key="train.batch_size"), True),
+        (TaskError("loss() returned None"), True),
+        (AllCheckpointsDamaged("step 3"), True),
+        (ValueError("train.batch_size: out of cheese"), True),
+    ],
+)
+def test_failures_that_parameters_cause_do_not_count(error: Exception, counts: bool) -> None:
+    policy = RepeatedFailureDetector(2, searched={"train.batch_size"})
+    _tell(policy, [Failure(**failure_of(error))] * 2)
+    assert (policy.abort_reason is not None) is counts
 
 
 def test_limit_of_one_stops_at_the_first_and_none_never() -> None:
