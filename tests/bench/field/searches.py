@@ -17,6 +17,7 @@ from sweeps.config.space import Distribution
 from tests.bench.curves import compare
 from tests.bench.curves.pool import Mapped, PooledOurs
 from tests.bench.field.grounds import Ground, Round
+from tests.bench.field.limits import LIMITS
 from tests.bench.field.played import OneEpochThenTop, PlayedSide, RandomPoints
 from tests.bench.field.process import PeerProcess, make_environment
 from tests.bench.quality_cases import ASHA
@@ -125,5 +126,6 @@ IN_PROCESS: dict[str, Make] = {
     },
 }
 SEARCHES = (*IN_PROCESS, *PROGRAMS)
-OURS = tuple(name for name in IN_PROCESS if name.startswith("ours"))
+IN_PROCESS.update(LIMITS)  # measured only if asked for
+OURS = tuple(name for name in SEARCHES if name.startswith("ours"))
 PEERS = tuple(name for name in SEARCHES if name not in OURS)
