@@ -60,7 +60,7 @@ class TrialHistory(Protocol):
         """Whether less is better for the first metric."""
 
     def frozen_trials(self) -> list[FrozenTrial]:
-        """Return all trials in the form of Optuna."""
+        """Return all trials in the form of Optuna; one that has changed is another object."""
 
 
 class ShownTrials:
@@ -83,11 +83,10 @@ class ShownTrials:
         self._seeds = repeats_of(spec)
         self.warm_start = list(self._earlier(ledger.warm_start))
         """The trials of a warm start, as points of the space."""
-        # What never changes is kept, by position: parameters, trials that have ended, and paused
-        # ones until they have another report.
+        # By position: the point of a trial, which never changes, and what the trial was and how it
+        # was shown.
         self._points: dict[int, dict[str, Any] | None] = {}
-        self._ended: dict[int, FrozenTrial] = {}
-        self._paused: dict[int, tuple[Any, FrozenTrial]] = {}
+        self._shown: dict[int, tuple[FrozenTrial, FrozenTrial]] = {}
         self._extra: list[int] = []  # by number: why a trial exists never changes
         self._num_seen = 0
 
@@ -130,8 +129,8 @@ class ShownTrials:
         """
         if self._spec.search.sampler in LEARN_NOTHING:
             return self.warm_start
-        others = (trial for trial in self.of_search() if trial.number != but)
-        return [*self.warm_start, *map(self.as_point, others)]
+        trials = self.of_search()
+        return [*self.warm_start, *map(self.as_point, trials[:but] + trials[but + 1 :])]
 
     def for_sampler(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
         """Return trials as a sampler receives them.
@@ -180,12 +179,10 @@ class ShownTrials:
 
     def as_point(self, trial: FrozenTrial) -> FrozenTrial:
         """Return a trial of the search as a point of the space; one outside as a failed one."""
-        if trial.number in self._ended:
-            return self._ended[trial.number]
-        reported = trial.state, trial.intermediate_values, len(trial.user_attrs)
-        if (paused := self._paused.get(trial.number)) and paused[0] == reported:
-            return paused[1]
-        shown, is_paused = trial, self._is_paused(trial)
+        known = self._shown.get(trial.number)
+        if known is not None and (known[0] is trial or known[0].state.is_finished()):
+            return known[1]
+        shown = trial
         if trial.number not in self._points:
             self._points[trial.number] = self.point_of(trial)
         params = self._points[trial.number]
@@ -198,16 +195,13 @@ class ShownTrials:
             shown.params, shown.distributions = params or {}, distributions
             if params is None:
                 shown.state, shown.values = TrialState.FAIL, None
-        if is_paused and params is not None:
+        if params is not None and self._is_paused(trial):
             shown = copy.copy(shown)
             shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
         if self.warm_start:
             shown = copy.copy(shown)
             shown.number += len(self.warm_start)
-        if trial.state.is_finished():
-            self._ended[trial.number] = shown
-        elif is_paused:
-            self._paused[trial.number] = copy.deepcopy(reported), shown
+        self._shown[trial.number] = trial, shown
         return shown
 
     def _is_paused(self, trial: FrozenTrial) -> bool:
