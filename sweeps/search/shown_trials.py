@@ -149,8 +149,8 @@ class ShownTrials:
             startup=self._spec.search.startup_trials,
             directions=self._ledger.directions,
         )
-        if isinstance(sampler, TPESampler):
-            return modelled_trials(received, self._ledger.directions)
+        if isinstance(sampler, TPESampler) and len(self._ledger.directions) == 1:
+            return modelled_trials(received, minimize=self._ledger.minimize)
         return received
 
     def _as_they_compare(

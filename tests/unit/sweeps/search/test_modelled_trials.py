@@ -8,7 +8,6 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import parse_spec
@@ -31,7 +30,6 @@ search: {sampler: tpe, startup_trials: 5}
 early_stopping: {scheduler: none}
 """
 SPACE: dict[str, Any] = {"x": optuna.distributions.FloatDistribution(0, 1)}
-LOW, HIGH = [StudyDirection.MINIMIZE], [StudyDirection.MAXIMIZE]
 COMPLETE, PRUNED, RUNNING, FAIL = (
     TrialState.COMPLETE,
     TrialState.PRUNED,
@@ -69,22 +67,22 @@ def _best_by_optuna(trials: list[FrozenTrial], minimize: bool) -> list[int]:
 
 def test_few_trials_are_all_shown() -> None:
     trials = _history(MOST_MODELLED, states=(COMPLETE, PRUNED))
-    assert modelled_trials(trials, LOW) == trials
+    assert modelled_trials(trials, minimize=True) == trials
     more = [*trials, *_history(50, states=(RUNNING, FAIL))]
-    assert modelled_trials(more, LOW) == more, "those that run or failed do not count"
+    assert modelled_trials(more, minimize=True) == more, "those that run or failed do not count"
 
 
 @pytest.mark.parametrize("minimize", [True, False])
 @pytest.mark.parametrize("states", [(COMPLETE, PRUNED, RUNNING, FAIL), (PRUNED,)])
 def test_best_trials_are_the_ones_that_optuna_takes(minimize, states) -> None:
-    trials = _history(1500, states=states)
-    shown = modelled_trials(trials, LOW if minimize else HIGH, most=300)
+    trials = _history(MOST_MODELLED + 500, states=states)
+    shown = modelled_trials(trials, minimize=minimize, most=300)
     assert _best_by_optuna(shown, minimize) == _best_by_optuna(trials, minimize)
 
 
 def test_others_are_chosen_evenly_and_in_order() -> None:
     trials = _history(4000)
-    shown = modelled_trials(trials, LOW, most=400)
+    shown = modelled_trials(trials, minimize=True, most=400)
     numbers = [one.number for one in shown]
     assert numbers == sorted(set(numbers))
     assert sum(one.state in (COMPLETE, PRUNED) for one in shown) == 400
