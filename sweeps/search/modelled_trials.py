@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-MOST_MODELLED = 3_000
+MOST_MODELLED = 2_000
 """So many ended trials TPE receives at most. Those left out look untried to it: in a space of two
 parameters it suggests points near them again."""
 _BEST = 25
