@@ -57,7 +57,7 @@ class _OfEachTrial(Generic[_T]):
         before = zip(trials, self._trials, self._found, strict=False)
         found = [one if trial is seen else compute(trial) for trial, seen, one in before]
         found += map(compute, trials[len(found) :])
-        self._trials, self._found = trials, found
+        self._trials, self._found = list(trials), found
         return found
 
 
