@@ -117,8 +117,10 @@ class Ledger(StudyRecord):
         self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
         super().__init__(location, study, storage)
-        # This also fills the study's cache, which knows only trials that it has read.
-        trials = study.get_trials(deepcopy=False)
+        # Only this process writes, so that trials are read again which a method has looked up.
+        self._known: dict[int, FrozenTrial] = {}
+        self._looked_up: set[int] | None = None  # by Optuna's id; None: all are read
+        trials = self.frozen_trials()
         # A trial that was reopened has given its number back, but later ends keep theirs.
         self._ends = max(
             sum(trial.state.is_finished() for trial in trials),
@@ -219,13 +221,19 @@ class Ledger(StudyRecord):
     @translated
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in the order of their numbers."""
-        trials = [self._record(trial) for trial in self._study.get_trials(deepcopy=False)]
-        return with_seeds(trials, self.repeats)
+        return with_seeds([*map(self._record, self.frozen_trials())], self.repeats)
 
     @translated
     def frozen_trials(self) -> list[FrozenTrial]:
-        """Return all trials as Optuna's objects, for Optuna's figures."""
-        return self._study.get_trials(deepcopy=False)
+        """Return all trials as Optuna's objects, in the order of their numbers.
+
+        A trial that has not changed since the last call is the same object.
+        """
+        if self._looked_up is None or self._looked_up:
+            found = self._storage.read_trials(self._study_id, self._looked_up)
+            self._known.update((trial.number, trial) for trial in found)
+            self._looked_up = set()
+        return list(self._known.values())
 
     @translated
     def trial(self, number: int) -> TrialRecord:
@@ -273,8 +281,7 @@ class Ledger(StudyRecord):
             user_attrs=first | {key: one for key, one in known.items() if one is not None},
             system_attrs=dict(suggestion.system_attrs),
         )
-        trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
-        return self._record(self._storage.get_trial(trial_id))
+        return self._create(trial)
 
     @in_transaction
     def add_extra(
@@ -303,8 +310,7 @@ class Ledger(StudyRecord):
             distributions=dict(known.distributions),
             user_attrs={**role_attributes(role, origin, seed_index, split=split), **kept},
         )
-        trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
-        return self._record(self._storage.get_trial(trial_id))
+        return self._create(trial)
 
     @in_transaction
     def complete(self, number: int, suggestion: Suggestion) -> TrialRecord:
@@ -536,7 +542,6 @@ class Ledger(StudyRecord):
         for key, value in attributes.items():
             self._storage.set_trial_user_attr(self._id(number), key, value)
         self._study.set_user_attr("concluded", 0)
-        self._reload()
         return self.trial(number)
 
     @in_transaction
@@ -559,12 +564,24 @@ class Ledger(StudyRecord):
             progress |= {"best_epoch": best, "best_step": steps[best]}
         return progress
 
-    def _reload(self) -> None:
-        """Read the study again: Optuna never reads a trial again that it has seen ended."""
-        self._study = optuna.load_study(storage=self._storage, study_name=self._study.study_name)
+    def _create(self, trial: FrozenTrial) -> TrialRecord:
+        trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
+        return self._record(self._storage.get_trial(self._look_up(trial_id)))
 
     def _id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        storage = self._storage
+        return self._look_up(
+            storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        )
+
+    def _look_up(self, trial_id: int) -> int:
+        """Return an id of Optuna, whose trial may change from now on."""
+        if self._looked_up is not None:
+            self._looked_up.add(trial_id)
+        return trial_id
+
+    def _forget(self) -> None:
+        self._known, self._looked_up = {}, None
 
     @staticmethod
     def _attempts(trial: FrozenTrial) -> int:

@@ -25,8 +25,9 @@ def best_reports(
 
     A report with a value that is not finite is never the best.
     """
-    finite = [tuple(reports[epoch]) for epoch in sorted(reports) if is_finite(reports[epoch])]
-    return (min if minimize else max)(finite, key=operator.itemgetter(0), default=None)
+    finite = filter(is_finite, map(reports.__getitem__, sorted(reports)))
+    best = (min if minimize else max)(finite, key=operator.itemgetter(0), default=None)
+    return None if best is None else tuple(best)
 
 
 def value_of(

@@ -105,7 +105,14 @@ class StudyRecord:
             work: Runs again if the database becomes unavailable meanwhile.
         """
         with self._mutex, translate_errors(self.location):
-            return self._storage.transact(work)
+            try:
+                return self._storage.transact(work)
+            except BaseException:
+                self._forget()
+                raise
+
+    def _forget(self) -> None:
+        """Forget what was read within a transaction that failed."""
 
     @property
     @translated
@@ -175,7 +182,7 @@ class StudyRecord:
     @in_transaction
     def mark_published(self) -> None:
         """Record that the outbox holds everything about the trials so far."""
-        self._study.set_user_attr("concluded", len(self._study.get_trials(deepcopy=False)))
+        self._study.set_user_attr("concluded", self._storage.get_n_trials(self._study_id))
 
     @property
     @translated

@@ -6,7 +6,7 @@ What must not live here: transactions, and what is cached of a trial (`ledger.st
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import optuna
@@ -60,6 +60,15 @@ class EditableParamsStorage(optuna.storages.RDBStorage):
             self.scoped_session.configure(
                 bind=self.engine, join_transaction_mode="conditional_savepoint"
             )
+
+    def read_trials(self, study_id: int, ids: Set[int] | None) -> list[FrozenTrial]:
+        """Return trials of a study by Optuna's ids, in their order; None: all trials.
+
+        Optuna's own cache reads each unfinished trial again whenever it is asked.
+        """
+        if ids is None:
+            return self._get_trials(study_id, None, set(), -1)
+        return self._get_trials(study_id, None, set(ids), max(ids))
 
     def reopen_trial(self, trial_id: int, *, last_report: int, drop: Iterable[str]) -> None:
         """Make an ended trial without a value RUNNING again, for which Optuna has no method.

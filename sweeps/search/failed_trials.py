@@ -42,7 +42,12 @@ def failures_as_worst(
         startup: While fewer trials have ended with a result, all are returned unchanged.
         directions: The direction of each metric.
     """
-    failed = {place for place, trial in enumerate(trials) if _failed_by_itself(trial)}
+    fail = TrialState.FAIL  # looking it up for each trial would take long
+    failed = {
+        place
+        for place, trial in enumerate(trials)
+        if trial.state == fail and _is_of_parameters(trial)
+    }
     states = _results_of(sampler)
     results = [trial for trial in trials if trial.state in states] if failed else []
     if len(results) < max(1, startup):
@@ -68,13 +73,9 @@ def _results_of(sampler: BaseSampler) -> tuple[TrialState, ...]:
     return ()
 
 
-def _failed_by_itself(trial: FrozenTrial) -> bool:
+def _is_of_parameters(failed: FrozenTrial) -> bool:
     # A trial outside the search space is shown as a failed one without parameters.
-    return (
-        trial.state == TrialState.FAIL
-        and bool(trial.params)
-        and may_be_of_parameters(trial.user_attrs.get("reason"))
-    )
+    return bool(failed.params) and may_be_of_parameters(failed.user_attrs.get("reason"))
 
 
 def _as_worst(trial: FrozenTrial, worst: list[float] | None) -> FrozenTrial:

@@ -44,7 +44,8 @@ _PLAIN = {"Any", "Literal", "Mapping", "None", "Optional", "Sequence", "Union"}
 """Capitalized names in annotations of types that YAML can express."""
 _FEWEST_SOURCES = 10  # CMA-ES takes the best tenth of them
 _TPE_EVERY = 2
-"""With `gp`, one suggestion in so many is one of TPE."""
+"""With `gp`, one suggestion in so many is one of TPE. It finds another optimum where GP's model
+believes in a wrong one."""
 _PACKAGES = {"cmaes": "cmaes", "gp": "torch", "qmc": "scipy"}
 """The package that a sampler needs besides Optuna."""
 
@@ -112,9 +113,10 @@ class Samplers:
             warnings.simplefilter("ignore", FutureWarning)
             if self._sampler == "grid":
                 return self._of_grid(number, seed, tried)
-            if self._sampler == "gp" and number % _TPE_EVERY == _TPE_EVERY - 1:
-                return self._beside_gp(seed)
-            return self._build(number, seed)
+            name, search = self._sampler, self._search
+            if name == "gp" and number % _TPE_EVERY == _TPE_EVERY - 1:
+                name, search = "tpe", search.model_copy(update={"arguments": {}})
+            return self._build(name, search, number, seed)
 
     def _of_grid(self, number: int, seed: int, tried: Set[PointKey]) -> BaseSampler:
         _checked(_GridPoint, self._search, "point")
@@ -123,14 +125,6 @@ class Samplers:
         if point is None:  # parameters that try_first leaves out, or a grid without a free point
             return optuna.samplers.RandomSampler(seed=seed)
         return _GridPoint(point)
-
-    def _beside_gp(self, seed: int) -> BaseSampler:
-        """Return TPE, which finds another optimum where GP's model believes in a wrong one."""
-        return optuna.samplers.TPESampler(
-            seed=seed,
-            n_startup_trials=self._search.startup_trials,
-            group=bool(self._space.conditional),
-        )
 
     def _sources(self) -> list[FrozenTrial]:
         """Return complete trials of earlier sweeps with the parameters that CMA-ES models."""
@@ -152,11 +146,10 @@ class Samplers:
         points = itertools.islice(self._space.grid(), self._trials)
         return {self._space.point_key(point): point for point in points}
 
-    def _build(self, number: int, seed: int) -> BaseSampler:
-        search = self._search
+    def _build(self, name: str, search: SearchConfig, number: int, seed: int) -> BaseSampler:
         given: dict[str, Any] = {"seed": seed, "n_startup_trials": search.startup_trials}
         own: dict[str, Any] = {}
-        match self._sampler:
+        match name:
             case "tpe" if self._space.conditional and search.arguments.get("multivariate", True):
                 given["group"] = True  # parameters of the same trials get a joint model
             case "gp":
@@ -177,7 +170,7 @@ class Samplers:
                     "space": {k: d.to_optuna() for k, d in unconditional},
                     "rest": optuna.samplers.RandomSampler(seed=seed),
                 }
-        kind = _CLASSES.get(self._sampler) or _load(self._sampler)
+        kind = _CLASSES.get(name) or _load(name)
         taken = inspect.signature(kind).parameters
         given = {key: value for key, value in given.items() if key in taken}
         arguments = _checked(kind, search, *own)

@@ -37,7 +37,7 @@ from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.failed_trials import failures_as_worst
 from sweeps.search.modelled_trials import modelled_trials
-from sweeps.search.multi_fidelity import enough_at_a_rung, project_to_rung
+from sweeps.search.multi_fidelity import OneRung, enough_at_a_rung
 from sweeps.search.seeds_as_one import seeds_as_one
 
 SPACE = "gradsweep:space"
@@ -60,7 +60,7 @@ class TrialHistory(Protocol):
         """Whether less is better for the first metric."""
 
     def frozen_trials(self) -> list[FrozenTrial]:
-        """Return all trials in the form of Optuna."""
+        """Return all trials in the form of Optuna; one that has changed is another object."""
 
 
 class ShownTrials:
@@ -74,20 +74,23 @@ class ShownTrials:
     def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
         self._spec = spec
         self._ledger = ledger
-        self._space = spec.search_space()
-        self._distributions = {k: one.to_optuna() for k, one in self._space.ordered()}
-        self.digest = self._space.digest()
+        self.space = spec.search_space()
+        self.distributions = {k: one.to_optuna() for k, one in self.space.ordered()}
+        """The space in Optuna's form."""
+        self.digest = self.space.digest()
         """Identifies the search space; see `SPACE`."""
         self._pauses = make_pausing_rule(spec)
-        self._compared_at = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
+        rungs = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
+        self._rung = (
+            OneRung(rungs, minimize=ledger.minimize, select=spec.select) if rungs else None
+        )
         self._seeds = repeats_of(spec)
         self.warm_start = list(self._earlier(ledger.warm_start))
         """The trials of a warm start, as points of the space."""
-        # What never changes is kept, by position: parameters, trials that have ended, and paused
-        # ones until they have another report.
+        # By position: the point of a trial, which never changes, and what the trial was and how it
+        # was shown.
         self._points: dict[int, dict[str, Any] | None] = {}
-        self._ended: dict[int, FrozenTrial] = {}
-        self._paused: dict[int, tuple[Any, FrozenTrial]] = {}
+        self._shown: dict[int, tuple[FrozenTrial, FrozenTrial]] = {}
         self._extra: list[int] = []  # by number: why a trial exists never changes
         self._num_seen = 0
 
@@ -130,8 +133,8 @@ class ShownTrials:
         """
         if self._spec.search.sampler in LEARN_NOTHING:
             return self.warm_start
-        others = (trial for trial in self.of_search() if trial.number != but)
-        return [*self.warm_start, *map(self.as_point, others)]
+        trials = self.of_search()
+        return [*self.warm_start, *map(self.as_point, trials[:but] + trials[but + 1 :])]
 
     def for_sampler(self, sampler: BaseSampler, shown: list[FrozenTrial]) -> list[FrozenTrial]:
         """Return trials as a sampler receives them.
@@ -160,36 +163,27 @@ class ShownTrials:
         sweep has one value, of its own last epoch, and is not comparable.
         """
         is_ranked_by_value = isinstance(sampler, TPESampler | GPSampler)
-        if not self._compared_at or self.warm_start or not is_ranked_by_value:
+        if self._rung is None or self.warm_start or not is_ranked_by_value:
             return shown
         startup = enough = max(1, self._spec.search.startup_trials)
         if isinstance(sampler, TPESampler):  # GP draws at random until so many trials are complete
-            enough = min(enough, enough_at_a_rung(len(self._distributions)))
-        return project_to_rung(
-            shown,
-            self._compared_at,
-            startup=startup,
-            enough=enough,
-            minimize=self._ledger.minimize,
-            select=self._spec.select,
-        )
+            enough = min(enough, enough_at_a_rung(len(self.distributions)))
+        return self._rung.show(shown, startup=startup, enough=enough)
 
     def point_of(self, trial: FrozenTrial) -> dict[str, Any] | None:
         """Return the parameters of a trial as a point of the space; None: it lies outside."""
-        return self._space.project(self._values(trial))
+        return self.space.project(self._values(trial))
 
     def as_point(self, trial: FrozenTrial) -> FrozenTrial:
         """Return a trial of the search as a point of the space; one outside as a failed one."""
-        if trial.number in self._ended:
-            return self._ended[trial.number]
-        reported = trial.state, trial.intermediate_values, len(trial.user_attrs)
-        if (paused := self._paused.get(trial.number)) and paused[0] == reported:
-            return paused[1]
-        shown, is_paused = trial, self._is_paused(trial)
+        known = self._shown.get(trial.number)
+        if known is not None and (known[0] is trial or known[0].state.is_finished()):
+            return known[1]
+        shown = trial
         if trial.number not in self._points:
             self._points[trial.number] = self.point_of(trial)
         params = self._points[trial.number]
-        distributions = {key: self._distributions[key] for key in params or ()}
+        distributions = {key: self.distributions[key] for key in params or ()}
         digest = trial.system_attrs.get(SPACE, self.digest)
         if (trial.params, trial.distributions, digest) != (params, distributions, self.digest):
             shown = copy.copy(trial)
@@ -198,16 +192,13 @@ class ShownTrials:
             shown.params, shown.distributions = params or {}, distributions
             if params is None:
                 shown.state, shown.values = TrialState.FAIL, None
-        if is_paused and params is not None:
+        if params is not None and self._is_paused(trial):
             shown = copy.copy(shown)
             shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
         if self.warm_start:
             shown = copy.copy(shown)
             shown.number += len(self.warm_start)
-        if trial.state.is_finished():
-            self._ended[trial.number] = shown
-        elif is_paused:
-            self._paused[trial.number] = copy.deepcopy(reported), shown
+        self._shown[trial.number] = trial, shown
         return shown
 
     def _is_paused(self, trial: FrozenTrial) -> bool:
@@ -227,14 +218,14 @@ class ShownTrials:
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:
         """Yield the trials of earlier sweeps inside the space, numbered as if they came first."""
-        points = ((prior, self._space.project(prior.params)) for prior in warm.trials)
+        points = ((prior, self.space.project(prior.params)) for prior in warm.trials)
         inside = ((prior, params) for prior, params in points if params is not None)
         for number, (prior, params) in enumerate(inside):
             trial = optuna.trial.create_trial(
                 state=TrialState.COMPLETE if prior.complete else TrialState.PRUNED,
                 value=prior.value,
                 params=params,
-                distributions={key: self._distributions[key] for key in params},
+                distributions={key: self.distributions[key] for key in params},
                 intermediate_values={prior.epoch: prior.value},
                 # NSGA-II: they belong to the first generation, the parents of the next one.
                 system_attrs={**FIRST_GENERATION},
@@ -245,7 +236,7 @@ class ShownTrials:
 
     def _values(self, trial: FrozenTrial) -> dict[str, Any]:
         """Return a trial's parameters, and the values of those that were added to the space."""
-        if self._space.unconditional().keys() <= trial.params.keys():
+        if self.space.unconditional().keys() <= trial.params.keys():
             return trial.params
         try:
             config = self._spec.trial_config(trial.number, trial.params)

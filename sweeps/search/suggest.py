@@ -51,9 +51,8 @@ class Suggester:
     def __init__(self, spec: SweepSpec, ledger: TrialHistory) -> None:
         self._spec = spec
         self._ledger = ledger
-        self._space = spec.search_space()
-        self._distributions = {k: one.to_optuna() for k, one in self._space.ordered()}
         self._trials = ShownTrials(spec, ledger)
+        self._space, self._distributions = self._trials.space, self._trials.distributions
         self._samplers = Samplers(spec, self._trials.warm_start)
         self._priors = PriorTrials(spec)
         self._tried = TriedPoints(self._space, self._trials.point_of)

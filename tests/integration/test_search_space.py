@@ -96,9 +96,8 @@ def test_cmaes_models_parameters_of_every_trial(tmp_path: Path) -> None:
         CONDITIONAL, "search.sampler=cmaes", "search.startup_trials=2", "trials=16",
         f"search.try_first=[{first}]",
     )  # fmt: skip
-    ledger = ledger_at(tmp_path / "l.db")
-    search(ledger.location.path, spec)
-    attrs = [trial.system_attrs for trial in ledger.frozen_trials()]
+    search(tmp_path / "l.db", spec)
+    attrs = [trial.system_attrs for trial in ledger_at(tmp_path / "l.db").frozen_trials()]
     assert all("cma:generation" in one for one in attrs[2:])
     assert attrs[-1]["cma:generation"] > 0
 

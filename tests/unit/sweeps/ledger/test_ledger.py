@@ -436,6 +436,46 @@ def test_transaction_is_stored_whole_or_not_at_all(ledger: Ledger) -> None:
         ledger = Ledger.open(ledger.location)
 
 
+def test_only_changed_trials_are_read_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        _ask(ledger)
+    before = ledger.frozen_trials()
+    ledger.report(1, epoch=1, step=1, value=0.5)
+    ledger.finish(3, "pruned")
+    asked = []
+    read = type(ledger._storage).read_trials
+    monkeypatch.setattr(
+        type(ledger._storage),
+        "read_trials",
+        lambda self, study, ids: asked.append(len(ids)) or read(self, study, ids),
+    )
+    after = ledger.frozen_trials()
+    assert [one is two for one, two in zip(before, after, strict=True)] == [True, False] * 2
+    assert after[1].intermediate_values == {1: 0.5}
+    assert after[3].state.name == "PRUNED"
+    assert ledger.frozen_trials() == after
+    assert asked == [2]
+    _ask(ledger)
+    assert [one.number for one in ledger.frozen_trials()] == [0, 1, 2, 3, 4]
+
+
+def test_failed_transaction_leaves_no_read_trial(ledger: Ledger) -> None:
+    _ask(ledger)
+
+    def fail() -> None:
+        ledger.report(0, epoch=1, step=1, value=0.5)
+        _ask(ledger)
+        assert len(ledger.frozen_trials()) == 2
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ledger.transaction(fail)
+    (trial,) = ledger.frozen_trials()
+    assert trial.intermediate_values == {}
+
+
 def test_threads_take_turns(ledger: Ledger) -> None:
     numbers = [_ask(ledger, seed) for seed in range(4)]
 

@@ -300,7 +300,8 @@ def test_stop_criteria_do_not_see_it(tmp_path: Path) -> None:
     ledger.finish(1, "complete")
     assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is None
     made.add("complete", 0.2)
-    assert active_stop_criterion(made.spec, ledger.trials(), 0.0) is not None
+    trials = _open(made).trials()
+    assert active_stop_criterion(made.spec, trials, 0.0) is not None
 
 
 def test_it_runs_where_others_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

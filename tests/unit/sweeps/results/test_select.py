@@ -28,7 +28,7 @@ from sweeps.results.observer import TrialProgress
 from sweeps.results.sweep_progress import SweepProgress, best_name, best_of
 from sweeps.results.sweep_status import NoBest
 from sweeps.results.trial_selection import select_rows
-from sweeps.search.multi_fidelity import project_to_rung
+from sweeps.search.multi_fidelity import OneRung
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -106,18 +106,16 @@ def test_optuna_receives_the_value_that_ranks(sweep: MadeSweep, select: str) -> 
         TrialState.COMPLETE, TrialState.COMPLETE, TrialState.PRUNED
     ]  # fmt: skip
     assert [one.value for one in trials[:2]] == VALUES[select][:2]
-    shown = project_to_rung(
-        trials, [1, 2], startup=1, enough=2, minimize=True, select=sweep.spec.select
-    )
+    rung = OneRung([1, 2], minimize=True, select=sweep.spec.select)
+    shown = rung.show(trials, startup=1, enough=2)
     assert [one.value for one in shown[:2]] == VALUES[select][:2]
 
 
 def test_sampler_compares_values_at_the_rung(sweep: MadeSweep, select: str) -> None:
     number = sweep.add(None, 0.2, 0.9)  # it still trains
     trials = sweep.ledger.frozen_trials()
-    shown = project_to_rung(
-        trials, [2], startup=1, enough=3, minimize=True, select=sweep.spec.select
-    )
+    rung = OneRung([2], minimize=True, select=sweep.spec.select)
+    shown = rung.show(trials, startup=1, enough=3)
     assert shown[number].value == (0.2 if select == "checkpoint" else 0.9)
 
 

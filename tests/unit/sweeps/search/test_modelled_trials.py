@@ -75,7 +75,7 @@ def test_few_trials_are_all_shown() -> None:
 @pytest.mark.parametrize("minimize", [True, False])
 @pytest.mark.parametrize("states", [(COMPLETE, PRUNED, RUNNING, FAIL), (PRUNED,)])
 def test_best_trials_are_the_ones_that_optuna_takes(minimize, states) -> None:
-    trials = _history(1500, states=states)
+    trials = _history(MOST_MODELLED + 500, states=states)
     shown = modelled_trials(trials, minimize=minimize, most=300)
     assert _best_by_optuna(shown, minimize) == _best_by_optuna(trials, minimize)
 

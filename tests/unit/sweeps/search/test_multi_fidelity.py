@@ -14,7 +14,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.search.dry_run import dry_run
-from sweeps.search.multi_fidelity import project_to_rung
+from sweeps.search.multi_fidelity import OneRung
 from sweeps.search.suggest import Suggester
 
 COMPLETE, PRUNED, FAIL, RUNNING = (
@@ -35,7 +35,7 @@ def _trial(state: TrialState, *reports: float) -> FrozenTrial:
 
 def _shown(trials: list[FrozenTrial], enough: int, *, minimize: bool = True) -> list[Any]:
     """Of each trial, what it counts as complete with, or else its state."""
-    shown = project_to_rung(trials, RUNGS, startup=enough, enough=enough, minimize=minimize)
+    shown = OneRung(RUNGS, minimize=minimize).show(trials, startup=enough, enough=enough)
     return [one.value if one.state == COMPLETE else one.state for one in shown]
 
 
@@ -75,9 +75,9 @@ def test_a_higher_rung_needs_fewer_than_the_startup() -> None:
     """Who is ahead after one epoch need not be it after three."""
     ended = [_trial(PRUNED, 0.1), _trial(PRUNED, 0.2), _trial(PRUNED, 0.5, 0.4, 0.3)]
     trials = [*ended, _trial(PRUNED, 0.6, 0.3, 0.2)]
-    shown = project_to_rung(trials, RUNGS, startup=4, enough=2, minimize=True)
+    shown = OneRung(RUNGS, minimize=True).show(trials, startup=4, enough=2)
     assert [one.value for one in shown] == [None, None, 0.3, 0.2]
-    shown = project_to_rung(trials, RUNGS, startup=5, enough=2, minimize=True)
+    shown = OneRung(RUNGS, minimize=True).show(trials, startup=5, enough=2)
     assert [one.state for one in shown] == [PRUNED] * 4, "four trials are no startup of five"
 
 
