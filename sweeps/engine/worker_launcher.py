@@ -128,14 +128,16 @@ def _ask(
 
 def _run_module(arguments: list[str]) -> None:
     """Run a module as `python -P -m` does, and end with its exit code or by its signal."""
+    code = None
     if address := os.environ.pop(VARIABLE, None):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with connection, contextlib.suppress(OSError):  # the server has ended
             code = _ask(connection, address, arguments, {})
-            if 0 < (number := 256 - code) < signal.NSIG:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-            sys.exit(code)
+    if code is not None:
+        if 1 < (number := 256 - code) < signal.NSIG:  # 255 is what most mean by -1
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the module's process left one
+            os.kill(os.getpid(), number)
+        sys.exit(code)
     os.execv(sys.executable, [sys.executable, "-P", *arguments])
 
 
