@@ -82,7 +82,7 @@ def test_delivers_through_kills_and_signals(
     assert os.sched_getscheduler(first.pid) == os.SCHED_IDLE
     recorder.flush(0.0)
     if os.geteuid() == 0:  # others may not take it out of that class
-        assert [os.sched_getscheduler(one.id) for one in first.threads()] == [os.SCHED_OTHER]
+        assert {os.sched_getscheduler(one.id) for one in first.threads()} == {os.SCHED_OTHER}
         assert first.nice() == os.getpriority(os.PRIO_PROCESS, 0)
     assert recorder.wait_ready(scaled(LONG))
     for signum in (signal.SIGINT, signal.SIGTERM):
