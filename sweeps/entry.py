@@ -19,8 +19,10 @@ def main() -> None:
     _keep_directory_off_path()
     try:
         _fix_hash_order()
-        from sweeps.cli import main as run
+        from trainable.lazy_imports import without_collection
 
+        with without_collection():
+            from sweeps.cli import main as run
         run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
