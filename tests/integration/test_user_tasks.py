@@ -21,8 +21,6 @@ from tests.integration.commandline import TINY, CommandLine, wait_until
 from tests.integration.process_inspection import Watcher, ask_ray
 from tests.time_limits import scaled
 
-pytestmark = pytest.mark.usefixtures("module_store")
-
 CANARY = "canary-7f3a"
 SECRETS = {
     name: f"{CANARY}-{name.lower()}"
