@@ -24,8 +24,10 @@ def main() -> None:
     faulthandler.register(DUMP_STACKS, file=2, all_threads=True)
     try:
         _fix_hash_order()
-        from sweeps.cli import main as run
+        from trainable.lazy_imports import without_collection
 
+        with without_collection():
+            from sweeps.cli import main as run
         run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

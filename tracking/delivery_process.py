@@ -33,7 +33,7 @@ from tracking.delivery_loop import (
     DeliveryProgress,
     Destination,
 )
-from tracking.idle_process import start_idle
+from tracking.idle_process import hasten, start_idle
 
 _PATIENCE_SECONDS = (0.5, 30.0)
 
@@ -61,7 +61,12 @@ class DeliveryProcess:
         self._thread.start()
 
     def flush_now(self, wanted: bool) -> None:
-        """Deliver without pauses while a caller waits for an empty outbox; False: pause again."""
+        """Deliver without pauses while a caller waits for an empty outbox; False: pause again.
+
+        The child is no idle process from then on: callers wait when no trial runs any more.
+        """
+        if wanted:
+            hasten(self._process)
         _write(self._process.stdin, ["flush_now", wanted])
 
     def close(self, deadline: float) -> None:

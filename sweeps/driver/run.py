@@ -236,6 +236,7 @@ class _Driver:
                         else START_SECONDS,
                     )
             self.say("stopping Ray")
+            sweep.delivery.flush(0.0)  # no trial needs the processor: its process may have it
         self.lock.check()  # otherwise the stores belong to the workers of another driver
         sweep.close_stores()
         return abort_reason

@@ -7,6 +7,8 @@ the driver is still loading, and every worker is a fork of this process.
     driver -- starts --> fork server (torch is imported, nothing else has happened)
        `- Ray -- starts --> `worker_launcher` -- requests --> fork server -- forks --> the worker
 
+The processes that check the task and export the best weights are such forks, too.
+
 The server imports neither Ray, whose settings a process reads only once, nor a task. It never uses
 a GPU, and has one Python thread, because a fork copies only the thread that forks. The server ends
 with the driver, however the driver ends. Its workers end with the server, and the child processes
@@ -106,6 +108,12 @@ def serving(threads: int, hidden_env: Iterable[str] = ()) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def run_module(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module which needs torch: as a fork while a server runs."""
+    launcher = [str(WORKER_START)] if worker_launcher.VARIABLE in os.environ else []
+    return [sys.executable, "-P", *launcher, "-m", module, *arguments]
 
 
 def _forget_ends() -> None:
@@ -299,9 +307,13 @@ class _Server:
         torch: Any = sys.modules["torch"]
         torch.default_generator.seed()
         program, *arguments = request["command"]
-        sys.argv = [program, *arguments]
-        sys.path.insert(0, str(Path(program).parent))
-        runpy.run_path(program, run_name="__main__")
+        if program == worker_launcher.MODULE:
+            sys.argv = arguments
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [program, *arguments]
+            sys.path.insert(0, str(Path(program).parent))
+            runpy.run_path(program, run_name="__main__")
         sys.exit()
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from sweeps.config.error_messages import is_argument, key_path
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.config.trial_run import num_threads
+from sweeps.engine import fork_server
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import Issue, SpecError, UserError
@@ -178,16 +178,13 @@ class TaskInspector:
         variants = [] if plan is None else optimizer_variants(spec)
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
+            fork_server.run_module(
                 "trainable.inspect_task",
                 *(["--thorough"] if thorough else []),
                 *(["--resumed"] if resumed else []),
                 *(["--whole-steps"] if whole_steps else []),
                 f"--variants={len(variants)}",
-            ],
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,  # no pipe: the task's child processes may keep it open

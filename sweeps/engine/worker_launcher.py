@@ -1,11 +1,12 @@
-"""Start a Ray worker: as a fork of the driver's fork server, or as Ray does without one.
+"""Start a process as a fork of the driver's fork server, or as usual without one.
 
     python worker_launcher.py default_worker.py ARGUMENTS...
+    python worker_launcher.py -m MODULE ARGUMENTS...
 
-A raylet runs this program instead of Ray's own `setup_worker.py`. The program lives as long as the
-worker that is forked for it, and ends with the same exit code. If it is killed, the fork server
-kills the worker. The imports here delay the start of each worker. What must not live here: code
-that only the server needs.
+A raylet runs the first line instead of Ray's own `setup_worker.py`, and the driver the second for
+a module that needs torch. The program lives as long as the process that is forked for it, and ends
+as that does. If it is killed, the fork server kills that process. The imports here delay each
+start. What must not live here: code that only the server needs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ that each request must contain."""
 OOM_SCORE = "/proc/self/oom_score_adj"
 """How early the kernel kills a process when memory is short; Ray has its workers killed first."""
 
+MODULE = "-m"
+"""The first argument if a module is to run instead of Ray's program."""
 FORKED = b"f"
 """The answer of a forked worker that is ready."""
 ENDED = b"e"
@@ -123,7 +126,24 @@ def _ask(
     return 1
 
 
+def _run_module(arguments: list[str]) -> None:
+    """Run a module as `python -P -m` does, and end with its exit code or by its signal."""
+    code = None
+    if address := os.environ.pop(VARIABLE, None):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with connection, contextlib.suppress(OSError):  # the server has ended
+            code = _ask(connection, address, arguments, {})
+    if code is not None:
+        if 1 < (number := 256 - code) < signal.NSIG:  # 255 is what most mean by -1
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the module's process left one
+            os.kill(os.getpid(), number)
+        sys.exit(code)
+    os.execv(sys.executable, [sys.executable, "-P", *arguments])
+
+
 def _main(arguments: list[str]) -> None:
+    if arguments[0] == MODULE:
+        _run_module(arguments)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--serialized-runtime-env-context", dest="context", default="{}")
     parser.add_argument("--language")

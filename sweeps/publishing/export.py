@@ -16,6 +16,7 @@ from pathlib import Path
 from redaction.secrets import redact
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.spec import SweepSpec, trial_yaml
+from sweeps.engine import fork_server
 from sweeps.errors import NoReport, NoVersion
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.trials import TrialSummary
@@ -115,7 +116,7 @@ def export_trial(
     weights, config = directory / WEIGHTS, directory / TRIAL_CONFIG
     # In a child process, because torch would stay in the driver's memory.
     child = subprocess.run(
-        [sys.executable, "-P", "-m", "trainable.export", generation.address, str(weights)],
+        fork_server.run_module("trainable.export", generation.address, str(weights)),
         capture_output=True,
         text=True,
         errors="replace",

@@ -37,7 +37,7 @@ RESET = "reset"
 """A further place, once the deed `watch_reset` was done: between two trials of a process."""
 _PATIENCE_SECONDS = 180.0
 _REMEMBERED = 20
-_INSPECTS = "trainable.inspect_task" in sys.orig_argv
+_INSPECTS = getattr(sys.modules["__main__"].__spec__, "name", "") == "trainable.inspect_task"
 """Whether this process computes the first batches before a sweep, whose passes are no trial's."""
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from mlflow import MlflowClient
 
 from sweeps.ledger.ledger import Ledger
 from tests.integration.commandline import CommandLine
+
+pytestmark = pytest.mark.usefixtures("store")
 
 TASK = """
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.integration.commandline import CommandLine, wait_until
 from trainable.metrics_file import read_rows
+
+pytestmark = pytest.mark.usefixtures("store")
 
 ROGUE = Path(__file__).parents[1] / "cases/21-rogue-tasks"
 

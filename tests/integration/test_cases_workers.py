@@ -6,7 +6,11 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.integration.commandline import CommandLine
+
+pytestmark = pytest.mark.usefixtures("store")
 
 CASE = Path(__file__).parents[1] / "cases" / "21-rogue-tasks"
 

@@ -12,6 +12,8 @@ from mlflow import MlflowClient
 
 from tests.integration.commandline import TINY, CommandLine
 
+pytestmark = pytest.mark.usefixtures("store")
+
 MOMENTUM, NAME, RATE = "train.optimizer.momentum", "train.optimizer.name", "train.optimizer.lr"
 SPACE = """
 space:

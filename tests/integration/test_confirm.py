@@ -10,6 +10,8 @@ from mlflow import MlflowClient
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
 
+pytestmark = pytest.mark.usefixtures("store")
+
 SPEC = SMALL.replace("epochs: 4", "epochs: 6") + "train: {batch_size: 16}\nconcurrency: 1\n"
 
 

@@ -20,6 +20,8 @@ from tests.integration.commandline import SMALL, CommandLine, no_process_of, wai
 from tests.time_limits import scaled
 from trainable.metrics_file import read_rows
 
+pytestmark = pytest.mark.usefixtures("store")
+
 EPOCHS = 16
 PRUNING = (
     SMALL.replace("model: mlp, width: 32", "model: cnn, width: 64")

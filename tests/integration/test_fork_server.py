@@ -162,6 +162,26 @@ def test_fork_and_requester_end_together(program: Path, who: str) -> None:
     assert code == (-signal.SIGKILL & 0xFF if who == "the fork" else -signal.SIGKILL)
 
 
+SEEN = """
+import os, sys
+print("torch" in sys.modules, sys.argv[1:2], os.environ.get("GRADSWEEP_FORK_SERVER"),
+      sys.stdin.read(), flush=True)
+"""
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(("end", "code"), [("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)])
+@pytest.mark.parametrize("warm", [True, False], ids=["fork", "the server has ended"])
+def test_module_runs_and_ends_as_usual(
+    monkeypatch: pytest.MonkeyPatch, warm: bool, end: str, code: int
+) -> None:
+    if not warm:
+        monkeypatch.setenv(worker_launcher.VARIABLE, "gradsweep-that-has-ended")
+    command = fork_server.run_module("timeit", "-n1", "-r1", SEEN + end)  # runs what it is given
+    done = subprocess.run(command, input="said", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, f"{warm} ['-n1'] None said\n"), done.stderr
+
+
 DRIVER = """
 import os, signal, subprocess, sys
 from sweeps.engine import fork_server

@@ -16,6 +16,8 @@ from tests.time_limits import scaled
 from tests.webhook_server import SECRET, WebhookServer, webhook_server
 from tracking.outbox_status import read_outbox
 
+pytestmark = pytest.mark.usefixtures("store")
+
 NAME = "TEAM_WEBHOOK_URL"
 NOTIFY = f"notify:\n  webhook: ${{{NAME}}}\n"
 TASK = """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 
@@ -15,6 +16,8 @@ from sweeps.ledger.reader import LedgerReader
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
+
+pytestmark = pytest.mark.usefixtures("store")
 
 METRICS = ("val/loss", "train/samples_per_second")
 EPOCHS, TRIALS = 6, 4

@@ -18,6 +18,8 @@ from tests.integration.commandline import SMALL, CommandLine, wait_until
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import read_rows
 
+pytestmark = pytest.mark.usefixtures("store")
+
 # In few and heavy steps: the kill comes in the middle of a promoted trial.
 STEPS, TRIALS = 6, 5
 SERIAL = (

@@ -12,6 +12,8 @@ import pytest
 
 from tests.integration.commandline import CommandLine
 
+pytestmark = pytest.mark.usefixtures("module_store")
+
 SPEC = """
 name: ranks
 task: {{name: "ranks_task:Ranked", directory: {directory}, what: nothing}}

@@ -20,6 +20,8 @@ from trainable.build import find_device
 from trainable.metrics_file import Row, read_rows
 from trainable.precision import device_name
 
+pytestmark = pytest.mark.usefixtures("module_store")
+
 EVERY = 4
 
 TASK = """

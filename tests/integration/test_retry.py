@@ -14,6 +14,8 @@ from tests.integration.commandline import CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
 from trainable.metrics_file import read_rows
 
+pytestmark = pytest.mark.usefixtures("store")
+
 TASK = '''
 """Spirals with a bug: the loss is wrong after epoch 2, and training fails in epoch 3."""
 

@@ -6,9 +6,13 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from sweeps.config.searched_workers import WORKERS
 from tests.integration.commandline import CommandLine, wait_until
 from tests.time_limits import scaled
+
+pytestmark = pytest.mark.usefixtures("module_store")
 
 SPEC = """
 name: numbers

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 from sweeps.ledger.ledger import Ledger
 from tests.integration.commandline import CommandLine
+
+pytestmark = pytest.mark.usefixtures("store")
 
 LOOP = """
 import torch

@@ -9,12 +9,15 @@ import subprocess
 import time
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
 from trainable.metrics_file import read_rows
+
+pytestmark = pytest.mark.usefixtures("store")
 
 EPOCHS = 80
 CHANCE = 1.0

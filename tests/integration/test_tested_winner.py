@@ -10,6 +10,8 @@ from tests.integration.commandline import CommandLine
 from trainable.metrics_file import read_rows
 from trainable.tested import read_tested
 
+pytestmark = pytest.mark.usefixtures("store")
+
 SPEC = """
 name: arms
 task: {name: spiral, samples: 40}

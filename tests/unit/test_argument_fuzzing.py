@@ -115,7 +115,7 @@ def _check(here: Path, words: list[str]) -> None:
 
 
 FEW = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
