@@ -267,6 +267,7 @@ def run_all(ranks: Ranks) -> dict[str, Any]:
         found["shorter"] = said(lambda: streamed(Items(most=24 - 6 * (rank == 2)), ranks))
         built = {"train: its length": 9 + (rank == 1), "model": [0.1]}
         found["built"] = said(lambda: check_built_alike(ranks.gather_plain(built)))
+        found["long"] = [len(text) for text in ranks.gather_plain("ä" * 4000 * rank)]
         found["at last"] = ranks.sum([1])
     return found
 
