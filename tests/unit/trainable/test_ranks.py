@@ -209,9 +209,9 @@ def test_a_step_waits_for_its_gradients_alone(ends: Ends) -> None:
 
 
 def test_a_report_takes_few_agreements(ends: Ends) -> None:
-    """Logged values, two windows of validation, the metrics, a decision, and sizes of states."""
+    """Of logged values, three windows of validation, metrics, a decision, and sizes of states."""
     after = ends.operations[4]
-    assert after[: after.index("broadcast")] == ["gather"] * 6
+    assert after[: after.index("broadcast")] == ["gather"] * 7
 
 
 def test_a_resumed_run_of_three_ranks_is_exact(ends: Ends) -> None:
