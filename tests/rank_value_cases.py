@@ -192,7 +192,7 @@ def evaluated(task: Judged, ranks: Ranks) -> dict[str, Any]:
     before = HostRngState()
     with collecting(task) as log:
         log.prefix = "val/"
-        metrics = evaluate(
+        metrics, logged = evaluate(
             task,
             model,
             source.windows(0),
@@ -201,8 +201,8 @@ def evaluated(task: Judged, ranks: Ranks) -> dict[str, Any]:
             seed=7,
             average=None,
             ranks=ranks,
+            take_logged=log.take,
         )
-        (logged,) = means_of_ranks([log.take()], ranks)
     assert not before.has_changed()
     assert model.training
     return {"metrics": metrics, "logged": logged, "evaluated": task.evaluated}
@@ -266,7 +266,8 @@ def run_all(ranks: Ranks) -> dict[str, Any]:
         found["divided in processes"] = said(lambda: streamed(Items(3, rank), ranks, workers=1))
         found["shorter"] = said(lambda: streamed(Items(most=24 - 6 * (rank == 2)), ranks))
         built = {"train: its length": 9 + (rank == 1), "model": [0.1]}
-        found["built"] = said(lambda: check_built_alike(built, ranks))
+        found["built"] = said(lambda: check_built_alike(ranks.gather_plain(built)))
+        found["long"] = [len(text) for text in ranks.gather_plain("ä" * 4000 * rank)]
         found["at last"] = ranks.sum([1])
     return found
 

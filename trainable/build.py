@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from trainable.precision import Precision, resolve_precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_data import check_dealt
 from trainable.rank_group import RankGroup
+from trainable.rank_waits import WITHOUT_END
 from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
@@ -140,42 +142,46 @@ def open_trainer(
         )
     if config.train.sharding != "none":
         ranks.leave_on_failure()
-    with ranks.failing_together(without_end=True), translate_torch_errors(target):
-        compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
-        parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
-        if "train.batch_size" in searched:
-            check_batch_size_applies(parts.train.plan)
-        step = build_step(parts, config.train, ranks)
-    check_built_alike(parts.summary, ranks)
-    if ranks.is_first:
-        for caution in parts.cautions:
-            warnings.warn(caution, TrainingCaution, stacklevel=2)
-    start_together(step, config.seed)
-    state = TrainState(
-        model=step.model,
-        optimizer=step.optimizer,
-        schedule=parts.schedule,
-        precision=step.precision,
-        task=parts.task,
-        data=parts.data,
-        average=step.average,
-        trained_only=config.checkpoint.parameters == "trained",
-        position=parts.train.position,
-        ranks=ranks,
-        accept_workers=accept_workers,
-        layout=step.layout,
-    )
-    with ranks.failing_together(without_end=True):
-        files = files_of(directory, checkpoints) if ranks.is_first else None
-        store, saved = _open_store(
-            config, directory, parts, files, restore, is_sharded=step.is_sharded
+    with contextlib.ExitStack() as opened:
+        with ranks.together(seconds=WITHOUT_END) as told, translate_torch_errors(target):
+            compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
+            parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
+            if "train.batch_size" in searched:
+                check_batch_size_applies(parts.train.plan)
+            step = build_step(parts, config.train, ranks)
+            files = files_of(directory, checkpoints) if ranks.is_first else None
+            store, saved = _open_store(
+                config, directory, parts, files, restore, is_sharded=step.is_sharded
+            )
+            opened.enter_context(store.closed_on_error())
+            last = until or config.budget.reports
+            told.own = [parts.summary, last, saved is not None]
+        check_built_alike([summary for summary, *_ in told.of_ranks])
+        _, last, resumes = told.of_ranks[0]
+        if ranks.is_first:
+            for caution in parts.cautions:
+                warnings.warn(caution, TrainingCaution, stacklevel=2)
+        start_together(step, config.seed)
+        state = TrainState(
+            model=step.model,
+            optimizer=step.optimizer,
+            schedule=parts.schedule,
+            precision=step.precision,
+            task=parts.task,
+            data=parts.data,
+            average=step.average,
+            trained_only=config.checkpoint.parameters == "trained",
+            position=parts.train.position,
+            ranks=ranks,
+            accept_workers=accept_workers,
+            layout=step.layout,
         )
-    if step.is_sharded:
-        store.shard_group = ShardGroup(files, ranks)
-    with store.closed_on_error():
-        saved = ranks.broadcast(saved)
-        with ranks.failing_together(without_end=True):
-            if saved is not None:
+        if step.is_sharded:
+            store.shard_group = ShardGroup(files, ranks)
+        if resumes:
+            saved = ranks.broadcast(saved)
+            assert saved is not None
+            with ranks.together(seconds=WITHOUT_END):
                 state.load_state_dict(saved)
                 parts.schedule.set_lr(step.optimizer, state.progress.step)
         progress = state.progress
@@ -197,7 +203,7 @@ def open_trainer(
         store=store,
         history=history,
         plan=parts.reports,
-        last=ranks.agree(until or config.budget.reports),
+        last=last,
         patience=config.patience,
         metric=config.metrics[0],
         mode=config.modes[0],

@@ -18,13 +18,15 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as _c10d
 
+from trainable import rank_waits
 from trainable.errors import RankLost, TrainingError
 from trainable.group_joining import JoinedGroup, interface_of, replace_default_group
 from trainable.group_sockets import GroupSockets
 from trainable.rank_errors import as_error, as_note
 
-WITHOUT_END = timedelta(days=365)
+_WITHOUT_END = timedelta(seconds=rank_waits.WITHOUT_END)
 _LOST = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Tt]imed out")
 """How torch words the errors of collective operations whose other ranks are gone."""
 _FAILED = "failed"
@@ -55,9 +57,9 @@ class Collectives:
     # The operations. Each raises RankLost if another rank has ended or did not come in time, and
     # another TrainingError if a rank has failed.
 
-    def add_up(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
+    def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
-        options = self._options("AllreduceOptions", timeout)
+        options = self._options("AllreduceOptions")
         with self._on_host(tensor) as sent:
             self._run(lambda: self._group.allreduce([sent], options))
 
@@ -75,9 +77,16 @@ class Collectives:
         while self._pending:
             self._guarded(lambda: self._pending.pop(0).wait())
 
-    def broadcast(self, tensor: Tensor, timeout: timedelta | None = None) -> None:
+    def gather(self, tensor: Tensor, seconds: float | None = None) -> list[Tensor]:
+        """Return the tensor of each rank: on the CPU, and of one length."""
+        options = self._options("AllgatherOptions", seconds)
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._run(lambda: self._group.allgather([found], [tensor], options))
+        return found
+
+    def broadcast(self, tensor: Tensor, seconds: float | None = None) -> None:
         """Replace a tensor by that of the first rank."""
-        options = self._options("BroadcastOptions", timeout)
+        options = self._options("BroadcastOptions", seconds)
         options.rootRank = 0
         with self._on_host(tensor) as sent:
             self._run(lambda: self._group.broadcast([sent], options))
@@ -99,9 +108,9 @@ class Collectives:
     def beside(self) -> Collectives:
         """Return the same ranks in a second group, for another thread of each."""
         other = copy.copy(self)
-        other._timeout, other._pending = WITHOUT_END, []
+        other._timeout, other._pending = _WITHOUT_END, []
         with self._sockets.collected():
-            other._group = dist.new_group(backend="gloo", timeout=WITHOUT_END)
+            other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
         self._further.append(other._group)
         return other
 
@@ -212,9 +221,9 @@ class Collectives:
         yield sent
         tensor.copy_(sent)
 
-    def _options(self, name: str, timeout: timedelta | None = None) -> Any:
-        options = getattr(dist, name)()
-        options.timeout = timeout or self._timeout
+    def _options(self, name: str, seconds: float | None = None) -> Any:
+        options = getattr(_c10d, name)()
+        options.timeout = self._timeout if seconds is None else timedelta(seconds=seconds)
         return options
 
     def _set_timeout(self, timeout: timedelta) -> None:

@@ -47,8 +47,8 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep
 from trainable.precision import Precision, device_name
-from trainable.rank_checks import check_weights_alike
-from trainable.rank_values import evaluate, means_of_ranks
+from trainable.rank_checks import check_weights_alike, weight_norms
+from trainable.rank_values import evaluate
 from trainable.ranks import Decisions
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, translate_torch_errors
@@ -186,11 +186,8 @@ class Trainer(BaseRun):
                         return
                     ended = self._train_one()
                 found = self._metrics_since_report()
-                check_weights_alike(self._step.exchanged, self._ranks)
                 found |= self._evaluate() | memory_since_report(self._step.device)
-                self._rows.last_metrics, found = self._ranks.agree(
-                    [self._rows.last_metrics, found]
-                )
+                found = self._metrics_of_ranks(found)
                 value = self._value_of_metric(found)
                 new_best = self._update_best(value, found)
             self._step.schedule.observe(value, progress.step)
@@ -287,7 +284,7 @@ class Trainer(BaseRun):
                 report=progress.reports if at_report else None,
                 certain=new_best or is_over,
             )
-            decided = Decisions(*map(bool, self._ranks.decide(now)))
+            decided = Decisions(*self._ranks.agree(now))
         if decided.is_observed:
             store.observe(progress.step, self._whole_snapshot)
         if decided.saves:
@@ -435,11 +432,9 @@ class Trainer(BaseRun):
     def _metrics_since_report(self) -> dict[str, float]:
         """Fetch the steps' values and return the metrics counted since the previous report."""
         # Device synchronisation: one transfer. No step is in flight when throughput is read.
-        self._rows.fetch()
+        logged = self._rows.fetch()
         progress = self.state.progress
         taken = progress.step - progress.reported_step
-        # where it has tensors, one more transfer
-        (logged,) = means_of_ranks([self._log.take_epoch()], self._ranks)
         metrics = logged | {
             "train/clip_fraction": progress.clipped / taken if taken else 0.0,
             "train/samples_per_second": self._throughput.read(),
@@ -452,6 +447,14 @@ class Trainer(BaseRun):
         if self._step.average is not None:
             metrics["num_averaged_weights"] = float(self._step.average.count)
         return metrics
+
+    def _metrics_of_ranks(self, found: dict[str, float]) -> dict[str, float]:
+        """Return the first rank's metrics, after a check that all ranks have the same weights."""
+        norms = weight_norms(self._step.exchanged, self._ranks)
+        told = self._ranks.gather_plain([norms, self._rows.last_metrics, found])
+        check_weights_alike([norms for norms, *_ in told])
+        _, self._rows.last_metrics, found = told[0]
+        return found
 
     def evaluate_on(
         self, source: Source, split: str, seed: int | None
@@ -471,7 +474,7 @@ class Trainer(BaseRun):
         self._log.prefix = f"{split}/"
         try:
             with evaluated_weights(step.optimizer):
-                metrics = evaluate(
+                return evaluate(
                     step.task,
                     step.model,
                     (_with_heartbeat(step.passes(window)) for window in source.windows(0)),
@@ -480,13 +483,11 @@ class Trainer(BaseRun):
                     seed=seed,
                     average=step.average,
                     ranks=self._ranks,
+                    take_logged=self._log.take,
                     on_all=step.is_sharded,
                 )
         finally:
             self._log.prefix = ""
-        # device synchronisation where it holds tensors
-        (logged,) = means_of_ranks([self._log.take()], self._ranks)
-        return metrics, logged
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on the validation data."""

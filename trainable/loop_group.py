@@ -73,7 +73,7 @@ class LoopGroup:
         others = ranks.collectives
         is_first_failure = others.count_failure() == 1
         try:
-            ranks.together(error, seconds=rank_waits.LOOP_PROBE)
+            ranks.gather_plain(None, error, seconds=rank_waits.LOOP_PROBE)
         except TrainingError as problem:
             has_ended = time.monotonic() - begun < rank_waits.LOOP_PROBE  # else all processes live
             if problem is not error and has_ended:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from trainable import rank_waits
 from trainable.errors import ConfigError, TaskError, TrainingError
 from trainable.loop_group import LoopGroup
 from trainable.rank_group import RankGroup
@@ -68,8 +69,9 @@ class LoopSteps:
             own = _own_part(yielded)
         except Exception as error:
             self._group.fail(error)
-        self._ranks.together(None, without_end=True)
-        places = self._ranks.gather_plain([yielded is EXHAUSTED, own is not None])
+        places = self._ranks.gather_plain(
+            [yielded is EXHAUSTED, own is not None], seconds=rank_waits.WITHOUT_END
+        )
         self._check_place([is_over for is_over, _ in places])
         self.of_ranks = []
         if any(has_own for _, has_own in places):
@@ -79,7 +81,7 @@ class LoopSteps:
 
     def goes_on(self) -> bool:
         """On a further rank: wait until the first one says whether the loop continues."""
-        return self._ranks.next_report() and self._ranks.decide([0.0]) == [1.0]
+        return self._ranks.next_report() and self._ranks.agree(None) is True
 
     def close(self) -> None:
         """Have all ranks close their generators, which run their `finally` blocks."""
@@ -106,7 +108,7 @@ class LoopSteps:
         if self._others_wait:
             self._others_wait = False
             self._ranks.next_report()
-            self._ranks.decide([float(go_on)])
+            self._ranks.agree(go_on)
 
     def _check_place(self, ended: list[bool]) -> None:
         """Refuse a loop that yields more or less often on a rank than on the first one."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
-from trainable.ranks import Ranks, Scalar
+from trainable.ranks import Ranks
 
 _SHOWN = 3
 _REMEDY = (
@@ -34,13 +34,11 @@ class FirstRank(Ranks):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
-        """Return the sums if all ranks had these values."""
-        return [self.size * value for value in super().sum(values, error)]
-
-    def gather_plain(self, value: Any) -> list[Any]:
+    def gather_plain(
+        self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
+    ) -> list[Any]:
         """Return the value of each rank."""
-        return [value] * self.size
+        return super().gather_plain(value, error, seconds=seconds) * self.size
 
 
 class Summarised(Protocol):
@@ -52,17 +50,16 @@ class Summarised(Protocol):
 Window = TypeVar("Window", bound=Summarised)
 
 
-def check_built_alike(summary: dict[str, Any] | None, ranks: Ranks) -> None:
-    """Refuse a task that builds another model or other data on one rank; every rank must call it.
+def check_built_alike(summaries: Sequence[dict[str, Any] | None]) -> None:
+    """Refuse a task that builds another model or other data on one rank.
 
     Args:
-        summary: Of what this rank's task built; None where nothing is compared.
-        ranks: The ranks of the trial.
+        summaries: Of what the task built on each rank; None where nothing is compared.
 
     Raises:
-        ConfigError: The summaries differ.
+        ConfigError: They differ.
     """
-    first, *others = ranks.gather_plain(summary)
+    first, *others = summaries
     for rank, other in enumerate(others, 1):
         if first and other and (found := differences(first, other)):
             more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
@@ -73,18 +70,26 @@ def check_built_alike(summary: dict[str, Any] | None, ranks: Ranks) -> None:
             )
 
 
-def check_weights_alike(parameters: Sequence[Tensor], ranks: Ranks) -> None:
-    """Refuse weights that differ from rank to rank; every rank must call it.
+def weight_norms(parameters: Sequence[Tensor], ranks: Ranks) -> list[str]:
+    """Return what `check_weights_alike` compares; nothing for one process.
 
     Device synchronisation, with several ranks.
+    """
+    if ranks.size == 1 or not parameters:
+        return []
+    return [repr(norm.double().item()) for norm in torch._foreach_norm([*parameters])]
+
+
+def check_weights_alike(norms: Sequence[list[str]]) -> None:
+    """Refuse weights that differ from rank to rank.
+
+    Args:
+        norms: What `weight_norms` returned on each rank.
 
     Raises:
         TaskError: They differ.
     """
-    if ranks.size == 1 or not parameters:
-        return
-    norms = [norm.double().item() for norm in torch._foreach_norm([*parameters])]
-    first, *others = ranks.gather_plain([repr(norm) for norm in norms])
+    first, *others = norms
     for rank, other in enumerate(others, 1):
         if other != first:
             raise TaskError(

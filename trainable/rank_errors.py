@@ -59,6 +59,20 @@ def as_error(note: dict[str, Any]) -> TrainingError:
     return error
 
 
+def mark_told(error: BaseException) -> BaseException:
+    """Mark an error that every rank of the trial raises now, and return it."""
+    error._is_told = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_told(error: BaseException) -> bool:
+    """Return whether every rank raises this error now, or the error that has led to it."""
+    link: BaseException | None = error
+    while link is not None and not hasattr(link, "_is_told"):
+        link = link.__cause__ or link.__context__
+    return link is not None
+
+
 def as_system_note(error: BaseException | None) -> dict[str, Any] | None:
     """Return an error of the operating system as plain data; None for any other one."""
     if not isinstance(error, OSError):

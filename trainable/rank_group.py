@@ -1,8 +1,9 @@
 """RankGroup: one of several ranks of a trial, and what it exchanges with the others.
 
 Nothing that comes from another process is unpickled: states are read as checkpoints are, and all
-else is numbers and JSON. What must not live here: how a step is taken (`step.py`), and the
-operations of torch's process groups (`collectives.py`).
+else is numbers and JSON. All plain data and all failures are one kind of message, that of
+`gather_plain`. What must not live here: how a step is taken (`step.py`), and the operations of
+torch's process groups (`collectives.py`).
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import io
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainable.collectives import WITHOUT_END, Collectives
+from trainable import rank_waits
+from trainable.collectives import Collectives
 from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group
-from trainable.rank_errors import as_error, as_note
-from trainable.ranks import Decisions, Ranks, Scalar
+from trainable.rank_errors import as_error, as_note, is_told, mark_told
+from trainable.ranks import Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
 
 _END = object()
+_FIRST_BYTES = 4096
+"""Bytes of the first operation of a message; what is longer takes a second one."""
 _NUM_NUMBERS = 5 + len(Decisions._fields)
 """How many numbers of each rank travel with the gradients: see `exchange`."""
 
@@ -110,7 +113,7 @@ class RankGroup(Ranks):
         numbers = [error is not None, passes, gradients.is_stale, *values, *own]
         failed, total_passes, is_stale, *sums = gradients.add_up(numbers, present)
         if failed:
-            self._raise_failure(error)
+            self.gather_plain(None, error)  # raises
         if is_stale:
             gradients.add_up_again()
         gradients.give_back(parameters, [count > 0 for count in sums[2 + len(own) :]])
@@ -150,71 +153,51 @@ class RankGroup(Ranks):
             yield batch
             batch = following
 
-    def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
-        """Return the sums over the ranks, in float64; raise if a rank has an error."""
-        return self._sum_flagged([float(value) for value in values], error)
-
-    def together(
-        self,
-        error: BaseException | None,
-        *,
-        without_end: bool = False,
-        seconds: float | None = None,
-    ) -> None:
-        """Raise on every rank if one of them has an error."""
-        limit = timedelta(seconds=seconds) if seconds is not None else None
-        self._sum_flagged([], error, WITHOUT_END if without_end else limit)
+    def gather_plain(
+        self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
+    ) -> list[Any]:
+        """Return the value of each rank, or raise on every rank if one of them has an error."""
+        note = None if error is None else as_note(error, self.rank)
+        content = json.dumps([note, value]).encode()
+        messages = [json.loads(part) for part in self._gather_bytes(content, seconds)]
+        failed = next((note for note, _ in messages if note is not None), None)
+        if failed is not None:
+            raise mark_told(error or as_error(failed))
+        return [value for _, value in messages]
 
     @contextlib.contextmanager
-    def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
-        """Raise at the end of the context on every rank if one of them raised within it."""
+    def together(self, *, seconds: float | None = None) -> Iterator[Message]:
+        """Gather the values of all ranks at the end of the context."""
+        message = Message()
         try:
-            yield
+            yield message
         except RankLost:
             raise  # there is no group any more
         except Exception as error:
+            if is_told(error):
+                raise
             if self._leaves_on_failure:
                 raise self._leave(error) from None
-            self.together(error, without_end=without_end)
+            self.gather_plain(None, error, seconds=seconds)
         else:
-            self.together(None, without_end=without_end)
-
-    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
-        """Return the numbers of the first rank."""
-        sent = torch.tensor(numbers, dtype=torch.float64)
-        self.collectives.broadcast(sent)
-        return [float(number) for number in sent.tolist()]
-
-    def agree(self, value: Any) -> Any:
-        """Return the first rank's value: plain data as JSON has it."""
-        return json.loads(self._send_bytes(json.dumps(value).encode() if self.is_first else b""))
-
-    def gather_plain(self, value: Any) -> list[Any]:
-        """Return the value of each rank: plain data as JSON has it."""
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = self._lengths(len(own))
-        content = torch.zeros((self.size, max(sizes)), dtype=torch.uint8)
-        content[self.rank, : len(own)] = own
-        self.collectives.add_up(content)
-        return [
-            json.loads(part[:size].numpy().tobytes())
-            for part, size in zip(content, sizes, strict=True)
-        ]
+            message.of_ranks = self.gather_plain(message.own, seconds=seconds)
 
     def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the first rank's state, with its tensors on the CPU; None if it has none."""
-        content = self._send_bytes(_as_bytes(state) if self.is_first and state else b"")
-        if self.is_first:
-            return state
-        return parse_state(content) if content else None
+        content = _as_bytes(state) if self.is_first and state else b""
+        length = self.agree(len(content))
+        if not length:
+            return None
+        sent = _as_tensor(content) if self.is_first else torch.empty(length, dtype=torch.uint8)
+        self.collectives.broadcast(sent)
+        return state if self.is_first else parse_state(sent.numpy().tobytes())
 
     def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Return the states of all ranks on the first rank, and None on the others."""
         content = b"" if self.is_first else _as_bytes(state)
-        lengths = self._lengths(len(content))
+        lengths = self.gather_plain(len(content))
         if not self.is_first:
-            own = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            self.collectives.send_to_first(own)
+            self.collectives.send_to_first(_as_tensor(content))
             return None
         states = [state]
         for rank in range(1, self.size):
@@ -266,7 +249,7 @@ class RankGroup(Ranks):
     def next_report(self) -> bool:
         """Wait until the first rank trains on, without a limit; return False if it was closed."""
         try:
-            self.collectives.broadcast(torch.zeros(1, dtype=torch.float64), WITHOUT_END)
+            self.collectives.broadcast(torch.zeros(1), rank_waits.WITHOUT_END)
         except RankLost:
             if self.is_first:
                 raise
@@ -280,32 +263,18 @@ class RankGroup(Ranks):
             self._gradients.close()
         self.collectives.close(error)
 
-    def _sum_flagged(
-        self,
-        values: Sequence[float],
-        error: BaseException | None,
-        timeout: timedelta | None = None,
-    ) -> list[float]:
-        numbers = torch.tensor([float(error is not None), *values], dtype=torch.float64)
-        self.collectives.add_up(numbers, timeout)
-        failed, *sums = numbers.tolist()
-        if failed:
-            self._raise_failure(error)
-        return sums
-
-    def _lengths(self, own: int) -> list[int]:
-        """Return a length of each rank."""
-        return [
-            int(length)
-            for length in self.sum([own if rank == self.rank else 0 for rank in range(self.size)])
-        ]
-
-    def _raise_failure(self, error: BaseException | None) -> None:
-        """Raise this rank's error, or else that of the first rank that has one."""
-        notes = self.gather_plain(None if error is None else as_note(error, self.rank))
-        if error is not None:
-            raise error
-        raise as_error(next(note for note in notes if note is not None))
+    def _gather_bytes(self, content: bytes, seconds: float | None) -> list[bytes]:
+        """Return the bytes of each rank: by one operation where all are few, else by two."""
+        first = content[: _FIRST_BYTES - 8].ljust(_FIRST_BYTES - 8)
+        framed = _as_tensor(len(content).to_bytes(8, "big") + first)
+        parts = [row.numpy().tobytes() for row in self.collectives.gather(framed, seconds)]
+        lengths = [int.from_bytes(part[:8], "big") for part in parts]
+        parts = [part[8:] for part in parts]
+        if (more := max(lengths) - len(first)) > 0:
+            rest = _as_tensor(content[len(first) :].ljust(more))
+            rows = self.collectives.gather(rest, seconds)
+            parts = [p + row.numpy().tobytes() for p, row in zip(parts, rows, strict=True)]
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
     def _gradients_of(self, parameters: Sequence[Tensor]) -> GradientSums:
         """Return the buckets of parameters, ready for a step."""
@@ -317,19 +286,6 @@ class RankGroup(Ranks):
             self._sends_early = self.collectives.direct or kinds == {"cpu"}
         self._gradients.begin()
         return self._gradients
-
-    def _send_bytes(self, content: bytes) -> bytes:
-        """Return the bytes of the first rank."""
-        (length,) = self.decide([len(content)])
-        if not length:
-            return b""
-        sent = (
-            torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            if self.is_first
-            else torch.empty(int(length), dtype=torch.uint8)
-        )
-        self.collectives.broadcast(sent)
-        return content if self.is_first else sent.numpy().tobytes()
 
     def _leave(self, error: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""
@@ -358,6 +314,10 @@ def _on(device: torch.device, value: Scalar) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().reshape(()).to(device, torch.float64)
     return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _as_bytes(state: dict[str, Any]) -> bytes:

@@ -6,18 +6,19 @@ itself (`rank_group.py`), and when a run evaluates or reports (`loop.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from trainable import rank_waits
 from trainable.averaging import Average
 from trainable.default_evaluation import EvaluationSums, evaluation_sums
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
 from trainable.precision import Precision
 from trainable.rank_data import share_of
 from trainable.ranks import Ranks
-from trainable.sums import Sums, combined, fetched, means, means_of
+from trainable.sums import Sums, combined, fetched, means_of
 from trainable.task import Batch, Task
 
 
@@ -35,10 +36,8 @@ def means_of_ranks(taken: Sequence[Sums], ranks: Ranks | None) -> list[dict[str,
         taken: The sums of this rank.
         ranks: The ranks of the trial; None returns nothing: the values of one rank mislead.
     """
-    if ranks is None:
+    if ranks is None or not taken:
         return [{} for _ in taken]
-    if ranks.size == 1:
-        return means(taken)
     of_ranks = ranks.gather_plain(fetched(taken))
     return means_of(combined(sums) for sums in zip(*of_ranks, strict=True))
 
@@ -53,9 +52,12 @@ def evaluate(
     seed: int | None,
     average: Average | None,
     ranks: Ranks,
+    take_logged: Callable[[], Sums],
     on_all: bool = False,
-) -> dict[str, float]:
-    """Return the metrics of a split, the same on all ranks; every rank must call it.
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the metrics of a split, and those that it logs; every rank must call it.
+
+    They are the same on all ranks.
 
     The default evaluation adds up the sums of all ranks. A task's own `evaluate()` runs on the
     first rank, and the others wait for it.
@@ -70,6 +72,7 @@ def evaluate(
         seed: Seed of the evaluation; None: draw from the present generators.
         average: The average of the weights; evaluated in their place.
         ranks: The ranks of the trial.
+        take_logged: Returns what this rank has logged in the evaluation.
         on_all: Call a task's own `evaluate()` on all ranks: each has a part of the model.
 
     Raises:
@@ -79,38 +82,44 @@ def evaluate(
         own_seed = None if seed is None else share_of(ranks).seed(seed)
         with evaluated_model(model, precision=precision, seed=own_seed, average=average):
             ranks.sync_buffers(model)
-            found = _sums_of_ranks(task, model, windows, ranks).metrics()
-        return as_metrics(found, task, precision.device, split)
-    metrics: dict[str, float] | None = None
-    with ranks.failing_together(without_end=True):
-        if ranks.is_first or on_all:
-            batches = (batch for window in windows for batch in window)
-            result = run_evaluation(
-                task, model, batches, precision=precision, seed=seed, average=average
-            )
-            metrics = as_metrics(result, task, precision.device, split)
-    agreed: dict[str, float] = ranks.agree(metrics)
-    return agreed
+            with ranks.together() as told:
+                sums = _own_sums(task, model, windows, ranks)
+                told.own = [sums, fetched([take_logged()])]
+        found = _sums_of_ranks([sums for sums, _ in told.of_ranks]).metrics()
+        metrics = as_metrics(found, task, precision.device, split)
+    else:
+        with ranks.together(seconds=rank_waits.WITHOUT_END) as told:
+            own: dict[str, float] | None = None
+            if ranks.is_first or on_all:
+                batches = (batch for window in windows for batch in window)
+                result = run_evaluation(
+                    task, model, batches, precision=precision, seed=seed, average=average
+                )
+                own = as_metrics(result, task, precision.device, split)
+            told.own = [own, fetched([take_logged()])]
+        metrics = told.of_ranks[0][0]
+    (logged,) = means_of([combined([sums for _, (sums,) in told.of_ranks])])
+    return metrics, logged
 
 
-def _sums_of_ranks(
+def _own_sums(
     task: Task, model: nn.Module, windows: Iterable[Iterable[Batch]], ranks: Ranks
-) -> EvaluationSums:
-    """Add up the sums of all ranks, which evaluate their parts of each window in step.
+) -> list[float]:
+    """Return the sums of this rank's part of each window, and whether there are predictions.
 
     So no rank waits for another one longer than for a window, and none continues after an error.
     """
-    remaining, sums, at_end = iter(windows), EvaluationSums(), False
-    while not at_end:
-        with ranks.failing_together():
-            window = next(remaining, None)
-            at_end = window is None
-            if window is not None:
-                sums = evaluation_sums(task.loss, model, window, sums)
-    with ranks.failing_together():
-        own = [float(value) for value in sums]  # device synchronisation
-    has_accuracy = float(isinstance(sums.counted, Tensor))
-    loss, weight, correct, counted, predicted = ranks.sum([*own, has_accuracy])
+    sums = EvaluationSums()
+    for number, window in enumerate(windows):
+        if number:
+            ranks.gather_plain(None)
+        sums = evaluation_sums(task.loss, model, window, sums)
+    own = [float(value) for value in sums]  # device synchronisation
+    return [*own, float(isinstance(sums.counted, Tensor))]
+
+
+def _sums_of_ranks(of_ranks: Sequence[Sequence[float]]) -> EvaluationSums:
+    loss, weight, correct, counted, predicted = map(sum, zip(*of_ranks, strict=True))
     if not predicted:
         return EvaluationSums(loss, weight)
     # whole numbers, which one process divides as such

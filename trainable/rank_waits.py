@@ -5,6 +5,8 @@ What must not live here: waiting.
 
 from __future__ import annotations
 
+WITHOUT_END = 365 * 24 * 3600.0
+"""While one rank works alone, or the driver decides."""
 JOIN = 120.0
 """Without Ray, until all ranks have joined, opened the run and begun its first report."""
 JOIN_SWEEP = 600.0

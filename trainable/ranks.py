@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -31,6 +32,19 @@ class Decisions(NamedTuple):
     stops: bool = False
     saves: bool = False
     is_observed: bool = False
+
+
+@dataclass
+class Message:
+    """What a rank tells the others at the end of a context; see `Ranks.together`.
+
+    Attributes:
+        own: The value of this rank: plain data as JSON has it.
+        of_ranks: The value of each rank, after the context.
+    """
+
+    own: Any = None
+    of_ranks: list[Any] = field(default_factory=list)
 
 
 class Ranks:
@@ -77,53 +91,47 @@ class Ranks:
         """Return what the first rank decided within the last exchange; None for one process."""
         return None
 
+    def gather_plain(
+        self, value: Any, error: BaseException | None = None, *, seconds: float | None = None
+    ) -> list[Any]:
+        """Return the value of each rank, or raise on every rank if one of them has an error.
+
+        A rank with an error raises that one. The others raise an error of the same kind, with the
+        rank's number, its message and its traceback. All that ranks say to each other, but for
+        tensors and states, is such a message. So a rank that fails need not know which message the
+        others wait for.
+
+        Args:
+            value: Plain data as JSON has it.
+            error: The error of this rank, in place of a value.
+            seconds: Wait for the other ranks so long; None: as in a step.
+        """
+        del seconds
+        if error is not None:
+            raise error
+        return [value]
+
+    @contextlib.contextmanager
+    def together(self, *, seconds: float | None = None) -> Iterator[Message]:
+        """Gather the values of all ranks at the end of the context.
+
+        What one rank raises within it is raised on all, as by `gather_plain`.
+        """
+        message = Message()
+        yield message
+        message.of_ranks = self.gather_plain(message.own, seconds=seconds)
+
     def sum(self, values: Sequence[Scalar], error: BaseException | None = None) -> list[float]:
         """Return the sums over the ranks, in float64; raise if a rank has an error.
 
         Device synchronisation, where a value is on a device.
         """
-        if error is not None:
-            raise error
-        return [float(value) for value in values]
-
-    def together(
-        self,
-        error: BaseException | None,
-        *,
-        without_end: bool = False,
-        seconds: float | None = None,
-    ) -> None:
-        """Raise on every rank if one of them has an error.
-
-        A rank with an error raises that one. The others raise an error of the same kind, with the
-        rank's number, its message and its traceback.
-
-        Args:
-            error: The error of this rank.
-            without_end: Wait for the other ranks however long they take.
-            seconds: Wait for them so long; None: as in a step.
-        """
-        del without_end, seconds
-        if error is not None:
-            raise error
-
-    @contextlib.contextmanager
-    def failing_together(self, *, without_end: bool = False) -> Iterator[None]:
-        """Raise at the end of the context on every rank if one of them raised within it."""
-        del without_end
-        yield
-
-    def decide(self, numbers: Sequence[float]) -> Sequence[float]:
-        """Return the numbers of the first rank."""
-        return numbers
+        own = [float(value) for value in values] if error is None else []
+        return [sum(of_ranks) for of_ranks in zip(*self.gather_plain(own, error), strict=True)]
 
     def agree(self, value: Any) -> Any:
         """Return the first rank's value: plain data as JSON has it."""
-        return value
-
-    def gather_plain(self, value: Any) -> list[Any]:
-        """Return the value of each rank: plain data as JSON has it."""
-        return [value]
+        return self.gather_plain(value if self.is_first else None)[0]
 
     def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the first rank's state, with its tensors on the CPU; None if it has none."""

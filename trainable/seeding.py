@@ -35,12 +35,11 @@ def derive_seed(*parts: int | str) -> int:
 
 def set_seed(seed: int) -> None:
     """Seed Python, NumPy, torch on the CPU and torch on every accelerator."""
-    import numpy
     import torch
 
-    random.seed(seed)
-    numpy.random.seed(seed % _NUMPY_SEEDS)
-    torch.manual_seed(seed)
+    seed_host(seed)
+    if torch.accelerator.is_available():  # else torch takes 0.4 ms to keep the seed for one
+        torch.manual_seed(seed)
 
 
 def seed_host(seed: int) -> None:

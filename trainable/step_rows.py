@@ -17,6 +17,7 @@ from trainable.pending_steps import PendingStep, fetch_values
 from trainable.rank_values import means_of_ranks
 from trainable.ranks import Ranks
 from trainable.step import raise_if_not_finite
+from trainable.sums import Sums
 from trainable.train_state import TrainState
 
 # So a non-finite loss raises at most this many steps late; no parameter is changed in between.
@@ -64,18 +65,22 @@ class StepRows:
         """
         self._pending.append(step)
         if len(self._pending) >= _FETCH_EVERY:
-            self.fetch()
+            self._fetch(self._ranks)
 
-    def fetch(self) -> None:
+    def fetch(self) -> dict[str, float]:
         """Fetch the values of all steps and make rows of them; every rank calls this.
 
-        Device synchronisation: one transfer.
+        Device synchronisation: one transfer, and where the task logs tensors one more.
+
+        Returns:
+            What the task has logged for the epoch.
 
         Raises:
             NonFiniteLoss: A step's loss is not finite; rows are made of the steps before it.
             NonFiniteGradient: The same for its gradient norm.
         """
-        self._fetch(self._ranks)
+        (of_epoch,) = self._fetch(self._ranks, self._log.take_epoch())
+        return of_epoch
 
     def write(self) -> None:
         """Write the rows that are made, and what the task has logged besides."""
@@ -123,12 +128,14 @@ class StepRows:
         rows, self._logged, self._unreported = [*self._logged, *self._unreported], [], []
         return rows
 
-    def _fetch(self, ranks: Ranks | None) -> None:
+    def _fetch(self, ranks: Ranks | None, *more: Sums) -> list[dict[str, float]]:
+        """Make rows of all steps; return the means of `more`."""
         pending, self._pending = self._pending, []
-        all_logged = means_of_ranks([entry.logged for entry in pending], ranks)
+        all_logged = means_of_ranks([*(entry.logged for entry in pending), *more], ranks)
+        of_steps, of_more = all_logged[: len(pending)], all_logged[len(pending) :]
         values = fetch_values(pending)
         for entry, (loss, norm, clipped, weight), logged in zip(
-            pending, values, all_logged, strict=True
+            pending, values, of_steps, strict=True
         ):
             raise_if_not_finite(loss, norm, entry.step)
             metrics = {"train/loss": loss, "train/grad_norm": norm, "train/lr": entry.lr} | logged
@@ -139,6 +146,7 @@ class StepRows:
             self._state.progress.clipped += bool(clipped)
             self._unwritten.append(Row(entry.step, entry.timestamp_ms, metrics))
             self.last_metrics = metrics
+        return of_more
 
     def _fetch_and_write(self, ranks: Ranks | None) -> None:
         try:

@@ -150,12 +150,10 @@ class Reading(Ranks):
     def __init__(self, share):
         self.rank, self.size = share.rank, share.size
 
-    def sum(self, values, error=None):
-        return [self.size * value for value in super().sum(values, error)]
-
-    def gather_plain(self, value):
+    def gather_plain(self, value, error=None, *, seconds=None):
         assert value is not None
-        return [json.loads(json.dumps(value))] * self.size
+        (own,) = super().gather_plain(value, error, seconds=seconds)
+        return [json.loads(json.dumps(own))] * self.size
 
 
 class Counted(IterableDataset):

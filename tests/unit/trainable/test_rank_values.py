@@ -129,6 +129,10 @@ def test_logged_values_are_those_of_all_ranks(together):
     assert all(step["own"] != step["own"] for step in steps)  # its weight is 0
 
 
+def test_messages_of_ranks_have_any_length(together):
+    assert [ranks["long"] for ranks in together] == [[0, 4000, 8000]] * 3
+
+
 @pytest.mark.parametrize("case", ["stream", "stream in processes"])
 def test_stream_is_read_by_all_and_divided(case, alone, together):
     for number, window in enumerate(alone[case]):

@@ -151,13 +151,13 @@ def _note_operations(trainer: Trainer, found: dict[int, list[str]]) -> None:
     def noted(name: str) -> Any:
         operation = getattr(collectives, name)
 
-        def call(*arguments: Any) -> None:
+        def call(*arguments: Any) -> Any:
             found.setdefault(trainer.position, []).append(name)
-            operation(*arguments)
+            return operation(*arguments)
 
         return call
 
-    for name in ("add_up", "begin_to_add_up", "broadcast"):
+    for name in ("add_up", "begin_to_add_up", "broadcast", "gather"):
         setattr(collectives, name, noted(name))
 
 
@@ -206,6 +206,12 @@ def test_a_step_waits_for_its_gradients_alone(ends: Ends) -> None:
     inside = [ends.operations[position] for position in (1, 2, 6, 9)]  # nothing is saved there
     buckets = 4  # of at least 60 bytes, in the order of the model; by groups there would be 3
     assert inside == [["begin_to_add_up"] * buckets] * 4
+
+
+def test_a_report_takes_few_agreements(ends: Ends) -> None:
+    """Of logged values, three windows of validation, metrics, a decision, and sizes of states."""
+    after = ends.operations[4]
+    assert after[: after.index("broadcast")] == ["gather"] * 7
 
 
 def test_a_resumed_run_of_three_ranks_is_exact(ends: Ends) -> None:

@@ -48,7 +48,7 @@ class _First(Ranks):
         self.begun = value[1]
         return value
 
-    def gather_plain(self, value: Any) -> list[Any]:
+    def gather_plain(self, value: Any, *_: Any, **__: Any) -> list[Any]:
         notes: list[Any] = []
         if self.problem is None:
             self.files.add_shard(
