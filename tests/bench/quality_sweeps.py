@@ -15,12 +15,13 @@ import heapq
 import itertools
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import optuna
+from optuna.trial import FrozenTrial
 from ray.air.constants import TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
@@ -137,6 +138,10 @@ class _Memory(optuna.storages.InMemoryStorage):
 
     def transact(self, work: Callable[[], _T]) -> _T:
         return work()
+
+    def read_trials(self, study_id: int, ids: Set[int] | None) -> list[FrozenTrial]:
+        trials = self.get_all_trials(study_id, deepcopy=False)
+        return [one for one in trials if ids is None or one._trial_id in ids]
 
 
 class Ours:

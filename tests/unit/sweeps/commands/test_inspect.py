@@ -94,7 +94,6 @@ def test_show_says_what_was_drawn_around_priors(tmp_path: Path) -> None:
 TOLD = [
     (["status", "a b"], "resume"),
     (["best", "a b"], "trials"),
-    (["best", "both"], "best"),
     (["best", "both", "--export", "there"], "best"),
     (["best", "both", "--trial", "3"], "show"),
     (["stop", "a b"], "resume"),
