@@ -24,7 +24,7 @@ from trainable.collectives import Collectives
 from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group
-from trainable.rank_errors import as_error, as_note, is_told, mark_told
+from trainable.rank_errors import as_error, as_note, is_shared, mark_shared
 from trainable.ranks import Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
 
@@ -162,7 +162,7 @@ class RankGroup(Ranks):
         messages = [json.loads(part) for part in self._gather_bytes(content, seconds)]
         failed = next((note for note, _ in messages if note is not None), None)
         if failed is not None:
-            raise mark_told(error or as_error(failed))
+            raise mark_shared(error or as_error(failed))
         return [value for _, value in messages]
 
     @contextlib.contextmanager
@@ -174,7 +174,7 @@ class RankGroup(Ranks):
         except RankLost:
             raise  # there is no group any more
         except Exception as error:
-            if is_told(error):
+            if is_shared(error):
                 raise
             if self._leaves_on_failure:
                 raise self._leave(error) from None
