@@ -246,16 +246,17 @@ class RankGroup(Ranks):
         found = [owner.get(name) for owner, name in self._buffers[1]]
         self.copy_from_first([buffer for buffer in found if buffer is not None])
 
-    def next_report(self) -> bool:
-        """Wait until the first rank trains on, without a limit; return False if it was closed."""
+    def next_report(self, *, go_on: bool = True) -> bool:
+        """Wait until the first rank says whether the run continues, without a limit."""
+        said = torch.tensor([float(go_on)])
         try:
-            self.collectives.broadcast(torch.zeros(1), rank_waits.WITHOUT_END)
+            self.collectives.broadcast(said, rank_waits.WITHOUT_END)
         except RankLost:
             if self.is_first:
                 raise
             return False
         self.collectives.end_joining()
-        return True
+        return bool(said)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""
