@@ -133,7 +133,8 @@ def program_name() -> str:
     is_program = called.name == PROGRAM and called.exists()  # not a script that imports the API
     if not is_program or (found and called.samefile(found)):
         return PROGRAM
-    return os.path.relpath(called)
+    path = os.path.relpath(called)
+    return path if os.sep in path else os.path.join(os.curdir, path)  # else found on PATH alone
 
 
 def tracking_uri(root: Path) -> str:

@@ -33,7 +33,7 @@ from tracking.delivery_loop import (
     DeliveryProgress,
     Destination,
 )
-from tracking.idle_process import hasten, start_idle
+from tracking.idle_process import raise_priority, start_idle
 
 _PATIENCE_SECONDS = (0.5, 30.0)
 
@@ -66,7 +66,7 @@ class DeliveryProcess:
         The child is no idle process from then on: callers wait when no trial runs any more.
         """
         if wanted:
-            hasten(self._process)
+            raise_priority(self._process)
         _write(self._process.stdin, ["flush_now", wanted])
 
     def close(self, deadline: float) -> None:

@@ -46,14 +46,17 @@ def start_idle(
     return process
 
 
-def hasten(process: subprocess.Popen[str]) -> None:
+def raise_priority(process: subprocess.Popen[str]) -> None:
     """Give an idle process the caller's priority, because something waits for it now.
 
     The system may allow that to its administrator alone; elsewhere the process stays idle.
     """
-    with contextlib.suppress(OSError):  # forbidden, or the process has ended
-        # For each thread: priorities are theirs.
-        for thread in map(int, os.listdir(f"/proc/{process.pid}/task")):
-            if hasattr(os, "SCHED_IDLE"):
-                os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
+    if process.poll() is not None:  # another process may have its number
+        return
+    threads: list[str] = []
+    with contextlib.suppress(OSError):  # no such file system, or the process has ended
+        threads = os.listdir(f"/proc/{process.pid}/task")
+    for thread in map(int, threads):  # priorities are theirs
+        with contextlib.suppress(OSError):  # forbidden, or the thread has ended
+            os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))

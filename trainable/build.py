@@ -143,7 +143,7 @@ def open_trainer(
     if config.train.sharding != "none":
         ranks.leave_on_failure()
     with contextlib.ExitStack() as opened:
-        with ranks.together(seconds=WITHOUT_END) as told, translate_torch_errors(target):
+        with ranks.together(seconds=WITHOUT_END) as message, translate_torch_errors(target):
             compare = restore is None or (directory / BUILT).exists() or ranks.size > 1
             parts = build_parts(config, device=target, task=task, compare=compare, ranks=ranks)
             if "train.batch_size" in searched:
@@ -155,9 +155,9 @@ def open_trainer(
             )
             opened.enter_context(store.closed_on_error())
             last = until or config.budget.reports
-            told.own = [parts.summary, last, saved is not None]
-        check_built_alike([summary for summary, *_ in told.of_ranks])
-        _, last, resumes = told.of_ranks[0]
+            message.own = [parts.summary, last, saved is not None]
+        check_built_alike([summary for summary, *_ in message.of_ranks])
+        _, last, resumes = message.of_ranks[0]
         if ranks.is_first:
             for caution in parts.cautions:
                 warnings.warn(caution, TrainingCaution, stacklevel=2)

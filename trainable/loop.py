@@ -451,9 +451,9 @@ class Trainer(BaseRun):
     def _metrics_of_ranks(self, found: dict[str, float]) -> dict[str, float]:
         """Return the first rank's metrics, after a check that all ranks have the same weights."""
         norms = weight_norms(self._step.exchanged, self._ranks)
-        told = self._ranks.gather_plain([norms, self._rows.last_metrics, found])
-        check_weights_alike([norms for norms, *_ in told])
-        _, self._rows.last_metrics, found = told[0]
+        of_ranks = self._ranks.gather_plain([norms, self._rows.last_metrics, found])
+        check_weights_alike([norms for norms, *_ in of_ranks])
+        _, self._rows.last_metrics, found = of_ranks[0]
         return found
 
     def evaluate_on(

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from trainable import rank_waits
 from trainable.errors import TrainingError
+from trainable.rank_errors import with_causes
 from trainable.rank_group import RankGroup
 
 
@@ -101,10 +102,8 @@ class LoopGroup:
 
 def _clear_variables(error: BaseException) -> None:
     """Clear the variables of the functions in which an error was raised."""
-    link: BaseException | None = error
-    while link is not None:
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
+    for one in with_causes(error):
+        traceback.clear_frames(one.__traceback__)
 
 
 def _variables(ranks: RankGroup) -> dict[str, str]:

@@ -74,7 +74,7 @@ class CustomLoopRank(BaseRun):
             TrainingError: The loop failed, on this rank or another one.
         """
         try:
-            while self._steps.goes_on() and self._steps.next() is not EXHAUSTED:
+            while self._ranks.next_report() and self._steps.next() is not EXHAUSTED:
                 self._position += 1
                 self._log.take()  # else it would grow
         except Exception as error:

@@ -79,10 +79,6 @@ class LoopSteps:
             self.of_ranks = [state.get(PER_RANK) for state in (states or [])[1:]]
         return yielded
 
-    def goes_on(self) -> bool:
-        """On a further rank: wait until the first one says whether the loop continues."""
-        return self._ranks.next_report() and self._ranks.agree(None) is True
-
     def close(self) -> None:
         """Have all ranks close their generators, which run their `finally` blocks."""
         with contextlib.ExitStack() as stack:
@@ -107,8 +103,7 @@ class LoopSteps:
         """Tell the other ranks, which wait at a yield, whether the loop continues."""
         if self._others_wait:
             self._others_wait = False
-            self._ranks.next_report()
-            self._ranks.agree(go_on)
+            self._ranks.next_report(go_on=go_on)
 
     def _check_place(self, ended: list[bool]) -> None:
         """Refuse a loop that yields more or less often on a rank than on the first one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from trainable.errors import ConfigError, OutOfMemory, RankFailed, TrainingError
@@ -59,18 +60,25 @@ def as_error(note: dict[str, Any]) -> TrainingError:
     return error
 
 
-def mark_told(error: BaseException) -> BaseException:
+def mark_shared(error: BaseException) -> BaseException:
     """Mark an error that every rank of the trial raises now, and return it."""
-    error._is_told = True  # type: ignore[attr-defined]
+    error._is_shared = True  # type: ignore[attr-defined]
     return error
 
 
-def is_told(error: BaseException) -> bool:
+def is_shared(error: BaseException) -> bool:
     """Return whether every rank raises this error now, or the error that has led to it."""
+    return any(hasattr(one, "_is_shared") for one in with_causes(error))
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what has led to it, each once: errors may be causes of each other."""
+    seen: set[int] = set()
     link: BaseException | None = error
-    while link is not None and not hasattr(link, "_is_told"):
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
         link = link.__cause__ or link.__context__
-    return link is not None
 
 
 def as_system_note(error: BaseException | None) -> dict[str, Any] | None:

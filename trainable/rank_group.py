@@ -24,7 +24,7 @@ from trainable.collectives import Collectives
 from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group
-from trainable.rank_errors import as_error, as_note, is_told, mark_told
+from trainable.rank_errors import as_error, as_note, is_shared, mark_shared
 from trainable.ranks import Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
 
@@ -158,11 +158,11 @@ class RankGroup(Ranks):
     ) -> list[Any]:
         """Return the value of each rank, or raise on every rank if one of them has an error."""
         note = None if error is None else as_note(error, self.rank)
-        content = json.dumps([note, value]).encode()
+        content = json.dumps([note, value], separators=(",", ":")).encode()  # few bytes
         messages = [json.loads(part) for part in self._gather_bytes(content, seconds)]
         failed = next((note for note, _ in messages if note is not None), None)
         if failed is not None:
-            raise mark_told(error or as_error(failed))
+            raise mark_shared(error or as_error(failed))
         return [value for _, value in messages]
 
     @contextlib.contextmanager
@@ -174,7 +174,7 @@ class RankGroup(Ranks):
         except RankLost:
             raise  # there is no group any more
         except Exception as error:
-            if is_told(error):
+            if is_shared(error):
                 raise
             if self._leaves_on_failure:
                 raise self._leave(error) from None
@@ -246,16 +246,17 @@ class RankGroup(Ranks):
         found = [owner.get(name) for owner, name in self._buffers[1]]
         self.copy_from_first([buffer for buffer in found if buffer is not None])
 
-    def next_report(self) -> bool:
-        """Wait until the first rank trains on, without a limit; return False if it was closed."""
+    def next_report(self, *, go_on: bool = True) -> bool:
+        """Wait until the first rank says whether the run continues, without a limit."""
+        said = torch.tensor([float(go_on)])
         try:
-            self.collectives.broadcast(torch.zeros(1), rank_waits.WITHOUT_END)
+            self.collectives.broadcast(said, rank_waits.WITHOUT_END)
         except RankLost:
             if self.is_first:
                 raise
             return False
         self.collectives.end_joining()
-        return True
+        return bool(said)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on."""

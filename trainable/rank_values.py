@@ -82,13 +82,13 @@ def evaluate(
         own_seed = None if seed is None else share_of(ranks).seed(seed)
         with evaluated_model(model, precision=precision, seed=own_seed, average=average):
             ranks.sync_buffers(model)
-            with ranks.together() as told:
+            with ranks.together() as message:
                 sums = _own_sums(task, model, windows, ranks)
-                told.own = [sums, fetched([take_logged()])]
-        found = _sums_of_ranks([sums for sums, _ in told.of_ranks]).metrics()
+                message.own = [sums, fetched([take_logged()])]
+        found = _sums_of_ranks([sums for sums, _ in message.of_ranks]).metrics()
         metrics = as_metrics(found, task, precision.device, split)
     else:
-        with ranks.together(seconds=rank_waits.WITHOUT_END) as told:
+        with ranks.together(seconds=rank_waits.WITHOUT_END) as message:
             own: dict[str, float] | None = None
             if ranks.is_first or on_all:
                 batches = (batch for window in windows for batch in window)
@@ -96,9 +96,9 @@ def evaluate(
                     task, model, batches, precision=precision, seed=seed, average=average
                 )
                 own = as_metrics(result, task, precision.device, split)
-            told.own = [own, fetched([take_logged()])]
-        metrics = told.of_ranks[0][0]
-    (logged,) = means_of([combined([sums for _, (sums,) in told.of_ranks])])
+            message.own = [own, fetched([take_logged()])]
+        metrics = message.of_ranks[0][0]
+    (logged,) = means_of([combined([sums for _, (sums,) in message.of_ranks])])
     return metrics, logged
 
 

@@ -160,9 +160,16 @@ class Ranks:
     def sync_buffers(self, model: nn.Module) -> None:
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
 
-    def next_report(self) -> bool:
-        """Wait until the first rank trains on, without a limit; return False if it was closed."""
-        return True
+    def next_report(self, *, go_on: bool = True) -> bool:
+        """Wait until the first rank says whether the run continues, without a limit.
+
+        Args:
+            go_on: What the first rank says.
+
+        Returns:
+            What it said; false also if it was closed.
+        """
+        return go_on
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the group. The collective operations of the others raise from now on.

@@ -31,9 +31,10 @@ def init(
         written = write_starter(directory)
     for path in written:
         out.print(f"wrote {path}")
-    where = "" if directory == Path() else f"cd {shlex.quote(str(directory))} && "
-    program = program_name()
-    if program != PROGRAM:
-        program = os.path.relpath(program, directory)
+    where, program = "", program_name()
+    if directory != Path():
+        where = f"cd {shlex.quote(str(directory))} && "
+        if program != PROGRAM:
+            program = os.path.relpath(program, directory)
     run = shlex.join((program, "run", "sweep.yaml"))
     out.print(f"run it with: {where}{run}", soft_wrap=True)

@@ -221,8 +221,9 @@ def best(
         except NoVersion as error:
             fail(str(error), code=LATE)
     record = view.record(found["number"])
-    lost = view.lost_weights(view.select_weights(trial))
-    if lost is not None:
+    weights = view.select_weights(trial)
+    lost = view.lost_weights(weights)
+    if lost is not None and not weights.lacks_model:  # else the checkpoint itself is there
         found["best_checkpoint"] = None
     finish = view.finish_command(record)
     show_found(found, as_json, lambda: render.best(found, view.spec, written, lost, finish))

@@ -352,7 +352,7 @@ def best(
         lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))
     if finish is not None:
         lines.append(line(f"train it to its end: {finish}"))
-    if found["best_checkpoint"] and lost is None:
+    if found["best_checkpoint"]:
         lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
         if found["over_seeds"] is not None:
             lines.append(Text("it is that of the seed whose value is closest to this one"))

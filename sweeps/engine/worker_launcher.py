@@ -90,7 +90,7 @@ def _ask(
     """Request a worker from the fork server, and wait until it ends.
 
     Returns:
-        The worker's exit code; 1 if the server ended first, and the worker with it.
+        The worker's exit code; that of SIGKILL if the server ended first, which kills the worker.
 
     Raises:
         OSError: No worker was forked: the server has ended, does not answer, is another user's, or
@@ -123,7 +123,7 @@ def _ask(
     with contextlib.suppress(ConnectionError):  # the server has ended, and the worker with it
         if connection.recv(1) == ENDED:
             return connection.recv(1)[0]
-    return 1
+    return -signal.SIGKILL & 0xFF
 
 
 def _run_module(arguments: list[str]) -> None:

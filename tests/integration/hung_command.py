@@ -44,7 +44,11 @@ def end_hung_command(process: subprocess.Popen[Any], root: Path) -> str:
     parts += [f"{path}:\n{_last_lines(path)}" for path in _logs(root)]
     parts.append(f"heartbeats: {[path.name for path in sorted(root.glob('*/control/*'))]}")
     process.kill()
-    stdout, stderr = process.communicate(timeout=_END_SECONDS)
+    process.wait(_END_SECONDS)
+    try:
+        stdout, stderr = process.communicate(timeout=_END_SECONDS)
+    except subprocess.TimeoutExpired as late:  # another process has the pipes open
+        stdout, stderr = late.stdout, late.stderr
     return "\n\n".join([*parts, f"standard output:\n{stdout}", f"standard error:\n{stderr}"])
 
 

@@ -253,6 +253,21 @@ def _serving(user: int, patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[
         server.kill()
 
 
+def test_module_is_killed_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later attempt may succeed, as after any signal."""
+    waits = "print(flush=True); import time; time.sleep(600)"
+    with (
+        _serving(os.geteuid(), monkeypatch) as server,
+        subprocess.Popen(
+            fork_server.run_module("timeit", "-n1", "-r1", waits), stdout=subprocess.PIPE
+        ) as module,
+    ):
+        assert module.stdout is not None
+        assert module.stdout.readline() == b"\n"
+        server.kill()
+        assert module.wait(scaled(20)) == -signal.SIGKILL
+
+
 def test_failed_fork_leaves_other_forks_running(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

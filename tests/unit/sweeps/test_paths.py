@@ -68,12 +68,13 @@ def test_unknown_home_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) ->
         ("bin/sweep", "sweep"),  # the one on PATH
         ("train.py", "sweep"),  # a script that imports the API
         ("gone/sweep", "sweep"),
+        ("sweep", "./sweep"),
     ],
 )
 def test_command_starts_the_program_that_said_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str, program: str
 ) -> None:
-    for place in ("bin/sweep", "other/bin/sweep", "train.py"):
+    for place in ("bin/sweep", "other/bin/sweep", "train.py", "sweep"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).touch(mode=0o755)
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,10 @@ def test_suggested_commands_work(
         assert done.exit_code == 0, f"{given}: {done.output}"
         assert ("--export" in done.output) <= (has_model or bool(help_only))
     assert (tmp_path / "exported/model.safetensors").exists() is has_model
+    best = CliRunner().invoke(app, ["best", "small", "--root", str(tmp_path / "a b"), "--json"])
+    found = json.loads(best.stdout)
+    for one in found if metrics else [found]:
+        assert (one["best_checkpoint"] is not None) is (state is not None)
 
 
 def _save(directory: Path, state: dict[str, Any], *, value: float) -> None:
