@@ -62,9 +62,8 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_nsgaii_generation_has_size_of_startup_trials(tmp_path: Path) -> None:
     spec = spec_of("search.sampler=nsgaii", "search.startup_trials=4", "trials=14")
-    ledger = ledger_at(tmp_path / "l.db")
-    search(ledger.location.path, spec)
-    noted = [trial.system_attrs for trial in ledger.frozen_trials()]
+    search(tmp_path / "l.db", spec)
+    noted = [trial.system_attrs for trial in ledger_at(tmp_path / "l.db").frozen_trials()]
     assert [attrs["NSGAIISampler:generation"] for attrs in noted] == [0] * 4 + [1] * 4 + [
         2
     ] * 4 + [3] * 2
