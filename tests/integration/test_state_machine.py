@@ -385,7 +385,7 @@ class SweepMachine(RuleBasedStateMachine):
         self.paths = SweepPaths(Path(self.directory.name), "quad")
         self.paths.directory.mkdir()
         self.spec = parse_spec(SPEC, "quad.yaml")
-        self.reader = Ledger.create(self.paths.ledger, mode="min", sweep_id="s")
+        Ledger.create(self.paths.ledger, mode="min", sweep_id="s")
         self.outage: str | None = None
         self.server = DiskServer(Path(":memory:"), self._fault)
         self.driver: Driver | None = None
@@ -596,7 +596,7 @@ class SweepMachine(RuleBasedStateMachine):
             self.driver = None
 
     def _trials(self) -> list[TrialRecord]:
-        return self.reader.trials()
+        return Ledger.open(self.paths.ledger).trials()
 
 
 def _run(examples: int, steps: int) -> None:
