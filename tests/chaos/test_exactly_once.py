@@ -6,6 +6,8 @@ every Python of the sweep loads when it starts.
 
 from __future__ import annotations
 
+import importlib
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +27,8 @@ PLACES = {
 """`module:Class.method:N`: killed before the N-th call; `-N`: after it."""
 DELIVERY_PLACES = {
     "send and acknowledgement": "tracking.outbox:Outbox.delivered:3",
-    "preparation and claim": "tracking.outbox:Outbox.prepare:-3",
-    "claim and send": "tracking.outbox:Outbox.claim:-3",
+    "preparation and next batch": "tracking.outbox:Outbox.prepare:-3",
+    "next batch and send": "tracking.outbox:Outbox.next_batch:-3",
     "run created and remembered": "tracking.outbox:Outbox.set_run_id:2",
 }
 # In the first trial: its third generation is that of its first epoch; its third report is its
@@ -35,6 +37,14 @@ WORKER_PLACES = {
     "a commit and what follows": "trainable.storage.local:LocalFiles.commit:-3",
     "the last commit and its report": "trainable.ray_adapter:TuneTrial._next_report:-3",
 }
+
+
+@pytest.mark.parametrize(
+    "place", [*PLACES.values(), *DELIVERY_PLACES.values(), *WORKER_PLACES.values()]
+)
+def test_places_to_be_killed_at_exist(place: str) -> None:
+    module, path, _ = place.split(":")
+    assert callable(operator.attrgetter(path)(importlib.import_module(module)))
 
 
 @pytest.mark.chaos
