@@ -107,7 +107,7 @@ class StudyRecord:
         with self._mutex, translate_errors(self.location):
             try:
                 return self._storage.transact(work)
-            except BaseException:
+            except BaseException:  # also on an interruption: it was rolled back; raised again
                 self._forget()
                 raise
 

@@ -78,7 +78,7 @@ class CommandLine:
             except subprocess.TimeoutExpired:
                 found = end_hung_command(process, self.root)
                 pytest.fail(f"{command} took longer than {limit:g} s\n{found}", pytrace=False)
-            except BaseException:
+            except BaseException:  # also on an interruption: leave no process; raised again
                 process.kill()
                 raise
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
