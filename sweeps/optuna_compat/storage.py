@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Set
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
+import optuna.storages._rdb.storage as rdb
 import sqlalchemy
 from optuna.distributions import BaseDistribution
 from optuna.storages._rdb.models import (
@@ -23,6 +24,24 @@ from sqlalchemy.orm import Session
 # Optuna finds a trial by its number a dozen times in a trial's life, and reads all trials of the
 # study for it. It creates this index with its tables; older ledgers do without.
 sqlalchemy.Index("gradsweep_trial_numbers", TrialModel.study_id, TrialModel.number)
+
+
+class _VersionManager(rdb._VersionManager):
+    """Import Optuna's migrations once per process, to learn the newest revision of the tables.
+
+    Optuna imports all of them for each question: three times for a new storage, and once for each
+    that it opens. They are the same for every storage.
+    """
+
+    _migrations: ClassVar[Any] = None
+
+    def _create_alembic_script(self) -> Any:
+        if _VersionManager._migrations is None:
+            _VersionManager._migrations = super()._create_alembic_script()
+        return _VersionManager._migrations
+
+
+rdb._VersionManager = _VersionManager  # type: ignore[misc]  # RDBStorage takes it from there
 
 
 def set_trial_id(trial: FrozenTrial, value: int) -> None:

@@ -11,11 +11,14 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import optuna
 import pytest
 import sqlalchemy
+from alembic.script import ScriptDirectory
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -174,6 +177,21 @@ def test_trial_id() -> None:
     storage.set_trial_id(trial, 7)
     assert trial._trial_id == 7
     assert trial.number != 7
+
+
+def test_create_alembic_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Optuna's migrations are does not depend on the storage: one process reads them once."""
+    name = "_create_alembic_script"
+    managers = (storage._VersionManager, storage._VersionManager.__base__)
+    assert [parameters(getattr(one, name)) for one in managers] == [["self"], ["self"]]
+    storage.EditableParamsStorage("sqlite://", {}).engine.dispose()
+    newest = ScriptDirectory.get_current_head(storage._VersionManager._migrations)
+    reading = Mock(side_effect=AssertionError("the migrations are read again"))
+    monkeypatch.setattr(ScriptDirectory, "from_config", reading)
+    for _ in range(2):  # created, and opened
+        opened = storage.EditableParamsStorage(f"sqlite:///{tmp_path}/ledger.db", {})
+        assert opened.get_current_version() == opened.get_head_version() == newest
+        opened.engine.dispose()
 
 
 def test_set_trial_param_without_commit(rdb: storage.EditableParamsStorage, study_id: int) -> None:
