@@ -1,4 +1,6 @@
-"""Fixtures of all tests: one Ray per session, a clean environment, and limits that scale."""
+"""Fixtures of all tests: one Ray per session, a clean environment, limits that scale, and threads
+that wait without spinning.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,10 @@ import pytest
 from tests.chaos.fault_table import FaultTable
 from tests.seeds import SeedTable
 from tests.time_limits import scaled
+
+# Two processes of tests share the cores with all that they start. Threads of torch that spin while
+# they wait take these cores from others: training with two threads takes five times the CPU time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_configure(config: pytest.Config) -> None:

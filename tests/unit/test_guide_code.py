@@ -70,7 +70,7 @@ def _rows(config: TrialConfig, directory: Path, stops: list[int]) -> list[dict[s
     for stop in [*stops, None]:
         questions = chain(repeat(False, stop - 1), [True]) if stop else repeat(False)
         with open_trainer(
-            config, directory, device="cpu", should_stop=partial(next, questions)
+            config, directory, device="cpu", threads=1, should_stop=partial(next, questions)
         ) as trainer:
             list(trainer.events())
         assert stop is None or list(questions) == [], "it was to be interrupted, and was not"
