@@ -7,7 +7,7 @@ SBOM ?= sbom.json
 # What takes long comes first: at the end there is something short left for whoever is done.
 SUITE := tests/integration tests/gpu tests/contract tests/golden tests/unit
 
-.PHONY: help env demo test unit check docs format chaos seeds bench gpu sbom audit newest picture clean
+.PHONY: help env demo test unit check types lint contracts spelling docs format chaos seeds bench gpu sbom audit newest picture clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,12 +39,20 @@ unit: $(READY)  ## Run the quick tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/golden
 
 check: $(READY)  ## Lint, types, import contracts, spelling, and the documents as a site
+	$(MAKE) --jobs 2 --output-sync types docs lint contracts spelling
+
+types: $(READY)
+	$(BIN)/mypy
+
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+contracts: $(READY)
 	$(BIN)/lint-imports
+
+spelling: $(READY)
 	$(BIN)/codespell
-	$(MAKE) docs
 
 docs: $(READY)  ## Build the documents as a site in site/; a broken link or a public name without a docstring fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
