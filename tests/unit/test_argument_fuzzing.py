@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import string
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ from sweeps.cli import app
 ASSET = Path(__file__).parents[1] / "assets/format-1/chaos"
 SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntrials: 1\n"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-STARTED = (
-    "sweeps.engine.task_check.TaskInspector",
+STARTED = (  # each by the module that calls it
+    "sweeps.operations.check.TaskInspector",
+    "sweeps.operations.run.TaskInspector",
+    "sweeps.commands.train.TaskInspector",
     "sweeps.operations.run.attempt",
     "sweeps.operations.confirm.attempt",
     "sweeps.driver.stop_requests.stop_sweep",
-    "sweeps.publishing.export.export_best",
-    "sweeps.publishing.export.register_best",
-    "sweeps.publishing.export.draw_report",
+    "sweeps.operations.publish.export_best",
+    "sweeps.operations.publish.register_best",
+    "sweeps.operations.publish.draw_report",
     "sweeps.operations.sync.deliver",
     "sweeps.operations.removal.remove",
     "sweeps.operations.ui.serve",
@@ -90,8 +93,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def start(*_: Any, **__: Any) -> Any:
         raise Started
 
+    def escape(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a command starts a process")
+
     for target in STARTED:
         monkeypatch.setattr(target, start)
+    monkeypatch.setattr(subprocess.Popen, "__init__", escape)
     return tmp_path
 
 
