@@ -13,36 +13,54 @@ from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SWEEP = Path(sys.executable).with_name("sweep")
 PRESS_TAB = """
-source <(sweep --show-completion bash)
+source "$1"
+shift
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
 _sweep_completion sweep
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+SEARCH = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two sweeps in `runs`, one elsewhere, and one half-removed."""
+    directory = tmp_path_factory.mktemp("here")
     for root, name, count in (("runs", "digits", 12), ("runs", "wide", 1), ("other", "deep", 2)):
-        made = MadeSweep(tmp_path / root, name)
+        made = MadeSweep(directory / root, name)
         for number in range(count):
             made.paths.trial(number).mkdir(parents=True)
-    gone = MadeSweep(tmp_path / "runs", "gone")
+    gone = MadeSweep(directory / "runs", "gone")
     gone.paths.removed.root.mkdir()
     gone.paths.directory.rename(gone.paths.removed.directory)
-    (tmp_path / "runs/mlartifacts").mkdir()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (directory / "runs/mlartifacts").mkdir()
+    return directory
 
 
-def _tab(*words: str) -> list[str]:
+@pytest.fixture
+def here(sweeps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(sweeps)
+    return sweeps
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a shell reads at its start."""
+    path = tmp_path_factory.mktemp("script") / "completion.bash"
+    shown = subprocess.run([SWEEP, "--show-completion", "bash"], capture_output=True, check=True)
+    path.write_bytes(shown.stdout)
+    return path
+
+
+def _tab(script: Path, *words: str) -> list[str]:
     """What Bash offers at the end of a command line whose last word is not complete."""
-    search = f"{SWEEP.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", PRESS_TAB, "bash", "sweep", *words],
+        ["bash", "-c", PRESS_TAB, "bash", script, "sweep", *words],
         capture_output=True,
         text=True,
-        env={**os.environ, "PATH": search},
+        env={**os.environ, "PATH": SEARCH},
         check=True,
     )
     assert done.stderr == ""
@@ -68,8 +86,8 @@ def _tab(*words: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_tab_offers(words: list[str], offered: list[str]) -> None:
-    assert _tab(*words) == offered
+def test_tab_offers(script: Path, words: list[str], offered: list[str]) -> None:
+    assert _tab(script, *words) == offered
 
 
 @pytest.mark.usefixtures("here")
