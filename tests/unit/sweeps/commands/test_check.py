@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from sweeps.cli import app
 from sweeps.commands import console
 from sweeps.commands.plain_console import PlainConsole
 from sweeps.config.spec import parse_spec
+from sweeps.engine import fork_server
 from sweeps.engine.task_check import TaskInspector
 
 SPEC = """\
@@ -70,6 +71,13 @@ def loop(config, context):
     raise AssertionError("a loop is not computed before a sweep")
     yield {}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_children() -> Iterator[None]:
+    """The processes that compute the task are forks, as while a sweep runs: torch is imported."""
+    with fork_server.serving(threads=1):
+        yield
 
 
 @pytest.fixture
