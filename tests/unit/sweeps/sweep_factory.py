@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
-from tests.make_trials import ask
+from tests.make_trials import proposal
 from trainable.metrics_file import History, Row
 from trainable.storage.local import LocalFiles
 
@@ -61,6 +63,14 @@ class MadeSweep:
         )
         write_spec(self.paths.spec, self.spec)
 
+    def copy(self, root: Path) -> MadeSweep:
+        """Copy the sweep, of which nothing is being written, into another root."""
+        made = copy.copy(self)
+        made.paths = SweepPaths(root, self.paths.name)
+        shutil.copytree(self.paths.directory, made.paths.directory)
+        made.ledger = Ledger.open(made.paths.ledger)
+        return made
+
     def add(
         self,
         ending: Ending | None,
@@ -74,17 +84,22 @@ class MadeSweep:
         """
         space = {key: value.to_optuna() for key, value in self.spec.space.items()}
         if params is None:
-            sampler = RandomSampler(seed=len(self.ledger.trials()))
-            number = ask(self.ledger, space, sampler).number
+            drawn = proposal(space, RandomSampler(seed=len(self.ledger.trials())))
         else:
             drawn = Suggestion(params, {key: space[key] for key in params})
+
+        def store() -> int:
             number = self.ledger.add(drawn).number
-        for epoch, reported in enumerate(values, start=1):
-            value, *others = reported if isinstance(reported, Sequence) else [reported]
-            self.ledger.report(number, epoch=epoch, step=epoch * 10, value=value, others=others)
-        if ending is not None:
-            self.ledger.finish(number, ending, reason=reason)
-        return number
+            for epoch, reported in enumerate(values, start=1):
+                value, *others = reported if isinstance(reported, Sequence) else [reported]
+                self.ledger.report(
+                    number, epoch=epoch, step=epoch * 10, value=value, others=others
+                )
+            if ending is not None:
+                self.ledger.finish(number, ending, reason=reason)
+            return number
+
+        return self.ledger.transaction(store)
 
     def repeat(self, first: int, ending: Ending | None, *values: float) -> int:
         """Add a further seed of a configuration; returns its number."""

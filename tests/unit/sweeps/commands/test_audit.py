@@ -44,6 +44,17 @@ def _sweep(
     return sweep
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> MadeSweep:
+    return _sweep(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def sweep(template: MadeSweep, tmp_path: Path) -> MadeSweep:
+    """A sweep of thirty trials, of this test's own."""
+    return template.copy(tmp_path)
+
+
 def _audit(sweep: MadeSweep, *words: str) -> str:
     line = ["audit", sweep.paths.name, "--root", str(sweep.paths.root), *words]
     done = CliRunner().invoke(app, line)
@@ -55,8 +66,7 @@ def _cards(sweep: MadeSweep) -> dict[str, dict[str, Any]]:
     return {card["id"]: card for card in json.loads(_audit(sweep, "--json"))["cards"]}
 
 
-def test_all_cards_are_in_words_and_in_json(tmp_path: Path) -> None:
-    sweep = _sweep(tmp_path)
+def test_all_cards_are_in_words_and_in_json(sweep: MadeSweep) -> None:
     cards, said = _cards(sweep), _audit(sweep)
     assert list(cards) == list(CARDS)
     assert {card["verdict"] for card in cards.values()} <= {"pass", "warn", "not enough data"}
@@ -67,12 +77,12 @@ def test_all_cards_are_in_words_and_in_json(tmp_path: Path) -> None:
     assert cards["bounds"]["verdict"] == "warn"
     assert cards["bounds"]["figure"]["bounds"][0]["key"] == LR
     assert cards["clipping"]["figure"]["share"] == pytest.approx(0.75)
-    assert Sweep.open("small", root=tmp_path).audit()["cards"] == list(cards.values())
+    assert Sweep.open("small", root=sweep.paths.root).audit()["cards"] == list(cards.values())
 
 
-def test_commands_of_cards_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cards = _cards(_sweep(tmp_path))
+def test_commands_of_cards_are_accepted(sweep: MadeSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sweep.paths.root)
+    cards = _cards(sweep)
     commands = [shlex.split(c["command"]) for c in cards.values() if c["command"]]
     clones = [words[1:] for words in commands if words[1] == "clone"]
     assert clones
@@ -87,10 +97,9 @@ def test_commands_of_cards_are_accepted(tmp_path: Path, monkeypatch: pytest.Monk
     assert any(word.startswith(f"space.{LR}=") for word in widened)
 
 
-def test_status_and_report_show_the_audit(tmp_path: Path) -> None:
-    sweep = _sweep(tmp_path)
+def test_status_and_report_show_the_audit(sweep: MadeSweep) -> None:
     warned = [card["id"] for card in _cards(sweep).values() if card["verdict"] == "warn"]
-    line = ["status", "small", "--root", str(tmp_path)]
+    line = ["status", "small", "--root", str(sweep.paths.root)]
     assert f"audit: {len(warned)} of {len(CARDS)} warn" in CliRunner().invoke(app, line).stdout
     status = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
     assert [name for name, verdict in status["audit"].items() if verdict == "warn"] == warned
@@ -102,16 +111,14 @@ def test_status_and_report_show_the_audit(tmp_path: Path) -> None:
     assert "audit:" not in CliRunner().invoke(app, line).stdout
 
 
-def test_running_sweep_has_an_audit_but_no_resume(tmp_path: Path) -> None:
-    sweep = _sweep(tmp_path)
+def test_running_sweep_has_an_audit_but_no_resume(sweep: MadeSweep) -> None:
     sweep.add(None, 0.6)
     card = _cards(sweep)["bounds"]
     assert (card["verdict"], card["command"]) == ("warn", None)
 
 
-def test_audit_and_confirm_say_the_same_noise_floor(tmp_path: Path) -> None:
+def test_audit_and_confirm_say_the_same_noise_floor(sweep: MadeSweep) -> None:
     """Also while the seed after those that are compared is not complete."""
-    sweep = _sweep(tmp_path)
     leaders = request(sweep, top=3, until=0.99).leaders
     run(sweep, lambda n, seed: 0.3 + 0.01 * ((leaders.index(n) * 7 + seed * 3) % 5), most=7)
     confirmation = find_confirmation(sweep.view)
