@@ -14,11 +14,11 @@ from rich.text import Text
 
 from sweeps.commands.plain_console import line
 from sweeps.commands.tables import plain_table
-from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_cells, format_parameter, joined, titles
 from sweeps.paths import SweepPaths
 
 if TYPE_CHECKING:
+    from sweeps.config.spec import SweepSpec
     from sweeps.results.outcome import SweepOutcome
 
 

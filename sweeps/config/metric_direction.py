@@ -7,8 +7,10 @@ metric is reported, which only the task shows (`trainable.first_batches`).
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from sweeps.config.spec import SweepSpec
+if TYPE_CHECKING:
+    from sweeps.config.spec import SweepSpec
 
 _HIGHER = re.compile(
     "accuracy|acc|auc|auroc|auprc|f1|precision|recall|iou|miou|dice|bleu|rouge|r2|psnr|ssim|kappa|"

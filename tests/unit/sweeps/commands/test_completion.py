@@ -100,7 +100,8 @@ def test_completion_imports_nothing_slow() -> None:
         "    app(prog_name='sweep')\n"
         "except SystemExit:\n"
         "    pass\n"
-        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'sqlalchemy'} & {*sys.modules}\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'sqlalchemy', 'sweeps.config.spec'}\n"
+        "heavy &= {*sys.modules}\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
     variables = {"COMP_WORDS": "sweep show digits 1", "COMP_CWORD": "3"}
