@@ -176,10 +176,8 @@ def _best(losses: _Floats, number: int) -> _Places:
     if number in (0, len(losses)):
         return np.arange(number)
     ranks = _fast_non_domination_rank(losses, n_below=number)
-    last = np.searchsorted(np.cumsum(np.bincount(ranks)), number, side="right")
+    last = np.searchsorted(np.cumsum(np.bincount(ranks)), number)
     best, tied = np.flatnonzero(ranks < last), np.flatnonzero(ranks == last)
-    if len(best) == number:
-        return best
     values = losses[tied]
     chosen = _solve_hssp_with_cache(
         tuple(values.ravel()),

@@ -56,7 +56,7 @@ def points(space: dict[str, BaseDistribution], count: int) -> list[dict[str, Any
 
 
 def made(
-    count: int, space: dict[str, BaseDistribution], metrics: int, *, values: int
+    count: int, space: dict[str, BaseDistribution], metrics: int, *, values: int, pruned: int
 ) -> list[FrozenTrial]:
     """Return trials in all states, some of them without some of the parameters."""
     draw, found = random.Random(0), []
@@ -65,7 +65,7 @@ def made(
     for number, params in enumerate(points(space, count)):
         if draw.random() < 0.2:
             params = {key: value for key, value in params.items() if key in whole}
-        state = draw.choices(states, [6, 3, 1, 1])[0]
+        state = draw.choices(states, [6, pruned, 1, 1])[0]
         reports = range(1, 1 + draw.randint(0, 3)) if metrics == 1 else ()
         trial = create_trial(
             state=state,
@@ -127,15 +127,17 @@ def test_density_of_a_point_that_rounding_put_outside_the_space() -> None:
 @pytest.mark.parametrize(
     "directions", [["minimize"], ["maximize"], ["minimize", "maximize"]], ids=str
 )
-@pytest.mark.parametrize("values", [5, 10**6], ids=["equal values", "values"])
+@pytest.mark.parametrize(
+    ("values", "pruned"), [(5, 3), (10**6, 3), (5, 200)], ids=["equal", "different", "pruned"]
+)
 def test_suggestions_are_those_of_optuna(
-    directions: Any, space: Any, arguments: Any, values: int
+    directions: Any, space: Any, arguments: Any, values: int, pruned: int
 ) -> None:
     """For numbers of trials around those at which Optuna's weights and choices change."""
     if arguments.get("group") and len(directions) > 1:
         arguments = {**arguments, "multivariate": True}
     table = TrialTable(space, len(directions))
-    trials = made(420, space, len(directions), values=values)
+    trials = made(420, space, len(directions), values=values, pruned=pruned)
     for count in (12, 130, 420):
         asked = []
         for kind in (TPESampler, ArrayTPESampler):
