@@ -32,6 +32,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
 from sweeps.optuna_compat.samplers import IndexedQMCSampler
+from sweeps.optuna_compat.tpe import ArrayTPESampler
 from sweeps.search.gaussian_process import NotingGPSampler
 from trainable.module_names import hidden_by
 from trainable.seeding import derive_seed
@@ -223,7 +224,7 @@ class _NumberedSequence(IndexedQMCSampler):
 
 
 _CLASSES: dict[str, type[BaseSampler]] = {
-    "tpe": optuna.samplers.TPESampler,
+    "tpe": ArrayTPESampler,
     "gp": NotingGPSampler,
     "cmaes": optuna.samplers.CmaEsSampler,
     "nsgaii": optuna.samplers.NSGAIISampler,
@@ -235,6 +236,7 @@ _CLASSES: dict[str, type[BaseSampler]] = {
 _NAMES: dict[type[BaseSampler], str] = {
     optuna.samplers.QMCSampler: "qmc",
     optuna.samplers.GPSampler: "gp",
+    optuna.samplers.TPESampler: "tpe",
     **{kind: name for name, kind in _CLASSES.items()},
 }
 

@@ -7,8 +7,8 @@ trials of the ledger after three steps:
 2. `as_points` makes them points of the current space, with paused trials as ended ones, and puts
    the trials of earlier sweeps before them.
 3. `for_sampler` does what a kind of sampler needs. It takes values at one rung where lengths
-   differ (`multi_fidelity`), shows failures because of parameters as the worst (`failed_trials`),
-   and gives TPE at most so many trials (`modelled_trials`).
+   differ (`multi_fidelity`), and shows failures because of parameters as the worst
+   (`failed_trials`).
 
 The spec and the ledger decide everything. What must not live here: what is suggested (`suggest`).
 """
@@ -36,7 +36,6 @@ from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.failed_trials import failures_as_worst
-from sweeps.search.modelled_trials import modelled_trials
 from sweeps.search.multi_fidelity import OneRung, enough_at_a_rung
 from sweeps.search.seeds_as_one import seeds_as_one
 
@@ -143,15 +142,12 @@ class ShownTrials:
             sampler: The sampler.
             shown: The trials that `as_points` has returned.
         """
-        received = failures_as_worst(
+        return failures_as_worst(
             self._as_they_compare(sampler, shown),
             sampler,
             startup=self._spec.search.startup_trials,
             directions=self._ledger.directions,
         )
-        if isinstance(sampler, TPESampler) and len(self._ledger.directions) == 1:
-            return modelled_trials(received, minimize=self._ledger.minimize)
-        return received
 
     def _as_they_compare(
         self, sampler: BaseSampler, shown: list[FrozenTrial]

@@ -27,6 +27,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable
 from sweeps.search.fallback import is_known, tells_nothing
 from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
@@ -54,6 +55,7 @@ class Suggester:
         self._trials = ShownTrials(spec, ledger)
         self._space, self._distributions = self._trials.space, self._trials.distributions
         self._samplers = Samplers(spec, self._trials.warm_start)
+        self._table = TrialTable(self._distributions, len(ledger.directions))
         self._priors = PriorTrials(spec)
         self._tried = TriedPoints(self._space, self._trials.point_of)
         # The members of a population change while they train, and seeds alone may differ.
@@ -148,6 +150,8 @@ class Suggester:
         study = optuna.create_study(
             storage=scratch, directions=self._ledger.directions, sampler=sampler
         )
+        if isinstance(sampler, ArrayTPESampler):
+            scratch.shown_trials = sampler.learn_from(received, study, self._table)
         study.ask()  # calls the hook of the sampler for a new trial
         relative = sampler.infer_relative_search_space(study, scratch.draft)
         relative = {k: one for k, one in relative.items() if self._is_joint(sampler, k, one)}
@@ -217,7 +221,7 @@ class _ScratchStudy(InMemoryStorage):
 
     def __init__(self, shown: list[FrozenTrial], number: int) -> None:
         super().__init__()
-        self._shown_trials = shown
+        self.shown_trials = shown
         self._number = number
 
     @property
@@ -236,7 +240,7 @@ class _ScratchStudy(InMemoryStorage):
         deepcopy: bool = True,
         states: Any = None,
     ) -> list[FrozenTrial]:
-        shown = [t for t in self._shown_trials if states is None or t.state in states]
+        shown = [t for t in self.shown_trials if states is None or t.state in states]
         draft = super().get_all_trials(study_id, deepcopy, states)
         return [*(copy.deepcopy(shown) if deepcopy else shown), *draft]
 

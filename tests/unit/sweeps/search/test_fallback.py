@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from optuna.distributions import FloatDistribution
-from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from sweeps.config.spec import parse_spec
+from sweeps.optuna_compat.tpe import ArrayTPESampler
 from sweeps.search.fallback import is_known, tells_nothing
 from sweeps.search.gaussian_process import NotingGPSampler
 from sweeps.search.samplers import Samplers
@@ -78,9 +78,9 @@ def test_gp_leaves_a_wrong_optimum_now_and_then() -> None:
 def test_every_second_suggestion_of_gp_is_one_of_tpe() -> None:
     samplers = Samplers(parse_spec(SPEC, "s.yaml"))
     kinds = [type(samplers.of(number)) for number in range(6)]
-    assert kinds == [NotingGPSampler, TPESampler] * 3
+    assert kinds == [NotingGPSampler, ArrayTPESampler] * 3
     arguments = SPEC.replace("search: {", "search: {arguments: {deterministic_objective: true}, ")
-    assert isinstance(Samplers(parse_spec(arguments, "s.yaml")).of(1), TPESampler)
+    assert isinstance(Samplers(parse_spec(arguments, "s.yaml")).of(1), ArrayTPESampler)
 
 
 def _num_apart(points: list[dict[str, Any]]) -> int:

@@ -28,7 +28,8 @@ class MadeHistory:
     def __init__(self, spec: SweepSpec) -> None:
         self.warm_start = WarmStart([])
         self.minimize = spec.modes[0] == "min"
-        self.directions = [StudyDirection.MINIMIZE if self.minimize else StudyDirection.MAXIMIZE]
+        ways = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
+        self.directions = [ways[mode] for mode in spec.modes]
         self._trials: list[FrozenTrial] = []
         self._space = {key: one.to_optuna() for key, one in spec.search_space().ordered()}
 
