@@ -77,8 +77,10 @@ class WorkerReport:
 
         Nothing is said of what no report tells: of health signals without new rows.
         """
-        lacks_model = {LACKS_MODEL: one.get("lacks_model", False) for one in self.reports[-1:]}
-        return lacks_model | ({} if self.signals is None else {SIGNALS: self.signals})
+        found: dict[str, Any] = {} if self.signals is None else {SIGNALS: self.signals}
+        if self.reports:
+            found[LACKS_MODEL] = self.reports[-1].get("lacks_model", False)
+        return found
 
 
 Entry = WorkerReport | Callable[[], None]
