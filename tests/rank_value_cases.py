@@ -152,12 +152,12 @@ class Asking(Reading):
     """Divides its data, and adds up its evaluation, wherever torch says that there are ranks."""
 
     def build_data(self) -> Data:
-        samples = super().build_data().val
+        samples: Any = super().build_data().val
         if self.kind == "asks in a stream":
             return Data(Divided(samples, 0), Divided(samples, 0))
         share = {"num_replicas": _asked()[1], "rank": _asked()[0]}
-        val = DataLoader(samples, 4, sampler=DistributedSampler(samples, **share))  # type: ignore[arg-type]
-        return Data(samples, val, sampler=DistributedSampler(samples, **share))  # type: ignore[arg-type]
+        val = DataLoader(samples, 4, sampler=DistributedSampler(samples, **share))
+        return Data(samples, val, sampler=DistributedSampler(samples, **share))
 
     def evaluate(self, model: nn.Module, batches: Any) -> Any:
         batches = list(batches)
