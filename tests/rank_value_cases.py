@@ -6,8 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from tests.rank_training import train_as_rank
 from trainable.config import LoaderConfig, TrainConfig
@@ -141,6 +148,57 @@ class Parted(Reading):
     evaluate = Task.evaluate
 
 
+class Asking(Reading):
+    """Divides its data, and adds up its evaluation, wherever torch says that there are ranks."""
+
+    def build_data(self) -> Data:
+        samples: Any = super().build_data().val
+        if self.kind == "asks in a stream":
+            return Data(Divided(samples, 0), Divided(samples, 0))
+        share = {"num_replicas": _asked()[1], "rank": _asked()[0]}
+        val = DataLoader(samples, 4, sampler=DistributedSampler(samples, **share))
+        return Data(samples, val, sampler=DistributedSampler(samples, **share))
+
+    def evaluate(self, model: nn.Module, batches: Any) -> Any:
+        batches = list(batches)
+        seen = torch.tensor(sum(len(inputs) for inputs, _ in batches))
+        if dist.is_initialized():
+            dist.all_reduce(seen)
+        return {**Task.evaluate(self, model, batches), "samples": seen}
+
+
+def _asked() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+class Mined(Reading):
+    """Trains a sample more often the larger its loss was: each rank knows its own part alone."""
+
+    evaluate = Task.evaluate
+
+    def build_data(self) -> Data:
+        inputs, targets = Judged().build_data().train  # type: ignore[misc]
+        self.losses = torch.ones(len(inputs))
+        samples = TensorDataset(inputs, targets, torch.arange(len(inputs)))
+        return Data(samples, samples, sampler=Weighed(self))
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets, numbers = batch
+        total, weight = super().loss(model, (inputs, targets))
+        self.losses[numbers] = total.item()
+        return total, weight
+
+
+class Weighed:
+    """Draws samples by the losses that a task has seen."""
+
+    def __init__(self, task: Mined) -> None:
+        self.task = task
+
+    def __iter__(self) -> Any:
+        return iter(torch.multinomial(self.task.losses, len(self.task.losses)).tolist())
+
+
 class Rows(IterableDataset[Any]):
     """The samples of a data set, or batches of them, from a position that can be restored."""
 
@@ -161,6 +219,17 @@ class Rows(IterableDataset[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
+
+
+class Divided(Rows):
+    """Samples of which a process reads what torch says is its share."""
+
+    def __len__(self) -> int:
+        return super().__len__() // _asked()[1]
+
+    def __iter__(self) -> Any:
+        rank, size = _asked()
+        return (one for place, one in enumerate(super().__iter__()) if place % size == rank)
 
 
 class Items(IterableDataset[Any]):

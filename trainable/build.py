@@ -24,6 +24,7 @@ from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
+from trainable.group_joining import hidden_group
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.loop_rank import CustomLoopRank
@@ -337,29 +338,36 @@ def build_parts(
     set_determinism(train.deterministic)
     precision = Precision(resolve_precision(train.precision, device), device)
     data_seed = data_seed_of(config)
-    with opened_files(config.task.name) as opened:
-        set_seed(data_seed)
-        if task is None:
-            task = load_task(config.task.name, config.task.arguments)
+    with hidden_group():  # as in the check of a sweep, which has one process
+        with opened_files(config.task.name) as opened:
+            set_seed(data_seed)
+            if task is None:
+                task = load_task(config.task.name, config.task.arguments)
 
-        set_seed(data_seed)  # again: samples must not depend on what the constructor drew
-        data = check_data(task.build_data(), task)
-        set_seed(config.seed)  # again: weights must not depend on what build_data drew
-        built = _build_model(task)
-    found = list(cautions(built, data, config))
-    compared = rules_of(config.training_rules).compares_built and compare
-    workers = train.loader.num_workers > 0
-    summary = (
-        opened | summarise(task, built, data, arguments=config.task.arguments, apart=workers)
-        if compared
-        else None
-    )
+            set_seed(data_seed)  # again: samples must not depend on what the constructor drew
+            data = check_data(task.build_data(), task)
+            set_seed(config.seed)  # again: weights must not depend on what build_data drew
+            built = _build_model(task)
+        found = list(cautions(built, data, config))
+        compared = rules_of(config.training_rules).compares_built and compare
+        workers = train.loader.num_workers > 0
+        summary = (
+            opened | summarise(task, built, data, arguments=config.task.arguments, apart=workers)
+            if compared
+            else None
+        )
     synchronize_batch_norm(built, train, device=device, size=ranks.size)
     model = _prepared(built, task, config, device=device, precision=precision, ranks=ranks)
     move_modules(task, data, device)
-    train_source, val_source = open_sources(
-        task, data, config, val_seed=val_seed(config) or config.seed, device=device, ranks=ranks
-    )
+    with hidden_group():
+        train_source, val_source = open_sources(
+            task,
+            data,
+            config,
+            val_seed=val_seed(config) or config.seed,
+            device=device,
+            ranks=ranks,
+        )
     size = max(config.workers, ranks.size)  # a check of a sweep builds in one process
     if isinstance(train_source.plan, StreamPlan) and train_source.plan.batched:
         check_dealt(size, train.accumulation)

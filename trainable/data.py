@@ -35,7 +35,7 @@ from trainable.rank_data import WHOLE, RankShare
 from trainable.seeding import HostRngState, derive_seed, seed_host
 from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
-from trainable.task_code import task_code
+from trainable.task_code import data_code
 
 # Tensors move to the accelerator if they fit into this share of the memory free for this process.
 _RESIDENT_SHARE = 0.25
@@ -393,7 +393,7 @@ class _SeededWindows(Dataset[Any]):
         """Return the micro-batches of a window."""
         epoch, window, micro_size, place, *indices = request
         what = f"{self._split}: {window} of {self._count} windows of epoch {epoch + 1} came"
-        with task_code(what):
+        with data_code(what):
             return self._fetch(epoch, window, micro_size, dict(enumerate(indices, place)))
 
     def _fetch(

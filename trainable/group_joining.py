@@ -130,6 +130,22 @@ def replace_default_group(joined: JoinedGroup) -> Any:
     return group
 
 
+@contextlib.contextmanager
+def hidden_group() -> Iterator[None]:
+    """Have torch say that this process has no process group.
+
+    Libraries such as torchmetrics exchange whatever they compute once there is a group. Where the
+    other ranks do not run the same code, they would wait for each other, or add up what every rank
+    has alike. An operation that names its group works nevertheless.
+    """
+    before = dist.group.WORLD
+    dist.group.WORLD = None
+    try:
+        yield
+    finally:
+        dist.group.WORLD = before
+
+
 def _have_own_devices(store: Store, rank: int, size: int, device: torch.device) -> bool:
     """Return whether no two ranks share a GPU, as NCCL requires; True on CPUs."""
     if device.type != "cuda":

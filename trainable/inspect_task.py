@@ -109,7 +109,7 @@ def inspect_config(
         # These run the model, so they come last. `check_resumable` comes first of them: it
         # compares the state before and after the first pass.
         check_resumable(parts)
-        cautions = quick_check(parts, resumed=resumed)
+        cautions = quick_check(parts, resumed=resumed, workers=config.workers)
         first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
         if whole_steps:

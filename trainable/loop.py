@@ -47,7 +47,7 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep
 from trainable.precision import Precision, device_name
-from trainable.rank_checks import check_weights_alike, weight_norms
+from trainable.rank_checks import check_order_alike, check_weights_alike, weight_norms
 from trainable.rank_values import evaluate
 from trainable.ranks import Decisions
 from trainable.report_plan import ReportPlan
@@ -329,6 +329,7 @@ class Trainer(BaseRun):
                 self._hooks.epoch_start(progress.epoch)
                 progress.sums = self._log.end_step(taken=True)
             progress.epoch_begun = True
+            check_order_alike(self._train.plan, progress.epoch, self._ranks)
             self._windows = iter(self._train.windows(progress.epoch, progress.window))
         window = self._next_window(self._windows)
         if window is not None:

@@ -13,9 +13,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from trainable.data import Plan
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
 from trainable.ranks import Ranks
+from trainable.samplers import SampledPlan
 
 _SHOWN = 3
 _REMEDY = (
@@ -97,6 +99,30 @@ def check_weights_alike(norms: Sequence[list[str]]) -> None:
                 "same step, and what else changes weights must do the same on each: let no hook "
                 "and no optimizer draw from the global random generators, or depend on the rank; "
                 "seed a generator of its own"
+            )
+
+
+def check_order_alike(plan: Plan, epoch: int, ranks: Ranks) -> None:
+    """Refuse a sampler that chooses other samples on one rank; every rank must call it.
+
+    Each rank trains its part of what its own sampler has chosen.
+
+    Raises:
+        TaskError: It does, in this epoch.
+    """
+    if ranks.size == 1 or not isinstance(plan, SampledPlan):
+        return
+    with ranks.together() as message:
+        message.own = plan.digest(epoch)
+    for rank, digest in enumerate(message.of_ranks):
+        if digest != message.of_ranks[0]:
+            raise TaskError(
+                f"the sampler chooses other samples for epoch {epoch + 1} on rank {rank} than on "
+                "rank 0; each rank trains its part of each batch, so all must choose alike; let "
+                "nothing in the sampler depend on the rank. If it weighs samples by what was "
+                "trained, each rank has seen its own part: collect what it saw since the epoch "
+                "began, and add it up over the ranks in on_epoch_end(), by "
+                "torch.distributed.all_reduce(); or write resources.workers: 1"
             )
 
 

@@ -15,6 +15,7 @@ from trainable import rank_waits
 from trainable.averaging import Average
 from trainable.default_evaluation import EvaluationSums, evaluation_sums
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
+from trainable.group_joining import hidden_group
 from trainable.precision import Precision
 from trainable.rank_data import share_of
 from trainable.ranks import Ranks
@@ -92,9 +93,10 @@ def evaluate(
             own: dict[str, float] | None = None
             if ranks.is_first or on_all:
                 batches = (batch for window in windows for batch in window)
-                result = run_evaluation(
-                    task, model, batches, precision=precision, seed=seed, average=average
-                )
+                with hidden_group():
+                    result = run_evaluation(
+                        task, model, batches, precision=precision, seed=seed, average=average
+                    )
                 own = as_metrics(result, task, precision.device, split)
             message.own = [own, fetched([take_logged()])]
         metrics = message.of_ranks[0][0]

@@ -8,6 +8,7 @@ What must not live here: fetching samples (`data.py`), or checking samplers (`sp
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -22,7 +23,7 @@ from trainable.seeding import (
     seed_generators_of,
     seed_host,
 )
-from trainable.task_code import task_code
+from trainable.task_code import data_code
 
 _MOST_PER_SAMPLE = 100
 """A sampler that gives so many times the number of samples is taken to be endless."""
@@ -88,6 +89,13 @@ class SampledPlan:
             yield order[first : first + size]
             first += size
 
+    def digest(self, epoch: int) -> str:
+        """Return what tells the order of an epoch, and its windows, from another one."""
+        self._go_to(epoch)
+        order = hashlib.sha256(self._order.numpy().tobytes())
+        order.update(repr(self._window_sizes()).encode())
+        return order.hexdigest()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the order of the current epoch."""
         return {
@@ -136,7 +144,7 @@ class SampledPlan:
     def _draw(self, epoch: int) -> tuple[Tensor, list[int] | None]:
         """Ask the sampler for an epoch; return its indices, and the sizes of its lists."""
         seed = derive_seed(self.seed, "sampler", epoch)
-        with preserved_host_rng(), task_code("the sampler"):
+        with preserved_host_rng(), data_code("the sampler"):
             seed_host(seed)
             seed_generators_of(self._sampler, seed)
             for one in (self._sampler, getattr(self._sampler, "sampler", None)):

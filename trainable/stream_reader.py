@@ -32,7 +32,7 @@ from trainable.seeding import (
 )
 from trainable.splits import has_state
 from trainable.task import Batch
-from trainable.task_code import task_code
+from trainable.task_code import data_code
 from trainable.train_state import check_state
 
 
@@ -123,7 +123,7 @@ class StreamReader:
 
     def _start(self, place: Place) -> None:
         stream = self._stream
-        with task_code(f"{self._format.split}: the start of the stream"):
+        with data_code(f"{self._format.split}: the start of the stream"):
             self._seed("start")
             if callable(getattr(stream, "set_epoch", None)):
                 stream.set_epoch(self._epoch)
@@ -179,7 +179,7 @@ class StreamReader:
                 own = [item for number, item in enumerate(items, first) if share.has(number)]
                 size = sum(map(_batch_length, items))
                 return Window(own, size, self._number, summary=summary)
-            with task_code(f"{format.split}: collate"):
+            with data_code(f"{format.split}: collate"):
                 seed_host(share.seed(self._derived("collate", self._windows - 1)))
                 size, own = share.micro_size(format.micro_items), items[share.part(len(items))]
                 parts = [own[first : first + size] for first in range(0, len(own), size)]
@@ -207,7 +207,7 @@ class StreamReader:
 
     def _continue_items(self, most: int) -> list[Any]:
         format = self._format
-        with task_code(f"{format.split}: window {self._windows + 1} of epoch {self._epoch + 1}"):
+        with data_code(f"{format.split}: window {self._windows + 1} of epoch {self._epoch + 1}"):
             return list(islice(self._iterator, most))
 
     def _seed(self, *parts: int | str) -> None:
@@ -224,7 +224,7 @@ def save_state(stream: Any) -> Any:
     Raises:
         TaskError: It has objects other than tensors and plain data.
     """
-    with task_code("state_dict() of the stream"):
+    with data_code("state_dict() of the stream"):
         state = encode(stream.state_dict())
     try:
         check_state(state, "state_dict() of the stream")
@@ -235,7 +235,7 @@ def save_state(stream: Any) -> Any:
 
 def load_state(stream: Any, state: Any) -> None:
     """Let a stream continue from a state that `save_state` returned."""
-    with task_code("load_state_dict() of the stream"):
+    with data_code("load_state_dict() of the stream"):
         stream.load_state_dict(decode(state, None, torch.device("cpu")))
 
 

@@ -35,7 +35,7 @@ from trainable.stream_reader import (
     save_state,
 )
 from trainable.task import Batch, Data
-from trainable.task_code import task_code
+from trainable.task_code import data_code
 
 
 @dataclass
@@ -320,7 +320,7 @@ def open_stream(
 
 def first_items(stream: Any, most: int) -> list[Any]:
     """Return the first items of a stream."""
-    with task_code("the first samples of the stream"):
+    with data_code("the first samples of the stream"):
         return list(islice(iter(stream), most))
 
 

@@ -30,6 +30,7 @@ from trainable.forms import (
     batch_problem,
     broadcast_targets,
     mean_problem,
+    of_whole_batch,
     output_problem,
     result_problem,
     unweighted_sum,
@@ -76,7 +77,7 @@ _OTHER_NAMES = {
 """Methods of Lightning and of the Hugging Face trainer, and the method of a task for each."""
 
 
-def quick_check(parts: Parts, *, resumed: bool = False) -> list[str]:
+def quick_check(parts: Parts, *, resumed: bool = False, workers: int = 1) -> list[str]:
     """Check a task's methods, a few samples and their loss.
 
     This changes the model's state and the random generators: do not train the model afterwards.
@@ -84,6 +85,7 @@ def quick_check(parts: Parts, *, resumed: bool = False) -> list[str]:
     Args:
         parts: The parts of a run; not compiled.
         resumed: Whether the run has begun. What it may have done so far is then only warned of.
+        workers: How many ranks the run will have.
 
     Returns:
         Cautions, a sentence each.
@@ -106,10 +108,14 @@ def quick_check(parts: Parts, *, resumed: bool = False) -> list[str]:
             batch, halves, drawn = first_batch(data, "train", _SAMPLES)
             batch, *halves = (move(one, device) for one in (batch, *halves))
             with parts.precision.autocast():
-                found = _loss_cautions(
-                    task, parts.model, batch, [] if drawn else halves, resumed=resumed
+                cautions += _loss_cautions(
+                    task,
+                    parts.model,
+                    batch,
+                    [] if drawn else halves,
+                    resumed=resumed,
+                    workers=workers,
                 )
-                cautions += found
     except TaskError as problem:
         if problem.__cause__ is None:
             raise
@@ -221,7 +227,13 @@ def first_batch(data: Data, split: str, most: int) -> tuple[Batch, list[Batch], 
 
 
 def _loss_cautions(
-    task: Task, model: nn.Module, batch: Batch, halves: Sequence[Batch], *, resumed: bool
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    halves: Sequence[Batch],
+    *,
+    resumed: bool,
+    workers: int,
 ) -> Iterator[str]:
     if type(task).loss is Task.loss and (problem := batch_problem(batch)) is not None:
         raise TaskError(problem)
@@ -251,6 +263,8 @@ def _loss_cautions(
     targets = batch[1] if isinstance(batch, Sequence) and len(batch) == 2 else None
     if len(outputs) == 3 and _is_broadcast(outputs[0], targets, whole, parts):
         yield broadcast_targets(outputs[0], targets)  # type: ignore[arg-type]
+    elif workers > 1 and not _adds_up(whole, parts) and not is_mean(whole, parts):
+        yield of_whole_batch(workers)
 
 
 _Numbers = tuple[float, float]
@@ -296,7 +310,11 @@ def _is_broadcast(
     longer, shorter = sorted((output, targets), key=lambda one: -one.ndim)
     if longer.shape != (*shorter.shape[:1], 1, *shorter.shape[1:]):
         return False
-    return not _close(whole[0], sum(loss for loss, _ in parts)) and not is_mean(whole, parts)
+    return not _adds_up(whole, parts) and not is_mean(whole, parts)
+
+
+def _adds_up(whole: _Numbers, parts: Sequence[_Numbers]) -> bool:
+    return _close(whole[0], sum(loss for loss, _ in parts))
 
 
 def is_mean(whole: tuple[Scalar, Scalar], halves: Sequence[tuple[Scalar, Scalar]]) -> bool:

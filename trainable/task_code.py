@@ -15,8 +15,22 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from trainable.errors import TaskError
+from trainable.group_joining import hidden_group
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def data_code(what: str) -> Iterator[None]:
+    """Run the code of a task's data, as `task_code` does, and as on the only rank of a trial.
+
+    The ranks divide what it gives. Libraries that ask torch would divide it once more.
+
+    Args:
+        what: What the code should return.
+    """
+    with hidden_group(), task_code(what):
+        yield
 
 
 @contextmanager

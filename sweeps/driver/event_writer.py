@@ -18,7 +18,14 @@ from sweeps.config.logged_params import RunStart
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import PbtPerturbation
-from sweeps.ledger.ledger import Ending, Ledger, LedgerReport, TrialRecord
+from sweeps.ledger.ledger import (
+    LACKS_MODEL,
+    SIGNALS,
+    Ending,
+    Ledger,
+    LedgerReport,
+    TrialRecord,
+)
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import Failure
 from sweeps.population.pbt_exploit import without_unbegun
@@ -65,9 +72,15 @@ class WorkerReport:
         return with_rows[-1] if with_rows else None
 
     @property
-    def lacks_model(self) -> bool:
-        """Whether the trial's checkpoints have no model, by its last report."""
-        return any(one.get("lacks_model", False) for one in self.reports[-1:])
+    def standing(self) -> dict[str, Any]:
+        """What holds of the trial since this result, as its attributes in the ledger have it.
+
+        Nothing is said of what no report tells: of health signals without new rows.
+        """
+        found: dict[str, Any] = {} if self.signals is None else {SIGNALS: self.signals}
+        if self.reports:
+            found[LACKS_MODEL] = self.reports[-1].get("lacks_model", False)
+        return found
 
 
 Entry = WorkerReport | Callable[[], None]
@@ -192,9 +205,10 @@ class EventWriter:
         """Return for how long workers have trained a trial, by the ledger."""
         return self._ledger.trial(number).seconds or 0.0
 
-    def signals(self, number: int) -> list[str]:
-        """Return the health signals that the ledger has of a trial."""
-        return list(self._ledger.trial(number).signals or ())
+    def standing(self, number: int) -> dict[str, Any]:
+        """Return what the ledger has of a trial; see `WorkerReport.standing`."""
+        record = self._ledger.trial(number)
+        return {SIGNALS: list(record.signals or ()), LACKS_MODEL: record.lacks_model}
 
     def promoted(self, number: int, start: RunStart) -> None:
         """Record that a paused trial resumes, perhaps with other parameters."""

@@ -24,23 +24,23 @@ class Ranked(Task):
 
     def __init__(self, *, directory: str, what: str) -> None:
         self._directory, self._what = Path(directory), what
-        self._steps, self._rank = 0, 0
+        self._steps = 0
 
     def build_model(self) -> nn.Module:
         return nn.Linear(3, 2)
 
     def build_data(self) -> Data:
-        if torch.distributed.is_initialized():
-            self._rank = torch.distributed.get_rank()
-            (self._directory / f"{self._what}-{self._rank}-{os.getpid()}").touch()
-            print(f"rank {self._rank} builds its data")
         inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
         tensors = (inputs, torch.arange(32) % 2)
         return Data(train=tensors, val=tensors)
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         self._steps += model.training
-        if self._steps == 6 and self._rank == 1 and self._what != "nothing":
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
+        if self._steps == 1 and rank is not None:
+            (self._directory / f"{self._what}-{rank}-{os.getpid()}").touch()
+            print(f"rank {rank} trains")
+        if self._steps == 6 and rank == 1 and self._what != "nothing":
             self._happen()
         return super().loss(model, batch)
 

@@ -84,7 +84,7 @@ def test_ranks_stay_for_the_next_trial(swept: CommandLine) -> None:
 def test_each_rank_has_its_own_output(swept: CommandLine) -> None:
     number = _trial(swept, "nothing")["number"]
     text = swept.ok("logs", "ranks", str(number))
-    assert text.index("rank 0 builds") < text.index("[rank 1]") < text.index("rank 1 builds")
+    assert text.index("rank 0 trains") < text.index("[rank 1]") < text.index("rank 1 trains")
 
 
 def test_devices_of_all_ranks_are_counted(swept: CommandLine) -> None:

@@ -20,7 +20,7 @@ task: {{name: "ranks_task:Ranked", directory: {directory}, what: nothing}}
 metric: val/loss
 mode: min
 trials: 2
-budget: {{epochs: 6}}
+budget: {{epochs: 100}}
 space: {{{workers}: {{choice: [2, 1]}}}}
 search: {{sampler: grid, try_first: []}}
 train: {{batch_size: 8}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.rank_training import Groups, config, curve, to_end
-from tests.rank_value_cases import Parted, Reading, run_all, run_rank
+from tests.rank_value_cases import Asking, Mined, Parted, Reading, run_all, run_rank, said
 from trainable.build import open_trainer
 from trainable.group_joining import GroupPlace, listen
 from trainable.local_ranks import LocalRanks
@@ -26,13 +26,22 @@ KINDS = {
     "stream": {},
     "batches": {"accumulation": 3},
     "own": {"loader": {"num_workers": 1}},
+    "asks": {"loader": {"num_workers": 1}},
+    "asks in a stream": {},
 }
+TASKS = {"own": Reading, "asks": Asking, "asks in a stream": Asking, "mined": Mined}
 
 
 def _configured(kind, workers):
-    name = f"{Reading.__module__}:{(Reading if kind == 'own' else Parted).__name__}"
+    name = f"{Reading.__module__}:{TASKS.get(kind, Parted).__name__}"
     task = {"name": name, "kind": kind}
-    train = {"batch_size": 6, "accumulation": 1, "epochs": 2, "every": "2 steps", **KINDS[kind]}
+    train = {
+        "batch_size": 6,
+        "accumulation": 1,
+        "epochs": 2,
+        "every": "2 steps",
+        **KINDS.get(kind, {}),
+    }
     return config(workers, task, **train)
 
 
@@ -53,6 +62,7 @@ def both(tmp_path_factory):
     found = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
     runs = [(_configured(kind, 3), path / "three") for kind, path in found.items()]
     runs += [(_configured("stream", 3), found["stream"] / "stopped")] * 2
+    runs.append((_configured("mined", 3), tmp_path_factory.mktemp("mined")))
     cases = f"{run_rank.__module__}:{run_rank.__name__}"
     with LocalRanks(3) as children, listen() as listening:
         place = GroupPlace(*listening.getsockname()[:2], 3, timeout=60.0)
@@ -71,9 +81,14 @@ def both(tmp_path_factory):
         with groups.first(len(KINDS) + 1) as run:
             assert run.resumed_at == 3
             to_end(run)
+        with groups.first(len(KINDS) + 2) as run:
+            first["mined"] = said(lambda: to_end(run))
         others = children.ends()
     assert [end.error for end in others if end.error] == []
-    assert {end for one in others for end in one.result["ends"]} == {""}
+    for one in others:
+        *ends, mined = one.result["ends"]
+        assert set(ends) == {""}
+        one.result["mined"] = mined.split(": ", 1)
     return [first, *(end.result for end in others)], found
 
 
@@ -155,6 +170,11 @@ def test_data_that_differ_between_ranks_are_refused(case, kind, text, together):
         assert ranks[case][0] == kind
         assert text in ranks[case][1]
         assert ranks["at last"] == [3.0]
+
+
+def test_sampler_that_chooses_otherwise_on_a_rank_is_refused(together):
+    for _, message in (ranks["mined"] for ranks in together):
+        assert "chooses other samples for epoch 2 on rank 1" in message
 
 
 @pytest.mark.parametrize("kind", KINDS)

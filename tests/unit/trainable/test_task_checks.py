@@ -138,6 +138,25 @@ def test_mean_of_a_resumed_run_is_only_warned_of(configure):
     assert "the gradient is 4 times too small" in caution
 
 
+def _contrastive(self, model, batch):
+    outputs = model(batch[0])
+    own = torch.arange(len(outputs))
+    return F.cross_entropy(outputs @ outputs.T, own, reduction="sum"), len(outputs)
+
+
+@pytest.mark.parametrize(
+    ("methods", "workers", "warns"),
+    [({"loss": _contrastive}, 2, True), ({"loss": _contrastive}, 1, False), ({}, 2, False)],
+)
+def test_loss_of_a_whole_batch_gets_a_warning_with_several_ranks(
+    configure, methods, workers, warns
+):
+    task = type("Custom", (Plain,), methods)()
+    parts = build_parts(configure(), device=torch.device("cpu"), task=task)
+    cautions = quick_check(parts, workers=workers)
+    assert [f"resources.workers is {workers}" in one for one in cautions] == [True] * warns
+
+
 def _sum_of_one(self, model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), 1
 
