@@ -85,6 +85,12 @@ def test_hard_problems_are_searched_and_compared_with_random(tmp_path):
     assert "of 2" in result.row
 
 
+@pytest.mark.parametrize("search", hard.SEARCHES)
+def test_each_search_meets_hard_problems(search, monkeypatch):
+    monkeypatch.setattr(hard, "BUDGET", 4)
+    assert hard.measure("conditional", 4, search, 0)["trials"] == 4
+
+
 def test_holm_corrects_for_the_number_of_problems():
     assert hard.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert hard.holm([0.6, 0.3]) == [0.6, 0.6]
