@@ -141,7 +141,7 @@ def show(rows: list[Row]) -> list[Result]:
     for row in rows:
         found.setdefault((row["problem"], row["workers"], row["search"]), []).append(row)
     chances = _chances(found)
-    lines = [
+    lines: list[tuple[str, ...]] = [
         (
             "problem",
             "workers",
@@ -169,7 +169,7 @@ def show(rows: list[Row]) -> list[Result]:
         lines.append(
             (
                 *(problem, str(workers), search, str(len(mine)), middle),
-                *((f"{one:.2g}" for one in chances[key]) if key in chances else ("", "")),
+                *([f"{one:.2g}" for one in chances[key]] if key in chances else ["", ""]),
                 *(f"{np.median(trials):.0f}", f"{failed:.0%}"),
             )
         )
