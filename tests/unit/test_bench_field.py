@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import sys
@@ -322,6 +323,14 @@ def test_each_peer_has_a_program_and_pinned_packages():
         if one.environment:
             pinned = (here / "requirements" / f"{one.environment}.txt").read_text().splitlines()
             assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in pinned)
+
+
+@pytest.mark.parametrize("program", sorted({one.program for one in searches.PROGRAMS.values()}))
+def test_each_peer_compares_from_the_first_rung_on(program):
+    """Their libraries are not in this environment; a default may be as long as a training."""
+    tree = ast.parse((Path(process.__file__).parent / "programs" / f"{program}.py").read_text())
+    read = {ast.unparse(one) for one in ast.walk(tree) if isinstance(one, ast.Subscript)}
+    assert "problem['grace']" in read
 
 
 def test_random_points_of_a_table_are_its_own():

@@ -85,6 +85,39 @@ def test_hard_problems_are_searched_and_compared_with_random(tmp_path):
     assert "of 2" in result.row
 
 
+@pytest.mark.parametrize("search", hard.SEARCHES)
+def test_rules_with_rungs_free_workers_of_hard_problems(search, monkeypatch):
+    """Of four first reports some are stopped or paused by `asha` and its kin, by others none."""
+    monkeypatch.setattr(hard, "BUDGET", 4)
+    rungs = search.endswith(("asha", "asha_promote", "hyperband"))
+    assert (hard.measure("conditional", 4, search, 0)["trials"] > 4) == rungs
+
+
+def test_holm_corrects_for_the_number_of_problems():
+    assert hard.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert hard.holm([0.6, 0.3]) == [0.6, 0.6]
+    assert hard.holm([]) == []
+
+
+@pytest.mark.parametrize(("regrets", "worse"), [((1.0, 3.0), 0), ((1.0, 1.0), 0), ((3.0, 2.0), 1)])
+def test_a_search_is_worse_if_it_is_after_correction(regrets, worse):
+    """Of two problems, on one of which 8 seeds of each are clearly apart."""
+    rows = [
+        {"problem": problem, "workers": 1, "search": search, "seed": seed, "regret": regret}
+        | {"trials": 20, "failed": 0, "distinct": 0}
+        for problem, search, regret in (
+            ("mixed", "random", 2.0),
+            ("mixed", "tpe", regrets[0]),
+            ("conditional", "random", 3.0),
+            ("conditional", "tpe", regrets[1]),
+        )
+        for seed in range(8)
+    ]
+    (result,) = hard.show(rows)
+    assert result.ours == worse
+    assert "of 2" in result.row
+
+
 @pytest.mark.parametrize(
     ("name", "best"),
     [
