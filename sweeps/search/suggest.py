@@ -209,7 +209,8 @@ class Suggester:
 
     def _inside(self, params: Mapping[str, Any]) -> dict[str, Any]:
         space = self._space.distributions
-        return {k: v for k, v in params.items() if k in space and space[k].contains(v)}
+        inside = {k: v for k, v in params.items() if k in space and space[k].contains(v)}
+        return {k: space[k].normalize(v) for k, v in inside.items()}
 
 
 class _ScratchStudy(InMemoryStorage):
