@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import CheckpointError, StorageError
+from trainable.exit_reason import exit_with
 from trainable.lazy_imports import without_collection
 from trainable.storage.locate import files_at
 
@@ -301,5 +302,4 @@ if __name__ == "__main__":
             found = export_weights(sys.argv[1], Path(sys.argv[2]))
             print(json.dumps({**found._asdict(), "files": dict(found.files)}))
         except CheckpointError as error:
-            print(error, file=sys.stderr)
-            sys.exit(STORAGE_UNAVAILABLE if isinstance(error, StorageError) else 1)
+            exit_with(error, STORAGE_UNAVAILABLE if isinstance(error, StorageError) else 1)

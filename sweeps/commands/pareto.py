@@ -71,4 +71,7 @@ def outcome(out: Console, result: SweepOutcome) -> None:
 def _head(count: int) -> str:
     if count == 1:
         return "best: one trial, which no other beats in any metric"
-    return f"best: {count} trials on the Pareto front, each better than any other in some metric"
+    return (
+        f"best: {count} trials on the Pareto front: none is better than another one in a metric "
+        "without being worse in one"
+    )

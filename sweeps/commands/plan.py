@@ -97,18 +97,23 @@ def plan(
     if hours is not None and trials is not None:
         fail("--hours and --trials exclude each other; omit one of them", code=WRONG_INPUT)
     with input_errors():
-        spec, document = load_with_positions(file, settings or [])
+        given = [*(settings or []), *([] if trials is None else [f"trials={trials}"])]
+        spec, document = load_with_positions(file, given)
         if write is not None and write.exists():
             raise UserError(
                 f"{write} exists already; nothing is overwritten; remove it, or choose another "
                 "name"
             )
         notes = err if as_json else out
-        messages.choices(notes, document)
         for module in spec.modules:  # warn before the import
             messages.sentence(notes, f"imports {module}, whose code runs", style="")
         with document.attach_locations(), err.status("measuring some steps"):
             found = plan_sweep(file, spec, hours=hours, trials=trials)
+            if document.choices and found.plan.trials != spec.trials:
+                # `auto` chooses by the number of trials, which the hours decide.
+                spec, document = load_with_positions(file, [*given, f"trials={found.plan.trials}"])
+                found = plan_sweep(file, spec, hours=hours)
+        messages.choices(notes, document)
         changed = None if write is None else write_plan(found, document, write, settings or [])
     result = found.as_dict() | {"written": None if write is None else str(write)}
     show_found(result, as_json, lambda: _text(found))

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from sweeps.config.constraints import Constraint, parse_constraint
 from sweeps.config.error_messages import nearest
 from sweeps.config.prior_checks import prior_faults
+from sweeps.config.range_checks import range_faults
 from sweeps.config.search_space import MOST_DRAWS, SearchSpace
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.sections import SearchConfig
@@ -68,6 +69,8 @@ def search_faults(
     if (whole := _whole(data, sound, search)) is None:
         return
     trials = data.get("trials")
+    if not drawn:  # a sweep of an earlier release keeps the ranges that it has
+        yield from range_faults(sound, search)
     yield from _warm_start_faults(search, data)
     yield from prior_faults(whole, search, _optimizer_of(data))
     wrong = list(_constraint_faults(whole, search))

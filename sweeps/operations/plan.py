@@ -83,13 +83,13 @@ def plan_sweep(
         file: The spec's file.
         spec: The spec.
         hours: Find how many trials end within so many hours; None: those of the spec.
-        trials: Plan so many trials instead of those of the spec.
+        trials: How many trials the user asks for, if the space must have as many points.
 
     Raises:
         UserError: The spec or the task is wrong, or the hours buy no trial.
     """
     if trials is not None:
-        spec = _with_trials(spec, trials)
+        _refuse_too_many(spec, trials)
     checked = check_sweep(file, spec, thorough=False, whole_steps=True)
     if hours is not None and checked.plan.seconds is None:
         raise UserError(
@@ -181,20 +181,17 @@ def _with_rule(spec: SweepSpec, **changed: Any) -> SweepSpec:
     )
 
 
-def _with_trials(spec: SweepSpec, trials: int) -> SweepSpec:
-    most = trials if trials <= spec.trials else spec.max_trials(trials)
-    if most < trials:
+def _refuse_too_many(spec: SweepSpec, trials: int) -> None:
+    if (most := spec.max_trials(trials)) < trials:
         raise UserError(
             [
                 Issue(
                     ("trials",),
-                    f"--trials {trials} is too many: this sweep can have at most {most}; a "
-                    "population keeps its size, and no point of a space is tried twice; plan "
-                    "fewer, or add values to the space",
+                    f"--trials {trials} is too many: this sweep can have at most {most}, as no "
+                    "point of a space is tried twice; plan fewer, or add values to the space",
                 )
             ]
         )
-    return spec.model_copy(update={"trials": trials})
 
 
 def _plan_of(checked: CheckResult, spec: SweepSpec, hours: float | None) -> SweepPlan:

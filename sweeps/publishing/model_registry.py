@@ -20,6 +20,7 @@ from sweeps.store_access import reach_tracking
 from tracking.registry import NotRegistered, register_model
 from trainable.config import TrialConfig
 from trainable.errors import TrainingError
+from trainable.exit_reason import exit_with
 from trainable.export import load_model
 from trainable.task_import import prepare_process
 
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> None:
         view = SweepStatus(SweepPaths(Path(root), name))
         version = register_best(view, int(number), model, pickled=form == "pickle")
     except (NoBest, NotRegistered, TrainingError) as error:
-        sys.exit(str(error))
+        exit_with(error)
     sys.stdout.write(f"{version}\n")  # the answer, which `export.register_best` reads
 
 

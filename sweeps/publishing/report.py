@@ -42,6 +42,7 @@ from sweeps.results.sweep_status import STATES
 from sweeps.results.tested_trials import tested_trials
 from sweeps.results.usage import usage
 from trainable.errors import StorageError
+from trainable.exit_reason import exit_with
 from trainable.lazy_imports import without_collection
 
 _LEADERS = 10
@@ -252,7 +253,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         write_report(SweepPaths(Path(root), name), Path(target))
     except (ValueError, OSError, LedgerError, StorageError) as problem:
-        sys.exit(str(problem))
+        exit_with(problem)
 
 
 if __name__ == "__main__":

@@ -105,9 +105,27 @@ class Samplers:
         Raises:
             SamplerRejected: The sampler cannot be built.
         """
+        return self._of(number, self._seed_of(number, attempt), tried)
+
+    def of_priors(self, number: int, attempt: int) -> BaseSampler:
+        """Build the sampler of a trial that is drawn around priors.
+
+        It suggests the parameters without a prior, with a seed that no other trial has. Of a
+        sequence of points it takes none.
+
+        Args:
+            number: As in `of`.
+            attempt: As in `of`.
+        """
+        place = 0 if self._sampler == "qmc" else number
+        return self._of(place, self._seed_of("prior", number, attempt), frozenset())
+
+    def _seed_of(self, *parts: str | int) -> int:
         # The seed of a first attempt leaves the attempt out; most trials have only one.
-        parts = ("sampler", number, attempt) if attempt else ("sampler", number)
-        seed = derive_seed(self._seed, *parts) % _SEEDS
+        kept = parts if parts[-1] else parts[:-1]
+        return derive_seed(self._seed, "sampler", *kept) % _SEEDS
+
+    def _of(self, number: int, seed: int, tried: Set[PointKey]) -> BaseSampler:
         with warnings.catch_warnings():
             # Some samplers are experimental; the pinned version of Optuna bounds their changes.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

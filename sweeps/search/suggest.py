@@ -113,16 +113,13 @@ class Suggester:
             return None
         return lambda attempt: self._priors.values(number, attempt, earlier)
 
-    def _number_for_sampler(self, number: int, prior: PriorValues | None) -> int:
-        """Return the number by which a trial's sampler is seeded, and its place in a sequence.
+    def _place_in_sequence(self, number: int) -> int:
+        """Return the number of a trial among those that are not drawn around priors.
 
-        Trials that are drawn around priors have numbers of their own, beyond those of the others.
-        So they are in addition to the sampler's sequence, and replace nothing in it.
+        So trials around priors are in addition to the sampler's sequence, and replace nothing.
         """
         if not self._priors.any:
             return number
-        if prior is not None:
-            return self._spec.trials + number
         earlier = self._trials.of_search()[:number]
         return number - sum(PRIORS in trial.user_attrs for trial in earlier)
 
@@ -141,7 +138,10 @@ class Suggester:
         """
         is_grid = self._spec.search.sampler == "grid"
         tried = self._tried.keys(own) if is_grid else frozenset()
-        sampler = self._samplers.of(self._number_for_sampler(number, prior), attempt, tried)
+        if prior is None:
+            sampler = self._samplers.of(self._place_in_sequence(number), attempt, tried)
+        else:
+            sampler = self._samplers.of_priors(number, attempt)
         received = self._trials.for_sampler(sampler, shown)
         may_fall_back = isinstance(sampler, GPSampler) and prior is None
         if may_fall_back and tells_nothing(received):
@@ -213,7 +213,8 @@ class Suggester:
 
     def _inside(self, params: Mapping[str, Any]) -> dict[str, Any]:
         space = self._space.distributions
-        return {k: v for k, v in params.items() if k in space and space[k].contains(v)}
+        inside = {k: v for k, v in params.items() if k in space and space[k].contains(v)}
+        return {k: space[k].normalize(v) for k, v in inside.items()}
 
 
 class _ScratchStudy(InMemoryStorage):

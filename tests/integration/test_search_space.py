@@ -53,6 +53,22 @@ def test_initial_points_come_first_then_the_sampler(tmp_path: Path, sampler: str
     assert search(tmp_path / "died.db", spec, deaths=[0, 1, 2, 6]) == once
 
 
+@pytest.mark.parametrize("sampler", [*LEARNING, "qmc", "grid"])
+def test_initial_points_may_have_lists_and_mappings(tmp_path: Path, sampler: str) -> None:
+    options = "[[64, 64], [128], {wide: 9}, none]"
+    points = "[{task.layers: [128]}, {task.layers: {wide: 9}, task.n: 2}]"
+    spec = spec_of(
+        f"space={{task.layers: {{choice: {options}}}, task.n: {{int: [1, 2]}}}}", "trials=8",
+        f"search.try_first={points}", f"search.sampler={sampler}", "search.startup_trials=3",
+    )  # fmt: skip
+    found = search(tmp_path / "l.db", spec)
+    configs = [spec.trial_config(n, params).task.arguments for n, params in enumerate(found)]
+    assert configs[0]["layers"] == [128]
+    assert configs[1] == {"layers": {"wide": 9}, "n": 2}
+    assert len({str(one) for one in configs}) == 8, "each point is tried once"
+    check_search_changes(spec, with_overrides(spec, ["trials=9"]), 8)
+
+
 # Conditions
 
 

@@ -49,6 +49,8 @@ def bounds(data: AuditData) -> Card:
     if len(ranked) < _FEWEST:
         text = f"{len(ranked)} trials have a result; the card needs {_FEWEST}."
         return _card("not enough data", text, remedy="run more trials")
+    if flat := data.all_equal([t.value or 0.0 for t in ranked]):
+        return _card("not enough data", flat)
     acts = _acting(data, ranked, leaders)
     found = [one for one in _at_ends(data, ranked, leaders, keys) if acts(one)]
     known = {one.bound.key for one in found}

@@ -37,6 +37,8 @@ def convergence(data: AuditData) -> Card:
         if floor is None:
             text += f", or {_FEWEST} if the noise of seeds is known, as after sweep confirm"
         return _card("not enough data", f"{text}.", remedy="run more trials")
+    if flat := data.all_equal(values):
+        return _card("not enough data", flat)
     gained = median(values) - values[0]
     if gained <= 0:
         text = f"The better half of {count} trials have the same value."

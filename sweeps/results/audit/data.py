@@ -133,6 +133,12 @@ class AuditData:
         found = [t for t in found if math.isfinite(t.value or 0.0)]
         return sorted(found, key=lambda t: (self.loss(t.value or 0.0), t.state != "complete"))
 
+    def all_equal(self, losses: Sequence[float]) -> str | None:
+        """Return a sentence if several results are all the same, so that they rank no trial."""
+        if len(losses) < 2 or len(set(losses)) > 1:
+            return None
+        return f"All {len(losses)} trials with a result have the same {self.metric}."
+
     @property
     def params(self) -> dict[int, Mapping[str, Any]]:
         """The parameters by trial; none if trials changed theirs."""

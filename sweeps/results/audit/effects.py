@@ -35,9 +35,11 @@ def effects(data: AuditData) -> Card:
     shares = shares_of(data)
     where = f"{data.metric} at {data.word} {at}" if at else data.metric
     if shares is None:
+        if flat := data.all_equal([*losses.values()]):
+            return _card("not enough data", flat)
         text = (
-            f"{len(losses)} trials have a comparable result: too few for the effects of "
-            f"{len(data.space)} parameters."
+            f"{len(losses)} trials have a comparable result, {len(set(losses.values()))} of them "
+            f"different: too few for the effects of {len(data.space)} parameters."
         )
         return _card("not enough data", text, remedy="run more trials")
     known = rank_effects(losses, data.params, list(data.space))

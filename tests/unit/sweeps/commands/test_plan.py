@@ -159,6 +159,25 @@ def test_written_spec_has_the_overrides(plan: Plan, tmp_path: Path) -> None:
         assert written == load_spec(tmp_path / "s.yaml", settings[1::2])
 
 
+@pytest.mark.parametrize("asked", [("--trials", "60"), ("--hours", "2")])
+@pytest.mark.parametrize("trials", [1, 2])
+def test_auto_chooses_by_the_planned_number_of_trials(
+    plan: Plan, tmp_path: Path, trials: int, asked: tuple[str, ...]
+) -> None:
+    """One trial needs no stopping rule, and two no sampler that learns; sixty do."""
+    settings = (f"trials={trials}", "search=auto", "early_stopping=auto")
+    options = [part for one in settings for part in ("-s", one)]
+    done = plan(*options, *asked, "--write", "new.yaml", new=("new.yaml",))
+    assert done.exit_code == 0, done.output
+    written = load_spec(tmp_path / "new.yaml")
+    assert written.trials > written.search.startup_trials
+    chosen = (written.search.sampler, written.early_stopping.scheduler)
+    assert chosen == ("tpe", "asha_promote")
+    assert "auto takes sampler tpe" in done.stdout
+    assert "asha_promote (this spec)" in done.stdout
+    assert written == load_spec(tmp_path / "s.yaml", [*settings, f"trials={written.trials}"])
+
+
 def test_existing_file_is_never_overwritten(plan: Plan, tmp_path: Path) -> None:
     done = plan("--write", "s.yaml")
     assert done.exit_code == 2

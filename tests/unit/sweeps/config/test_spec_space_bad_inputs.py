@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from sweeps.config.spec import parse_spec
 from tests.golden.messages import compare_messages
 from tests.unit.sweeps.spec_errors import HEAD, refusal
 
@@ -233,9 +234,43 @@ CASES = [
         HEAD + "space:\n  train.optimizer.lr: {prior: 0.01}\n",
         id="39 prior without a distribution",
     ),
+    pytest.param(
+        HEAD + "space:\n  task.a: {int: [9007199254740993, 9007199254741003], step: 2}\n",
+        id="whole numbers beyond those of a float",
+    ),
+    pytest.param(
+        HEAD + "space:\n  task.a: {logint: [1, 9007199254740993]}\n",
+        id="logint beyond the whole numbers of a float",
+    ),
+    pytest.param(
+        HEAD + "space:\n  task.a: {quniform: [0, 1.0e+9, 0.1]}\n",
+        id="more steps than a float tells apart",
+    ),
+    pytest.param(
+        HEAD + "space:\n  task.a: {quniform: [1.0e+9, 1000000001, 0.001]}\n",
+        id="few steps far from 0",
+    ),
+    pytest.param(
+        HEAD + "space:\n  task.a: {uniform: [-1.7e+308, 1.7e+308]}\n",
+        id="range wider than the largest number",
+    ),
+    pytest.param(
+        HEAD + "space:\n  task.a: {loguniform: [1.0e-300, 1.0e+300]}\n",
+        id="ratio above the largest number",
+    ),
+    pytest.param(
+        HEAD + "space:\n  task.a: {logint: [1, 1000000000]}\nsearch: {sampler: gp}\n",
+        id="more values than gp lists",
+    ),
 ]
 
 
 @pytest.mark.parametrize("text", CASES)
 def test_invalid_space_is_refused(request: pytest.FixtureRequest, text: str) -> None:
     compare_messages(request, refusal(text))
+
+
+@pytest.mark.parametrize("text", CASES[-7:])
+def test_sweep_that_exists_keeps_a_range_that_is_refused_now(text: str) -> None:
+    for drawn in (None, 3):
+        assert parse_spec(text, "s.yaml", drawn=drawn).space

@@ -24,10 +24,12 @@ def _points(draw: random.Random, count: int) -> list[Point]:
     return [{key: draw.random() for key in SPACE} for _ in range(count)]
 
 
-def _searched(draw: random.Random, loss: Callable[[Point], float], count: int = 80) -> AuditData:
+def _searched(
+    draw: random.Random, loss: Callable[[Point], float], count: int = 80, noise: float = 0.02
+) -> AuditData:
     """A random search over three parameters, whose trials reported once."""
     points = _points(draw, count)
-    values = [loss(point) + draw.gauss(0, 0.02) for point in points]
+    values = [loss(point) + draw.gauss(0, noise) for point in points]
     trials = [
         AuditTrial(number, "complete", point, value, {1: value})
         for number, (point, value) in enumerate(zip(points, values, strict=True))
@@ -369,6 +371,20 @@ def test_crowded_parameter_without_effect_is_not_at_a_bound() -> None:
     for acting, verdict in ((True, "warn"), (False, "pass")):
         cards = [CARDS["bounds"](_crowded(seed, acting=acting)) for seed in range(10)]
         assert sum(card.verdict == verdict for card in cards) >= 9
+
+
+@pytest.mark.parametrize("card", ["bounds", "effects", "convergence"])
+def test_equal_results_rank_no_trials(card: str) -> None:
+    """Neither is anything sound, nor would more trials help: the metric shows nothing."""
+    found = CARDS[card](_searched(random.Random(0), lambda _: 1.0, noise=0.0))
+    assert found.verdict == "not enough data"
+    assert found.evidence == "All 80 trials with a result have the same val/loss."
+    assert found.remedy is None
+
+
+def test_few_different_results_are_named() -> None:
+    found = CARDS["effects"](_searched(random.Random(0), lambda p: p["a"] > 0.5, noise=0.0))
+    assert "80 trials have a comparable result, 2 of them different: too few" in found.evidence
 
 
 def test_sampler_that_still_learns_has_not_converged() -> None:

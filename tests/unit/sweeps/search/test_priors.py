@@ -218,6 +218,20 @@ def test_priors_take_nothing_from_the_sampler_s_sequence(sampler: str) -> None:
     assert not {trials[number].params[NORM] for number in around} & {p[NORM] for p in rest}
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_more_trials_repeat_no_value_of_earlier_ones(sampler: str) -> None:
+    """What a resume with more trials draws is not what was drawn around priors."""
+    spec = _spec(search=f"{{sampler: {sampler}, try_first: [], startup_trials: 40}}")
+    history = History(_is_good_at_small_rates)
+    for trials in (10, 40):
+        suggester = Suggester(spec.model_copy(update={"trials": trials}), history)
+        for number in range(len(history.frozen_trials()), trials):
+            history.add(suggester.propose(number))
+    drawn = [trial.params[NORM] for trial in history.frozen_trials()]
+    assert len(_around(history.frozen_trials())) > 3
+    assert len({f"{norm:.12g}" for norm in drawn}) == len(drawn)
+
+
 def test_conditional_parameter_has_its_prior_where_it_exists() -> None:
     trials = _search(_spec(CONDITIONAL))
     first, *rest = (trials[number].params for number in _around(trials))
