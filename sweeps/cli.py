@@ -121,7 +121,6 @@ def train(
             parser=read_path,
             metavar="FILE",
             help="The sweep's YAML file; with --trial, the name of a sweep.",
-            show_default=False,
         ),
     ],
     settings: Overrides = None,
@@ -131,7 +130,6 @@ def train(
             parser=read_whole(0),
             metavar="K",
             help="Train this trial of a sweep again, exactly, and compare it with the trial.",
-            show_default=False,
         ),
     ] = None,
     root: Root = None,
@@ -142,7 +140,6 @@ def train(
             parser=read_path,
             metavar="DIR",
             help="Save checkpoints there, and resume from them; default: keep nothing.",
-            show_default=False,
         ),
     ] = None,
     figures: Annotated[
@@ -152,7 +149,6 @@ def train(
             parser=read_path,
             metavar="DIR",
             help="Write figures there: gradient norms, learning rate, metrics.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -23,7 +23,6 @@ def export(
             parser=read_path,
             metavar="DIR",
             help="Write trials.csv and curves.csv into this directory.",
-            show_default=False,
         ),
     ] = None,
     parquet: Annotated[
@@ -33,7 +32,6 @@ def export(
             parser=read_path,
             metavar="DIR",
             help="Write trials.parquet and curves.parquet into this directory.",
-            show_default=False,
         ),
     ] = None,
     root: Root = None,

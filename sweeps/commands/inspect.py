@@ -86,7 +86,6 @@ def trials(
             "--sort",
             metavar="COLUMN",
             help="Sort by `value` (the best first), a parameter, epoch, step, state or duration.",
-            show_default=False,
         ),
     ] = None,
     top: Annotated[
@@ -96,7 +95,6 @@ def trials(
             parser=read_whole(1),
             metavar="N",
             help="Show the first N trials.",
-            show_default=False,
         ),
     ] = None,
     state: Annotated[
@@ -105,7 +103,6 @@ def trials(
             "--state",
             metavar="STATE",
             help="Show trials that are waiting, running, complete, pruned or failed.",
-            show_default=False,
         ),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -159,7 +156,6 @@ def best(
             parser=read_path,
             metavar="DIR",
             help="Write the trial's weights and configuration there.",
-            show_default=False,
         ),
     ] = None,
     register: Annotated[
@@ -168,7 +164,6 @@ def best(
             "--register",
             metavar="MODEL",
             help="Register the model in MLflow under this name, with the alias `best`.",
-            show_default=False,
         ),
     ] = None,
     pickled: Annotated[
@@ -235,7 +230,6 @@ def compare(
         typer.Argument(
             metavar="NAME",
             help="The sweeps' names.",
-            show_default=False,
             autocompletion=sweep_names,
         ),
     ],
@@ -269,7 +263,6 @@ def diff(
             parser=read_whole(0),
             metavar="A",
             help="A trial's number.",
-            show_default=False,
             autocompletion=trial_numbers,
         ),
     ],
@@ -279,7 +272,6 @@ def diff(
             parser=read_whole(0),
             metavar="B",
             help="Another trial's number.",
-            show_default=False,
             autocompletion=trial_numbers,
         ),
     ],
@@ -305,7 +297,6 @@ def report(
             parser=read_path,
             metavar="FILE",
             help="The file to write; default: NAME-report.html in the working directory.",
-            show_default=False,
         ),
     ] = None,
     root: Root = None,

@@ -62,7 +62,6 @@ def plan(
             parser=_read_hours,
             metavar="H",
             help="Find how many trials end within so many hours.",
-            show_default=False,
         ),
     ] = None,
     trials: Annotated[
@@ -72,7 +71,6 @@ def plan(
             parser=read_whole(1),
             metavar="N",
             help="Plan so many trials instead of those of the spec.",
-            show_default=False,
         ),
     ] = None,
     settings: Overrides = None,
@@ -83,7 +81,6 @@ def plan(
             parser=read_path,
             metavar="NEW",
             help="Write the spec with that number of trials into a new file.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -42,7 +42,6 @@ def reproduce(
             metavar="CHECKPOINT",
             help="Start at the first, latest or best checkpoint, or at that of an epoch; default: "
             "at the beginning.",
-            show_default=False,
         ),
     ] = None,
     ignore: Annotated[
@@ -51,7 +50,6 @@ def reproduce(
             "--ignore",
             metavar="METRIC",
             help="Do not compare this metric, such as a time that the task measures; repeatable.",
-            show_default=False,
         ),
     ] = None,
     directory: Annotated[
@@ -61,7 +59,6 @@ def reproduce(
             parser=read_path,
             metavar="DIR",
             help="Keep the new run there; default: keep nothing.",
-            show_default=False,
         ),
     ] = None,
     root: Root = None,
