@@ -26,13 +26,13 @@ from trainable import heartbeat
 from trainable.base_run import (
     BaseRun,
     RunReport,
+    best_metrics,
     check_names,
     describe,
-    is_better,
     is_out_of_patience,
-    metrics_at_best,
     num_ranks_of,
     one_number,
+    update_best,
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -126,7 +126,6 @@ class CustomLoop(BaseRun):
         accept_workers: bool = False,
     ) -> None:
         self._config = config
-        self._ranks = ranks
         self._read_config, self._reads = record_reads(config)
         self._searched = searched
         self._name = config.task.name
@@ -167,7 +166,9 @@ class CustomLoop(BaseRun):
         self._yielded: set[str] = set()  # names of metrics
         self._warned: set[str] = set()  # metrics found missing
         self._unreported = _without_metric(earlier, config.metrics)
-        super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
+        super().__init__(
+            store=store, history=history, ranks=ranks, resumed_at=resumed_at, earlier=earlier
+        )
         self.ranks_before = num_ranks_of(saved)
 
     @property
@@ -195,58 +196,52 @@ class CustomLoop(BaseRun):
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
         """
-        try:
-            yield from self._events()
-        except Exception as error:
-            self._ranks.close(error)  # the other ranks raise, too
-            raise
-
-    def _events(self) -> Iterator[RunReport]:
-        progress, epochs = self._progress, self._last
-        stopping = False
-        if self._is_over():
-            yield self._make_report([], finished=True)
-        while not self._is_over() and not stopping:
-            heartbeat.beat("report")
-            yielded = self._steps.next()
-            if yielded is EXHAUSTED:
-                if not progress.metrics:
-                    raise TaskError(
-                        f"{self._name} ended without a report; it must yield a dict of metrics, "
-                        "such as {'val/loss': 0.5}, at least once"
+        with self._errors_reach_ranks():
+            progress, epochs = self._progress, self._last
+            stopping = False
+            if self._is_over():
+                yield self._make_report([], finished=True)
+            while not self._is_over() and not stopping:
+                heartbeat.beat("report")
+                yielded = self._steps.next()
+                if yielded is EXHAUSTED:
+                    if not progress.metrics:
+                        raise TaskError(
+                            f"{self._name} ended without a report; it must yield a dict of "
+                            "metrics, such as {'val/loss': 0.5}, at least once"
+                        )
+                    self._check_metric()
+                    yield self._make_report(self._take_rows(), finished=True)
+                    return
+                metrics, state = self._check(yielded)
+                if self._is_new:
+                    self._is_new = False
+                    self._check_reads()
+                value, new_best = self._record(metrics)
+                stopping = self._should_stop() or self.position >= self.stop_at
+                if state is not None:
+                    self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
+                    self.store.maybe_save(
+                        lambda state=state: self._snapshot(state),  # type: ignore[misc]
+                        step=progress.epoch,
+                        epoch=progress.epoch,
+                        end_of_epoch=True,
+                        value=value,
+                        new_best=new_best,
+                        final=stopping or self._is_over(),
+                        before_commit=self._history.sync,
                     )
-                self._check_metric()
-                yield self._make_report(self._take_rows(), finished=True)
-                return
-            metrics, state = self._check(yielded)
-            if self._is_new:
-                self._is_new = False
-                self._check_reads()
-            value, new_best = self._record(metrics)
-            stopping = self._should_stop() or self.position >= self.stop_at
-            if state is not None:
-                self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
-                self.store.maybe_save(
-                    lambda state=state: self._snapshot(state),  # type: ignore[misc]
-                    step=progress.epoch,
-                    epoch=progress.epoch,
-                    end_of_epoch=True,
-                    value=value,
-                    new_best=new_best,
-                    final=stopping or self._is_over(),
-                    before_commit=self._history.sync,
-                )
-            elif progress.epoch >= epochs and epochs < self._config.budget.reports:
-                raise ConfigError(
-                    f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
-                    "yielded no state to resume from; a loop that pauses yields a pair of "
-                    "metrics and state; yield one, or write asha, median or none",
-                    key="early_stopping.scheduler",
-                )
-            elif stopping:
-                self.store.wait()
-            if value is not None or self._is_over():
-                yield self._make_report(self._take_rows(), finished=self._is_over())
+                elif progress.epoch >= epochs and epochs < self._config.budget.reports:
+                    raise ConfigError(
+                        f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
+                        "yielded no state to resume from; a loop that pauses yields a pair of "
+                        "metrics and state; yield one, or write asha, median or none",
+                        key="early_stopping.scheduler",
+                    )
+                elif stopping:
+                    self.store.wait()
+                if value is not None or self._is_over():
+                    yield self._make_report(self._take_rows(), finished=self._is_over())
 
     def _is_over(self) -> bool:
         progress = self._progress
@@ -340,26 +335,19 @@ class CustomLoop(BaseRun):
         """
         progress, config = self._progress, self._config
         progress.epoch += 1
-        metric, *secondary = config.metrics
         self._yielded.update(metrics)
         lacking = [name for name in config.metrics if name not in metrics]
-        value = None if lacking else metrics[metric]
+        value = None if lacking else metrics[config.metrics[0]]
         checked = () if lacking else config.metrics
         broken = [name for name in checked if not math.isfinite(metrics[name])]
-        is_best = (
-            value is not None and not broken and is_better(value, progress.best, config.modes[0])
+        is_best = value is not None and update_best(
+            progress, math.nan if broken else value, config.modes[0]
         )
-        if is_best:
-            progress.best = value
-        if value is not None:
-            progress.since_best = 0 if is_best else progress.since_best + 1
         self._health.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
-        best = metrics_at_best(secondary, metrics, progress.metrics, is_best=is_best)
         numbers = dict.fromkeys(("epoch", config.budget.report_word), float(progress.epoch))
         of_row = memory | metrics | numbers
-        if progress.best is not None:
-            of_row |= {f"best/{metric}": progress.best, **best}
+        of_row |= best_metrics(config.metrics, progress, metrics, is_best=is_best)
         row = Row(progress.epoch, int(self._wall_clock() * 1000), of_row)
         logged = self._log.take_rows(self._yielded.union(config.metrics))
         self._log.step = progress.epoch + 1

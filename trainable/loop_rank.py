@@ -43,7 +43,7 @@ class CustomLoopRank(BaseRun):
         ranks: Ranks,
         accept_workers: bool = False,
     ) -> None:
-        self._device, self._ranks = device, ranks
+        self._device = device
         self._log = Log()  # without a directory: nothing is recorded
         context, _ = open_context(
             config, directory, device, None, self._log, ranks, accept_workers=accept_workers
@@ -54,6 +54,7 @@ class CustomLoopRank(BaseRun):
         super().__init__(
             store=NoCheckpoints(directory),
             history=NoHistory(directory),
+            ranks=ranks,
             resumed_at=context.epoch,
         )
 
@@ -73,13 +74,10 @@ class CustomLoopRank(BaseRun):
         Raises:
             TrainingError: The loop failed, on this rank or another one.
         """
-        try:
+        with self._errors_reach_ranks():
             while self._ranks.next_report() and self._steps.next() is not EXHAUSTED:
                 self._position += 1
                 self._log.take()  # else it would grow
-        except Exception as error:
-            self._ranks.close(error)
-            raise
         yield from ()
 
     def _release(self) -> None:
