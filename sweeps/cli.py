@@ -29,6 +29,7 @@ from sweeps.commands.console import (
     input_errors,
     loaded,
     out,
+    path_option,
     read_path,
     read_whole,
     view_of,
@@ -135,20 +136,14 @@ def train(
     root: Root = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            parser=read_path,
-            metavar="DIR",
-            help="Save checkpoints there, and resume from them; default: keep nothing.",
+        path_option(
+            "--dir", "DIR", "Save checkpoints there, and resume from them; default: keep nothing."
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(
-            "--figures",
-            parser=read_path,
-            metavar="DIR",
-            help="Write figures there: gradient norms, learning rate, metrics.",
+        path_option(
+            "--figures", "DIR", "Write figures there: gradient norms, learning rate, metrics."
         ),
     ] = None,
 ) -> None:

@@ -68,14 +68,14 @@ def read_numbers(option: str, texts: Sequence[str]) -> list[int]:
         raise typer.BadParameter(error.message, param_hint=f"'{option}'") from None
 
 
+def path_option(flag: str, metavar: str, help_text: str) -> Any:
+    """Return an option that takes a file or directory."""
+    return typer.Option(flag, parser=read_path, metavar=metavar, help=help_text)
+
+
 Root = Annotated[
     Path | None,
-    typer.Option(
-        "--root",
-        parser=read_path,
-        metavar="DIR",
-        help="Directory of all sweeps; default: $SWEEP_ROOT, or ./runs.",
-    ),
+    path_option("--root", "DIR", "Directory of all sweeps; default: $SWEEP_ROOT, or ./runs."),
 ]
 File = Annotated[
     Path,

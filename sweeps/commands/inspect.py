@@ -22,7 +22,7 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
-    read_path,
+    path_option,
     read_whole,
     show_found,
     trial_option,
@@ -151,12 +151,7 @@ def best(
     ] = False,
     export: Annotated[
         Path | None,
-        typer.Option(
-            "--export",
-            parser=read_path,
-            metavar="DIR",
-            help="Write the trial's weights and configuration there.",
-        ),
+        path_option("--export", "DIR", "Write the trial's weights and configuration there."),
     ] = None,
     register: Annotated[
         str | None,
@@ -292,11 +287,10 @@ def report(
     name: Name,
     output: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             "--output",
-            parser=read_path,
-            metavar="FILE",
-            help="The file to write; default: NAME-report.html in the working directory.",
+            "FILE",
+            "The file to write; default: NAME-report.html in the working directory.",
         ),
     ] = None,
     root: Root = None,

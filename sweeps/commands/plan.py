@@ -22,7 +22,7 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
-    read_path,
+    path_option,
     read_whole,
     show_found,
 )
@@ -76,11 +76,8 @@ def plan(
     settings: Overrides = None,
     write: Annotated[
         Path | None,
-        typer.Option(
-            "--write",
-            parser=read_path,
-            metavar="NEW",
-            help="Write the spec with that number of trials into a new file.",
+        path_option(
+            "--write", "NEW", "Write the spec with that number of trials into a new file."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -20,7 +20,7 @@ from sweeps.commands.console import (
     err,
     fail,
     input_errors,
-    read_path,
+    path_option,
     show_found,
     trial_option,
     view_of,
@@ -54,12 +54,7 @@ def reproduce(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            parser=read_path,
-            metavar="DIR",
-            help="Keep the new run there; default: keep nothing.",
-        ),
+        path_option("--dir", "DIR", "Keep the new run there; default: keep nothing."),
     ] = None,
     root: Root = None,
     as_json: AsJson = False,
