@@ -23,6 +23,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
+from trainable.find_task import load_loop, load_task
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
@@ -50,7 +51,7 @@ from trainable.step import Step, translate_torch_errors
 from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan
-from trainable.task import Data, Task, check_data, load_loop, load_task
+from trainable.task import Data, Task, check_data
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
 from trainable.train_state import TrainState

@@ -15,7 +15,8 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from sweeps.commands import render
-from sweeps.config.spec import SearchConfig, parse_spec
+from sweeps.config.sections import SearchConfig
+from sweeps.config.spec import parse_spec
 from sweeps.formatting import format_best
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.ranking import undominated

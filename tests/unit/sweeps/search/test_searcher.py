@@ -12,7 +12,8 @@ import pytest
 import yaml
 from ray.tune.search import Searcher
 
-from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
+from sweeps.config.sections import EarlyStoppingConfig
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.schedulers import make_scheduler
