@@ -37,8 +37,9 @@ from sweeps.driver.tune_loop import tune_trials
 from sweeps.early_stopping.schedulers import TIME, make_scheduler
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine, plan
-from sweeps.ledger.ledger import Ending, Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.sqlite import LedgerFile
+from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.results.observer import ShutdownNotices
 from sweeps.results.sweep_progress import SweepProgress

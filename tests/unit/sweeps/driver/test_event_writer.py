@@ -12,7 +12,8 @@ import pytest
 
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LedgerError, LockLost
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
+from sweeps.ledger.attributes import ACCUMULATION, SIGNALS
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.sweep_lock import lock_lost

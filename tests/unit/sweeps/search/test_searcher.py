@@ -18,9 +18,10 @@ from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.errors import LockLost, SpecError
-from sweeps.ledger.attributes import WOULD_STOP
-from sweeps.ledger.ledger import ACCUMULATION, Ledger, TrialRecord
+from sweeps.ledger.attributes import ACCUMULATION, WOULD_STOP
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
