@@ -6,12 +6,13 @@ What must not live here: how a run trains (`loop.py`, `custom_loop.py`), or when
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy
 from torch import Tensor
@@ -24,6 +25,8 @@ from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
 from trainable.ranks import Ranks
 from trainable.task_registry import nearest
+
+_R = TypeVar("_R", bound="BaseRun")
 
 MAX_METRICS = 5_000
 """The most metric names of a run: enough for several metrics of each of a thousand classes. Each
@@ -57,6 +60,22 @@ class RunReport:
     signals: list[str] = field(default_factory=list)
     out_of_patience: bool = False
     lacks_model: bool = False
+
+
+def errors_reach_ranks(
+    events: Callable[[_R], Iterator[RunReport]],
+) -> Callable[[_R], Iterator[RunReport]]:
+    """Decorate `events`: what this rank raises, the others raise, too."""
+
+    @functools.wraps(events)
+    def wrapped(self: _R) -> Iterator[RunReport]:
+        try:
+            yield from events(self)
+        except Exception as error:
+            self._ranks.close(error)
+            raise
+
+    return wrapped
 
 
 class BaseRun(ABC):
@@ -120,15 +139,6 @@ class BaseRun(ABC):
     @abstractmethod
     def events(self) -> Iterator[RunReport]:
         """Train, and yield a report after each evaluation."""
-
-    @contextmanager
-    def _errors_reach_ranks(self) -> Iterator[None]:
-        """Raise an error of this rank on the others, too."""
-        try:
-            yield
-        except Exception as error:
-            self._ranks.close(error)
-            raise
 
     def close(self) -> None:
         """End the loop's processes and wait for pending writes. Safe to call twice."""

@@ -29,6 +29,7 @@ from trainable.base_run import (
     best_metrics,
     check_names,
     describe,
+    errors_reach_ranks,
     is_out_of_patience,
     num_ranks_of,
     one_number,
@@ -181,6 +182,7 @@ class CustomLoop(BaseRun):
         """Reports made."""
         return self._progress.epoch
 
+    @errors_reach_ranks
     def events(self) -> Iterator[RunReport]:
         """Run the loop; yield a report each time it yields the metric.
 
@@ -196,52 +198,51 @@ class CustomLoop(BaseRun):
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
         """
-        with self._errors_reach_ranks():
-            progress, epochs = self._progress, self._last
-            stopping = False
-            if self._is_over():
-                yield self._make_report([], finished=True)
-            while not self._is_over() and not stopping:
-                heartbeat.beat("report")
-                yielded = self._steps.next()
-                if yielded is EXHAUSTED:
-                    if not progress.metrics:
-                        raise TaskError(
-                            f"{self._name} ended without a report; it must yield a dict of "
-                            "metrics, such as {'val/loss': 0.5}, at least once"
-                        )
-                    self._check_metric()
-                    yield self._make_report(self._take_rows(), finished=True)
-                    return
-                metrics, state = self._check(yielded)
-                if self._is_new:
-                    self._is_new = False
-                    self._check_reads()
-                value, new_best = self._record(metrics)
-                stopping = self._should_stop() or self.position >= self.stop_at
-                if state is not None:
-                    self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
-                    self.store.maybe_save(
-                        lambda state=state: self._snapshot(state),  # type: ignore[misc]
-                        step=progress.epoch,
-                        epoch=progress.epoch,
-                        end_of_epoch=True,
-                        value=value,
-                        new_best=new_best,
-                        final=stopping or self._is_over(),
-                        before_commit=self._history.sync,
+        progress, epochs = self._progress, self._last
+        stopping = False
+        if self._is_over():
+            yield self._make_report([], finished=True)
+        while not self._is_over() and not stopping:
+            heartbeat.beat("report")
+            yielded = self._steps.next()
+            if yielded is EXHAUSTED:
+                if not progress.metrics:
+                    raise TaskError(
+                        f"{self._name} ended without a report; it must yield a dict of metrics, "
+                        "such as {'val/loss': 0.5}, at least once"
                     )
-                elif progress.epoch >= epochs and epochs < self._config.budget.reports:
-                    raise ConfigError(
-                        f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
-                        "yielded no state to resume from; a loop that pauses yields a pair of "
-                        "metrics and state; yield one, or write asha, median or none",
-                        key="early_stopping.scheduler",
-                    )
-                elif stopping:
-                    self.store.wait()
-                if value is not None or self._is_over():
-                    yield self._make_report(self._take_rows(), finished=self._is_over())
+                self._check_metric()
+                yield self._make_report(self._take_rows(), finished=True)
+                return
+            metrics, state = self._check(yielded)
+            if self._is_new:
+                self._is_new = False
+                self._check_reads()
+            value, new_best = self._record(metrics)
+            stopping = self._should_stop() or self.position >= self.stop_at
+            if state is not None:
+                self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
+                self.store.maybe_save(
+                    lambda state=state: self._snapshot(state),  # type: ignore[misc]
+                    step=progress.epoch,
+                    epoch=progress.epoch,
+                    end_of_epoch=True,
+                    value=value,
+                    new_best=new_best,
+                    final=stopping or self._is_over(),
+                    before_commit=self._history.sync,
+                )
+            elif progress.epoch >= epochs and epochs < self._config.budget.reports:
+                raise ConfigError(
+                    f"trials pause after epoch {epochs} to be resumed later, and {self._name} "
+                    "yielded no state to resume from; a loop that pauses yields a pair of "
+                    "metrics and state; yield one, or write asha, median or none",
+                    key="early_stopping.scheduler",
+                )
+            elif stopping:
+                self.store.wait()
+            if value is not None or self._is_over():
+                yield self._make_report(self._take_rows(), finished=self._is_over())
 
     def _is_over(self) -> bool:
         progress = self._progress

@@ -21,6 +21,7 @@ from trainable.base_run import (
     RunReport,
     best_metrics,
     check_reported,
+    errors_reach_ranks,
     is_out_of_patience,
     update_best,
 )
@@ -148,6 +149,7 @@ class Trainer(BaseRun):
         # The hook refers to neither run nor step: a reference cycle would keep the model alive.
         step.optimizer.register_step_pre_hook(lambda *_: store.wait_for_copy())
 
+    @errors_reach_ranks
     def events(self) -> Iterator[RunReport]:
         """Train, and yield a report after each evaluation.
 
@@ -166,29 +168,28 @@ class Trainer(BaseRun):
             CheckpointError: A checkpoint could not be written.
         """
         progress, stopping = self.state.progress, False
-        with self._errors_reach_ranks():
-            if self._is_over():
-                yield self._make_report([])
-            while not self._is_over() and not stopping and self._ranks.next_report():
-                with translate_torch_errors(self._step.device), self._rows.written_on_error():
-                    self._throughput.start()
-                    heartbeat.beat("step")
+        if self._is_over():
+            yield self._make_report([])
+        while not self._is_over() and not stopping and self._ranks.next_report():
+            with translate_torch_errors(self._step.device), self._rows.written_on_error():
+                self._throughput.start()
+                heartbeat.beat("step")
+                ended = self._train_one()
+                while not self.report_plan.is_due(progress):  # else saved after evaluation
+                    if self._maybe_save(end_of_epoch=ended):
+                        return
                     ended = self._train_one()
-                    while not self.report_plan.is_due(progress):  # else saved after evaluation
-                        if self._maybe_save(end_of_epoch=ended):
-                            return
-                        ended = self._train_one()
-                    found = self._metrics_since_report()
-                    found |= self._evaluate() | memory_since_report(self._step.device)
-                    found = self._metrics_of_ranks(found)
-                    value = self._value_of_metric(found)
-                    new_best = self._update_best(value, found)
-                self._step.schedule.observe(value, progress.step)
-                self._close_report(found)
-                stopping = self._maybe_save(
-                    end_of_epoch=ended, at_report=True, value=value, new_best=new_best
-                )
-                yield self._make_report(self._rows.take())
+                found = self._metrics_since_report()
+                found |= self._evaluate() | memory_since_report(self._step.device)
+                found = self._metrics_of_ranks(found)
+                value = self._value_of_metric(found)
+                new_best = self._update_best(value, found)
+            self._step.schedule.observe(value, progress.step)
+            self._close_report(found)
+            stopping = self._maybe_save(
+                end_of_epoch=ended, at_report=True, value=value, new_best=new_best
+            )
+            yield self._make_report(self._rows.take())
 
     @property
     def model(self) -> nn.Module:

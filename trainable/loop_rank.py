@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from trainable.base_run import BaseRun, RunReport
+from trainable.base_run import BaseRun, RunReport, errors_reach_ranks
 from trainable.config import TrialConfig
 from trainable.config_reads import record_reads
 from trainable.follower_files import NoCheckpoints, NoHistory
@@ -68,16 +68,16 @@ class CustomLoopRank(BaseRun):
         """Reports made by the first rank."""
         return self._position
 
+    @errors_reach_ranks
     def events(self) -> Iterator[RunReport]:
         """Run the loop until the first rank ends it; yield nothing.
 
         Raises:
             TrainingError: The loop failed, on this rank or another one.
         """
-        with self._errors_reach_ranks():
-            while self._ranks.next_report() and self._steps.next() is not EXHAUSTED:
-                self._position += 1
-                self._log.take()  # else it would grow
+        while self._ranks.next_report() and self._steps.next() is not EXHAUSTED:
+            self._position += 1
+            self._log.take()  # else it would grow
         yield from ()
 
     def _release(self) -> None:
