@@ -29,6 +29,7 @@ from sweeps.commands.console import (
     input_errors,
     loaded,
     out,
+    path_option,
     read_path,
     read_whole,
     view_of,
@@ -121,7 +122,6 @@ def train(
             parser=read_path,
             metavar="FILE",
             help="The sweep's YAML file; with --trial, the name of a sweep.",
-            show_default=False,
         ),
     ],
     settings: Overrides = None,
@@ -131,28 +131,19 @@ def train(
             parser=read_whole(0),
             metavar="K",
             help="Train this trial of a sweep again, exactly, and compare it with the trial.",
-            show_default=False,
         ),
     ] = None,
     root: Root = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            parser=read_path,
-            metavar="DIR",
-            help="Save checkpoints there, and resume from them; default: keep nothing.",
-            show_default=False,
+        path_option(
+            "--dir", "DIR", "Save checkpoints there, and resume from them; default: keep nothing."
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(
-            "--figures",
-            parser=read_path,
-            metavar="DIR",
-            help="Write figures there: gradient norms, learning rate, metrics.",
-            show_default=False,
+        path_option(
+            "--figures", "DIR", "Write figures there: gradient norms, learning rate, metrics."
         ),
     ] = None,
 ) -> None:

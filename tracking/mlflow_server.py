@@ -8,7 +8,6 @@ what is sent when, and what happens after an error.
 from __future__ import annotations
 
 import fcntl
-import gc
 import logging
 import os
 import re
@@ -71,19 +70,13 @@ def connect(uri: str) -> MlflowClient:
     check_trusted(uri)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    collects = gc.isenabled()
-    gc.disable()  # collections would take a quarter of the time of the imports
-    try:
-        import mlflow
+    import mlflow
 
-        if "MLFLOW_LOGGING_LEVEL" not in os.environ:
-            _quiet()
-        if _FILE.match(uri) and (store := sqlite_file(uri)) is not None and not store.exists():
-            _create(store)
-        return mlflow.MlflowClient(tracking_uri=secured(uri))
-    finally:
-        if collects:
-            gc.enable()
+    if "MLFLOW_LOGGING_LEVEL" not in os.environ:
+        _quiet()
+    if _FILE.match(uri) and (store := sqlite_file(uri)) is not None and not store.exists():
+        _create(store)
+    return mlflow.MlflowClient(tracking_uri=secured(uri))
 
 
 def _create(store: Path) -> None:

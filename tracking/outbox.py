@@ -9,20 +9,24 @@ must not live here: anything about servers; see `tracking.delivery`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-import shutil
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracking.artifact_staging import Staging, sync_path
+from tracking.artifact_staging import Staging
 from tracking.batching import IN_FLIGHT, QUEUED, Batch, Kind, Record, coalesce
 from tracking.metric_points import HighWaterMarks, MetricRow, pack, parts, unpack
-from tracking.outbox_file import FILE_NAME, OutboxError, move_aside, open_file, read_meta
+from tracking.outbox_file import (
+    OutboxError,
+    OutboxFile,
+    delete_meta,
+    read_marks,
+    read_meta,
+    save_marks,
+    set_meta,
+)
 
 SWEEP = -1
 """Stands for the sweep's own run where a trial's number is expected."""
@@ -52,7 +56,7 @@ class _Prepared(NamedTuple):
     uncertain: bool
 
 
-class Outbox:
+class Outbox(OutboxFile):
     """The queue in one directory. Its methods may be called from any thread.
 
     Several processes may have it open; each sees what the others have written.
@@ -66,46 +70,21 @@ class Outbox:
     """
 
     def __init__(self, directory: Path, *, delivers: bool = False) -> None:
-        self.directory = directory
-        self._path = directory / FILE_NAME
         self._staging = Staging(directory)
-        self._lock = threading.Lock()
         self._marks: dict[int, HighWaterMarks] = {}
         self._prepared: dict[int, _Prepared] = {}
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            # Mode 0600: a user who can open the file can lock it, and block the delivery.
-            self._owner = os.open(directory / "drain.lock", flags, 0o600)
-            if os.fstat(self._owner).st_uid == os.geteuid():
-                os.fchmod(self._owner, 0o600)
-        except OSError as error:
-            raise OutboxError(f"cannot write the outbox {directory}: {error}") from error
-        try:
-            try:
-                self._db = open_file(self._path)
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                # Nothing in a damaged file can be trusted. The server's history says what was
-                # delivered, and the trials' metrics.jsonl hold the rest.
-                self.moved_aside: Path | None = move_aside(self._path)
-                self._db = open_file(self._path)
-            else:
-                self.moved_aside = None
-        except sqlite3.Error as error:
-            os.close(self._owner)
-            raise self._error(error) from error
-        self._closed = False
         self._left = 0
         self._corrections: str | None = None
+        super().__init__(directory)
         if not delivers:  # else this would remove a copy whose record is not yet committed
             query = "SELECT payload FROM records WHERE kind = 'artifact'"
             self._staging.keep_only(json.loads(text) for (text,) in self._db.execute(query))
-            self._reset_lost_runs()
+            # The marks of a trial whose run was lost cover only what was sent since.
+            lost = self._db.execute("SELECT trial FROM told WHERE status = ?", (LOST,)).fetchall()
+            self.reset_trials({trial: True for (trial,) in lost})
             if self.moved_aside is not None:  # its queued figures are lost
                 with self._lock, self._transaction() as db:
-                    _set_meta(db, _NEEDS_FIGURES, "yes")
+                    set_meta(db, _NEEDS_FIGURES, "yes")
 
     # -- called by the recorder -------------------------------------------------------------------
 
@@ -144,7 +123,7 @@ class Outbox:
                 for part, num_points in packed:
                     state = QUEUED if marks.are_complete else IN_FLIGHT
                     _insert(db, trial, "metrics", num_points, pack(part), state)
-                _save_marks(db, trial, marks)
+                save_marks(db, trial, marks)
             self._marks[trial] = marks
         return sum(num_points for _, num_points in packed)
 
@@ -178,14 +157,6 @@ class Outbox:
             return self._left if self._closed else self._count()
 
     # -- called by the delivery -------------------------------------------------------------------
-
-    def try_lock(self) -> bool:
-        """Take the lock of the one process that delivers; False while another one holds it."""
-        try:
-            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
     def trials(self) -> list[int]:
         """The trials with waiting records other than artifacts, the sweep's own run first."""
@@ -289,7 +260,7 @@ class Outbox:
     def mark_blocked(self, reason: str) -> str | None:
         """Store why artifacts are blocked, until one is delivered; return a message about it."""
         with self._lock, self._transaction() as db:
-            _set_meta(db, _BLOCKED, reason)
+            set_meta(db, _BLOCKED, reason)
             return describe_blocked(db)
 
     def delivered(self, batch: Batch) -> None:
@@ -299,9 +270,9 @@ class Outbox:
                 "DELETE FROM records WHERE id = ?", [(record.id,) for record in batch.records]
             )
             if batch.records[0].kind == "experiment":
-                _set_meta(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
+                set_meta(db, "experiment_tags", json.dumps(list(batch.records[0].payload)))
             if batch.records[0].kind == "artifact":
-                _delete_meta(db, _BLOCKED)
+                delete_meta(db, _BLOCKED)
             if batch.records[0].kind == "replace":  # another process may just have found the run
                 db.execute("DELETE FROM runs WHERE trial = ?", (batch.trial,))
         for record in batch.records:
@@ -319,7 +290,7 @@ class Outbox:
                 )
                 db.execute("DELETE FROM records WHERE id = ?", (record.id,))
             if batch.records[0].kind == "artifact":
-                _delete_meta(db, _BLOCKED)
+                delete_meta(db, _BLOCKED)
 
     def run_id(self, trial: int) -> str | None:
         """The id of the trial's run, or None while it is unknown."""
@@ -335,7 +306,7 @@ class Outbox:
     def create_started(self) -> None:
         """Count a request to create a run, before it is sent; `set_run_id` counts its answer."""
         with self._lock, self._transaction() as db:
-            _set_meta(db, _UNACKED_CREATES, str(_count_unacked_creates(db) + 1))
+            set_meta(db, _UNACKED_CREATES, str(_count_unacked_creates(db) + 1))
 
     @property
     def num_unacked_creates(self) -> int:
@@ -346,7 +317,7 @@ class Outbox:
     def creates_settled(self) -> None:
         """Note that no earlier request to create a run can still reach the server."""
         with self._lock, self._transaction() as db:
-            _set_meta(db, _UNACKED_CREATES, "0")
+            set_meta(db, _UNACKED_CREATES, "0")
 
     def set_run_id(self, trial: int, run_id: str, recorded: HighWaterMarks | None) -> None:
         """Store a trial's run id.
@@ -359,9 +330,9 @@ class Outbox:
         with self._lock, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (trial, run_id))
             if recorded is None:
-                _set_meta(db, _UNACKED_CREATES, str(max(_count_unacked_creates(db) - 1, 0)))
+                set_meta(db, _UNACKED_CREATES, str(max(_count_unacked_creates(db) - 1, 0)))
                 return
-            marks = _read_marks(db, trial)
+            marks = read_marks(db, trial)
             marks.merge_max(recorded)
             self._correct_marks(db, trial, marks)
 
@@ -411,14 +382,14 @@ class Outbox:
         """
         with self._lock, self._transaction() as db:
             before = read_meta(db, _STORE) or store
-            _set_meta(db, _STORE, store)
+            set_meta(db, _STORE, store)
             delivered = db.execute("SELECT 1 FROM runs").fetchone() is not None
             if not delivered or (before == store and not gone):
                 return
-            _set_meta(db, _NEEDS_FIGURES, "yes")
+            set_meta(db, _NEEDS_FIGURES, "yes")
             for table in ("runs", "told", "marks"):
                 db.execute(f"DELETE FROM {table}")
-            _delete_meta(db, "experiment_id", "experiment_tags", _BLOCKED)
+            delete_meta(db, "experiment_id", "experiment_tags", _BLOCKED)
             # These are sent again from the ledger and the trials' metrics.jsonl.
             db.execute("DELETE FROM records WHERE kind IN ('start', 'metrics', 'finish')")
         self._marks.clear()
@@ -434,7 +405,7 @@ class Outbox:
         for trial, is_gone in trials.items():
             with self._lock, self._transaction() as db:
                 if is_gone:
-                    _set_meta(db, _NEEDS_FIGURES, "yes")
+                    set_meta(db, _NEEDS_FIGURES, "yes")
                     db.execute("DELETE FROM runs WHERE trial = ?", (trial,))
                 db.execute("DELETE FROM told WHERE trial = ?", (trial,))
                 self._correct_marks(db, trial, HighWaterMarks(are_complete=False))
@@ -449,7 +420,7 @@ class Outbox:
     def figures_sent(self) -> None:
         """Note that the figures of all trials were queued again."""
         with self._lock, self._transaction() as db:
-            _delete_meta(db, _NEEDS_FIGURES)
+            delete_meta(db, _NEEDS_FIGURES)
 
     @property
     def experiment_id(self) -> str | None:
@@ -460,7 +431,7 @@ class Outbox:
     def found(self, experiment_id: str) -> None:
         """Store the experiment's id."""
         with self._lock, self._transaction() as db:
-            _set_meta(db, "experiment_id", experiment_id)
+            set_meta(db, "experiment_id", experiment_id)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -468,36 +439,9 @@ class Outbox:
             if not self._closed:
                 with contextlib.suppress(OutboxError):
                     self._left = self._count()
-                self._closed = True
-                self._db.close()
-                os.close(self._owner)
+                self._close_file()
 
     # -- private ----------------------------------------------------------------------------------
-
-    def _reset_lost_runs(self) -> None:
-        """Reset the trials whose runs were lost: their marks cover only what was sent since."""
-        query = "SELECT trial FROM told WHERE status = ?"
-        self.reset_trials(
-            dict.fromkeys((trial for (trial,) in self._db.execute(query, (LOST,))), True)
-        )
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        if self._closed:
-            raise OutboxError(
-                f"the outbox {self._path} is closed; nothing can be recorded any more"
-            )
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:  # Ctrl-C must roll back, too; the error is raised again
-                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
-                    self._db.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise self._error(error) from error
 
     def _count(self) -> int:
         try:
@@ -505,22 +449,13 @@ class Outbox:
         except sqlite3.Error as error:
             raise self._error(error) from error
 
-    def _sync(self) -> None:
-        """Wait until every commit so far is on the disk, without blocking appends.
-
-        Commits go to the write-ahead log without an fsync, and a checkpoint syncs the log before
-        it moves pages. So one fsync of the log covers every commit so far. SQLite's locks are on
-        other files, so closing the log here drops none of them.
-        """
-        sync_path(Path(f"{self._path}-wal"))
-
     def _load_marks(self, trial: int) -> HighWaterMarks:
         """Return a trial's marks: the recorder raises them, the delivery corrects them."""
         if (corrections := read_meta(self._db, _CORRECTIONS)) != self._corrections:
             self._corrections = corrections
             self._marks.clear()
         if trial not in self._marks:
-            self._marks[trial] = _read_marks(self._db, trial)
+            self._marks[trial] = read_marks(self._db, trial)
         return self._marks[trial]
 
     def _correct_marks(self, db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:
@@ -528,20 +463,13 @@ class Outbox:
 
         Other processes that have the outbox open reload their marks.
         """
-        _save_marks(db, trial, marks)
-        _set_meta(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
+        save_marks(db, trial, marks)
+        set_meta(db, _CORRECTIONS, str(int(read_meta(db, _CORRECTIONS) or 0) + 1))
         db.execute(
             "UPDATE records SET state = ? WHERE trial = ? AND kind = 'metrics'",
             (IN_FLIGHT, trial),
         )
         self._prepared.pop(trial, None)
-
-    def _error(self, error: sqlite3.Error) -> OutboxError:
-        free = shutil.disk_usage(self.directory).free
-        return OutboxError(
-            f"the outbox {self._path} cannot be used: {error}; {free} bytes are free on that "
-            "disk; its records are unchanged; free space or correct the permissions, then resume"
-        )
 
 
 def _insert(
@@ -567,23 +495,5 @@ def describe_blocked(db: sqlite3.Connection) -> str | None:
     return f"{count} {'artifact waits' if count == 1 else 'artifacts wait'}: {reason}"
 
 
-def _set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-
-def _delete_meta(db: sqlite3.Connection, *keys: str) -> None:
-    db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in keys])
-
-
 def _count_unacked_creates(db: sqlite3.Connection) -> int:
     return int(read_meta(db, _UNACKED_CREATES) or 0)
-
-
-def _save_marks(db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:
-    text = json.dumps([marks.steps, marks.num_infinite, marks.are_complete])
-    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (trial, text))
-
-
-def _read_marks(db: sqlite3.Connection, trial: int) -> HighWaterMarks:
-    row = db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
-    return HighWaterMarks(*json.loads(row[0])) if row else HighWaterMarks()

@@ -1,15 +1,24 @@
-"""The outbox's SQLite file: its name and tables, opening it, and moving a damaged one aside.
+"""The outbox's SQLite file: its name and tables, opening it, its transactions and its lock.
 
 What must not live here: what the records mean.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import shutil
 import sqlite3
 import stat
+import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+from tracking.artifact_staging import sync_path
+from tracking.metric_points import HighWaterMarks
 
 FILE_NAME = "outbox.db"
 
@@ -122,3 +131,112 @@ def read_meta(db: sqlite3.Connection, key: str) -> str | None:
     """Return a value of the table `meta`; None if it has none."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return str(row[0]) if row else None
+
+
+def set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
+    """Store a value in the table `meta`."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def delete_meta(db: sqlite3.Connection, *keys: str) -> None:
+    """Remove values from the table `meta`."""
+    db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in keys])
+
+
+def save_marks(db: sqlite3.Connection, trial: int, marks: HighWaterMarks) -> None:
+    """Store the highest queued steps of a trial's metrics."""
+    text = json.dumps([marks.steps, marks.num_infinite, marks.are_complete])
+    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (trial, text))
+
+
+def read_marks(db: sqlite3.Connection, trial: int) -> HighWaterMarks:
+    """Return the highest queued steps of a trial's metrics."""
+    row = db.execute("SELECT marks FROM marks WHERE trial = ?", (trial,)).fetchone()
+    return HighWaterMarks(*json.loads(row[0])) if row else HighWaterMarks()
+
+
+class OutboxFile:
+    """The file of one outbox, opened to be written, and the lock of its delivery.
+
+    Args:
+        directory: Created when it is missing. A damaged file in it is moved aside.
+
+    Raises:
+        OutboxError: The directory cannot be written, or a newer version wrote the file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._path = directory / FILE_NAME
+        self._lock = threading.Lock()
+        self._closed = False
+        self.moved_aside: Path | None = None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            # Mode 0600: a user who can open the file can lock it, and block the delivery.
+            self._owner = os.open(directory / "drain.lock", flags, 0o600)
+            if os.fstat(self._owner).st_uid == os.geteuid():
+                os.fchmod(self._owner, 0o600)
+        except OSError as error:
+            raise OutboxError(f"cannot write the outbox {directory}: {error}") from error
+        try:
+            try:
+                self._db = open_file(self._path)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                # Nothing in a damaged file can be trusted. The server's history says what was
+                # delivered, and the trials' metrics.jsonl hold the rest.
+                self.moved_aside = move_aside(self._path)
+                self._db = open_file(self._path)
+        except sqlite3.Error as error:
+            os.close(self._owner)
+            raise self._error(error) from error
+
+    def try_lock(self) -> bool:
+        """Take the lock of the one process that delivers; False while another one holds it."""
+        try:
+            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        if self._closed:
+            raise OutboxError(
+                f"the outbox {self._path} is closed; nothing can be recorded any more"
+            )
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:  # Ctrl-C must roll back, too; the error is raised again
+                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
+    def _sync(self) -> None:
+        """Wait until every commit so far is on the disk, without blocking appends.
+
+        Commits go to the write-ahead log without an fsync, and a checkpoint syncs the log before
+        it moves pages. So one fsync of the log covers every commit so far. SQLite's locks are on
+        other files, so closing the log here drops none of them.
+        """
+        sync_path(Path(f"{self._path}-wal"))
+
+    def _close_file(self) -> None:
+        self._closed = True
+        self._db.close()
+        os.close(self._owner)
+
+    def _error(self, error: sqlite3.Error) -> OutboxError:
+        free = shutil.disk_usage(self.directory).free
+        return OutboxError(
+            f"the outbox {self._path} cannot be used: {error}; {free} bytes are free on that "
+            "disk; its records are unchanged; free space or correct the permissions, then resume"
+        )

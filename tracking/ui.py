@@ -22,7 +22,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -152,12 +151,7 @@ class UiServer:
     def __enter__(self) -> UiServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _signal(self, number: signal.Signals) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainable.checkpoint import CheckpointStore as CheckpointStore
     from trainable.config import TrialConfig as TrialConfig
     from trainable.custom_loop import CustomLoop as CustomLoop
+    from trainable.find_task import load_task as load_task
     from trainable.loop import Trainer as Trainer
     from trainable.loop_context import Context as Context
     from trainable.losses import binary_cross_entropy as binary_cross_entropy
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from trainable.task import Data as Data
     from trainable.task import Task as Task
     from trainable.task import decay_groups as decay_groups
-    from trainable.task import load_task as load_task
     from trainable.testing import check_task as check_task
 
 _MODULES = {
@@ -44,7 +44,7 @@ _MODULES = {
     "check_task": "testing",
     "cross_entropy": "losses",
     "decay_groups": "task",
-    "load_task": "task",
+    "load_task": "find_task",
     "open_trainer": "build",
     "read_rows": "metrics_file",
 }

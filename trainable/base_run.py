@@ -6,12 +6,13 @@ What must not live here: how a run trains (`loop.py`, `custom_loop.py`), or when
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy
 from torch import Tensor
@@ -22,7 +23,10 @@ from trainable.errors import ConfigError, TaskError
 from trainable.health import HealthMonitor
 from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
+from trainable.ranks import Ranks
 from trainable.task_registry import nearest
+
+_R = TypeVar("_R", bound="BaseRun")
 
 MAX_METRICS = 5_000
 """The most metric names of a run: enough for several metrics of each of a thousand classes. Each
@@ -58,12 +62,29 @@ class RunReport:
     lacks_model: bool = False
 
 
+def errors_reach_ranks(
+    events: Callable[[_R], Iterator[RunReport]],
+) -> Callable[[_R], Iterator[RunReport]]:
+    """Decorate `events`: what this rank raises, the others raise, too."""
+
+    @functools.wraps(events)
+    def wrapped(self: _R) -> Iterator[RunReport]:
+        try:
+            yield from events(self)
+        except Exception as error:
+            self._ranks.close(error)
+            raise
+
+    return wrapped
+
+
 class BaseRun(ABC):
     """A run that can be interrupted and resumed; as a context manager it closes itself.
 
     Args:
         store: Its checkpoints.
         history: Writes its rows to disk.
+        ranks: This rank of the trial.
         resumed_at: The step from which this process resumes; 0 for a new run.
         earlier: Rows written before the run was interrupted.
     """
@@ -75,6 +96,7 @@ class BaseRun(ABC):
         *,
         store: CheckpointStore,
         history: History,
+        ranks: Ranks,
         resumed_at: int,
         earlier: Sequence[Row] = (),
     ) -> None:
@@ -86,6 +108,7 @@ class BaseRun(ABC):
         """The `position` at which the run saves and ends; exact also with several ranks, where
         `should_stop` is asked while a step is computed."""
         self._history = history
+        self._ranks = ranks
         self._health = HealthMonitor()
         self._health.load_history(earlier)
 
@@ -248,24 +271,47 @@ def is_out_of_patience(patience: int | None, since_best: int) -> bool:
     return patience is not None and since_best >= patience
 
 
-def metrics_at_best(
-    secondary_metrics: Sequence[str],
-    now: Mapping[str, float],
-    before: Mapping[str, float],
-    *,
-    is_best: bool,
-) -> dict[str, float]:
-    """Return `best/<metric>` of each secondary metric: its value at the best report.
+class BestSoFar(Protocol):
+    """What a run's saved counters say of its best report."""
 
-    All these values belong to one checkpoint. So each need not be the best value of its metric.
+    best: float | None
+    """The best value of the first metric."""
+    since_best: int
+    """Reports since the best one."""
+    metrics: dict[str, float]
+    """The metrics of the previous report, with its `best/<metric>`."""
+
+
+def update_best(progress: BestSoFar, value: float, mode: Mode) -> bool:
+    """Count a report with this value of the first metric; return whether it is the best."""
+    is_best = is_better(value, progress.best, mode)
+    if is_best:
+        progress.best = value
+    progress.since_best = 0 if is_best else progress.since_best + 1
+    return is_best
+
+
+def best_metrics(
+    metrics: Sequence[str], progress: BestSoFar, now: Mapping[str, float], *, is_best: bool
+) -> dict[str, float]:
+    """Return `best/<metric>` of each metric: its value at the best report; none before that.
+
+    All these values belong to one checkpoint. So that of a metric after the first need not be the
+    best value of its metric.
 
     Args:
-        secondary_metrics: The metrics' names.
+        metrics: The metrics' names; the first decides.
+        progress: The counters, with this report.
         now: The metrics of this report.
-        before: The metrics of the previous report, with its `best/<metric>`.
-        is_best: The first metric is the best so far.
+        is_best: This report is the best so far.
     """
-    names = {metric: f"best/{metric}" for metric in secondary_metrics}
-    if is_best:
-        return {name: now[metric] for metric, name in names.items()}
-    return {name: before[name] for name in names.values() if name in before}
+    if progress.best is None:
+        return {}
+    first, *secondary = metrics
+    names = {metric: f"best/{metric}" for metric in secondary}
+    at_best = (
+        {name: now[metric] for metric, name in names.items()}
+        if is_best
+        else {name: progress.metrics[name] for name in names.values() if name in progress.metrics}
+    )
+    return {f"best/{first}": progress.best, **at_best}

@@ -23,6 +23,7 @@ from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import Source
 from trainable.errors import ConfigError, TaskError, TrainingCaution
+from trainable.find_task import load_loop, load_task
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.group_joining import hidden_group
 from trainable.held_out import HeldOut
@@ -51,7 +52,7 @@ from trainable.step import Step, translate_torch_errors
 from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan
-from trainable.task import Data, Task, check_data, load_loop, load_task
+from trainable.task import Data, Task, check_data
 from trainable.task_import import no_exit
 from trainable.task_state import move_modules
 from trainable.train_state import TrainState
@@ -206,9 +207,8 @@ def open_trainer(
         plan=parts.reports,
         last=last,
         patience=config.patience,
-        metric=config.metrics[0],
+        metrics=config.metrics,
         mode=config.modes[0],
-        secondary_metrics=config.metrics[1:],
         layer_norms_every=train.layer_norms_every,
         readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,

@@ -141,10 +141,7 @@ class CheckpointStore:
     def best(self) -> Generation | None:
         """Return the best generation whose digest verifies; of equals the earlier one."""
         rated = [g for g in self.generations() if g.value is not None]
-        for generation in sorted(rated, key=best_first):
-            if read_state(self._files, generation) is not None:
-                return generation
-        return None
+        return next(filter(self.is_sound, sorted(rated, key=best_first)), None)
 
     def is_sound(self, generation: Generation) -> bool:
         """Return whether the digest of a generation verifies."""
@@ -165,18 +162,11 @@ class CheckpointStore:
         parent, _, name = str(address).rpartition("/")
         files = self._files.at(parent)
         found = read_manifest(files, name)
-        content = read_state(files, found) if isinstance(found, Generation) else None
-        if content is None:
-            reason = (
-                found
-                if isinstance(found, str)
-                else f"{found.address}/{STATE} does not have the sha256 {found.sha256}"
-            )
-            raise CheckpointError(
-                f"the checkpoint cannot be used: {reason}; choose another generation"
-            )
-        assert isinstance(found, Generation)
-        return _parse(files, found, content)
+        if isinstance(found, Generation):
+            if (content := read_state(files, found)) is not None:
+                return _parse(files, found, content)
+            found = f"{found.address}/{STATE} does not have the sha256 {found.sha256}"
+        raise CheckpointError(f"the checkpoint cannot be used: {found}; choose another generation")
 
     # Writing
 
@@ -202,7 +192,7 @@ class CheckpointStore:
         for name in self._files.names():
             found = read_manifest(self._files, name)
             sound = isinstance(found, Generation) and (
-                found.number <= usable.number or read_state(self._files, found) is not None
+                found.number <= usable.number or self.is_sound(found)
             )
             if not sound:
                 damage = describe_damage(self._files, name)
@@ -222,8 +212,6 @@ class CheckpointStore:
         step: int,
         epoch: int,
         end_of_epoch: bool = False,
-        reports: int | None = None,
-        at_report: bool | None = None,
         value: float | None = None,
         new_best: bool = False,
         final: bool = False,
@@ -239,9 +227,7 @@ class CheckpointStore:
             state: Returns the state; called only for a save. The state may change after the call.
             step: Optimizer steps taken.
             epoch: Epochs completed.
-            end_of_epoch: An epoch has just been completed.
-            reports: Reports made; None: as many as epochs.
-            at_report: A report has just been made; None: as `end_of_epoch`.
+            end_of_epoch: An epoch has just been completed, with a report.
             value: The metric, when this state was evaluated.
             new_best: The value is the best so far.
             final: The run ends here: return only when everything is committed.
@@ -260,18 +246,15 @@ class CheckpointStore:
         """
         if self.is_observed(step):
             self.observe(step, state)
-        reports = epoch if reports is None else reports
+        completed = epoch if end_of_epoch else None
         if not self.is_due(
-            step=step,
-            epoch=epoch if end_of_epoch else None,
-            report=reports if (end_of_epoch if at_report is None else at_report) else None,
-            certain=final or new_best,
+            step=step, epoch=completed, report=completed, certain=final or new_best
         ):
             return False
         self.save(
             state,
             step=step,
-            reports=reports,
+            reports=epoch,
             value=value,
             final=final,
             before_commit=before_commit,

@@ -8,78 +8,15 @@ anything about sweeps, or an import of torch (the command line validates specs w
 from __future__ import annotations
 
 import math
-import operator
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trainable.config_base import Every, Interval, Section, equal_to, fraction_or_count
+from trainable.optimizer_config import OptimizerConfig, ScheduleConfig, is_own
 from trainable.rules import NEWEST
-
-
-class Section(BaseModel):
-    """Base class of all sections: frozen, with strict types; unknown keys are errors."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-    )
-
-
-def _plain_number(value: float) -> int | float:
-    return int(value) if float(value).is_integer() else value
-
-
-Number = Annotated[float, PlainSerializer(_plain_number)]
-"""A float that is serialised without '.0' when it is whole."""
-
-
-class Interval(BaseModel):
-    """An interval such as `1 epoch`, `1 report`, `100 steps` or `30 seconds`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    count: int
-    unit: Literal["epoch", "report", "step", "second"]
-
-    def __str__(self) -> str:
-        return f"{self.count} {self.unit}{'s' if self.count != 1 else ''}"
-
-
-_INTERVAL = re.compile(r"\s*(\d+)\s*(epoch|report|step|second)s?\s*")
-
-
-def _parse_interval(value: object) -> object:
-    if isinstance(value, Interval):
-        return value
-    match = _INTERVAL.fullmatch(value) if isinstance(value, str) else None
-    if match is None or int(match[1]) == 0:
-        raise ValueError(
-            "an interval is a positive count and a unit, such as '1 epoch', '100 steps' or '30 "
-            "seconds'"
-        )
-    return Interval(count=int(match[1]), unit=match[2])
-
-
-Every = Annotated[Interval, BeforeValidator(_parse_interval), PlainSerializer(str)]
-
 
 SPLIT_SEED = "split_seed"
 """The argument with which a task says that it splits its samples by a seed of its own."""
@@ -97,204 +34,6 @@ class TaskConfig(BaseModel):
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments for the task's constructor."""
         return dict(self.model_extra or {})
-
-
-class _OptimizerDefaults(NamedTuple):
-    """The default hyperparameters of one optimizer."""
-
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-
-OPTIMIZER_DEFAULTS = {
-    "sgd": _OptimizerDefaults(lr=0.1, momentum=0.9),
-    "adam": _OptimizerDefaults(lr=3e-4),
-    "adamw": _OptimizerDefaults(lr=3e-4, weight_decay=0.01),
-    "adafactor": _OptimizerDefaults(lr=1e-3),
-    "lamb": _OptimizerDefaults(lr=1e-3),
-    "lion": _OptimizerDefaults(lr=3e-4),
-    # From here on torch's own defaults: a test compares them with its signatures.
-    "adadelta": _OptimizerDefaults(lr=1.0),
-    "adagrad": _OptimizerDefaults(lr=1e-2),
-    "adamax": _OptimizerDefaults(lr=2e-3),
-    "asgd": _OptimizerDefaults(lr=1e-2),
-    "muon": _OptimizerDefaults(lr=1e-3, momentum=0.95, weight_decay=0.1),
-    "nadam": _OptimizerDefaults(lr=2e-3),
-    "radam": _OptimizerDefaults(lr=1e-3),
-    "rmsprop": _OptimizerDefaults(lr=1e-2),
-    "rprop": _OptimizerDefaults(lr=1e-2),
-}
-_UNKNOWN_DEFAULTS = _OptimizerDefaults(lr=1e-3)
-"""Stand in for the options of a user's class that are not given; they are not passed to it."""
-_OWN_NAME = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
-
-
-def is_own(name: str) -> bool:
-    """Whether a name is that of a user's class or function, `package.module:Name`."""
-    return ":" in name
-
-
-def _known_or_own(*known: str, own: str) -> AfterValidator:
-    """Accept these names, and `package.module:Name`."""
-
-    def check(name: str) -> str:
-        if name not in known and _OWN_NAME.fullmatch(name) is None:
-            expected = ", ".join(f"'{one}'" for one in (*known, own))
-            raise PydanticCustomError(
-                "literal_error", "one of: {expected}", {"expected": expected}
-            )
-        return name
-
-    return AfterValidator(check)
-
-
-def _default_of(option: str) -> Callable[[dict[str, Any]], float]:
-    """Return a default factory that looks up an option of the chosen optimizer."""
-    return lambda given: float(
-        getattr(OPTIMIZER_DEFAULTS.get(given["name"], _UNKNOWN_DEFAULTS), option)
-    )
-
-
-def _fraction_or_count(value: float | None) -> float | None:
-    if value is not None and (value < 0 or (isinstance(value, float) and value >= 1)):
-        raise ValueError(
-            f"{value} is neither a fraction of all steps in [0, 1) nor a whole number of steps; "
-            "write 0.1 for a tenth of the run or 100 for a hundred steps"
-        )
-    return value
-
-
-class _HasArguments(Section):
-    """A section with `arguments`, which may be anything: its hash is that of the other fields."""
-
-    def __hash__(self) -> int:
-        return hash(tuple(value for key, value in self.__dict__.items() if key != "arguments"))
-
-
-class OptimizerConfig(_HasArguments):
-    """The optimizer. An option that is left out or `null` has the chosen optimizer's default."""
-
-    name: Annotated[str, _known_or_own(*OPTIMIZER_DEFAULTS, own="package.module:Class")] = "adamw"
-    """The algorithm: sgd, adam, adamw, adafactor, adadelta, adagrad, adamax, asgd, muon, nadam,
-    radam, rmsprop or rprop of torch; lamb or lion, which need the extra `gradsweep[optimizers]`;
-    or `package.module:Class` for a class of yours that derives from `torch.optim.Optimizer`."""
-    lr: float = Field(default_factory=_default_of("lr"), gt=0, examples=[0.001])
-    """The peak learning rate. Your own class needs it here, or in the space."""
-    weight_decay: float = Field(default_factory=_default_of("weight_decay"), ge=0, examples=[0.01])
-    """Weight decay. Tensors with fewer than two dimensions (biases, norms, layer scales) never
-    decay."""
-    betas: Annotated[tuple[float, float], Field(strict=False)] | None = None
-    """Decay rates of the moment estimates (Adam family, LAMB, Lion)."""
-    momentum: float = Field(default_factory=_default_of("momentum"), ge=0, lt=1, examples=[0.9])
-    """Momentum of `sgd`, `rmsprop` and `muon`."""
-    nesterov: bool = False
-    """Nesterov momentum for `sgd`; needs `momentum` above 0."""
-    eps: float | None = Field(default=None, gt=0)
-    """The constant added to the denominator, against division by zero."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the optimizer's class, such as `{amsgrad: true}`. Each can be searched,
-    as `train.optimizer.arguments.amsgrad`."""
-
-    @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> OptimizerConfig:
-        if self.nesterov and self.momentum == 0 and not is_own(self.name):
-            raise ValueError("nesterov needs momentum above 0; set momentum: 0.9")
-        return self
-
-    @model_validator(mode="after")
-    def _rate_and_parameters_are_not_arguments(self) -> OptimizerConfig:
-        if "lr" in self.arguments:
-            raise ValueError(
-                "arguments has lr; the schedule scales train.optimizer.lr, which has a key of its "
-                "own; write lr beside arguments"
-            )
-        if "params" in self.arguments:
-            raise ValueError(
-                "arguments has params; the parameters come from Task.param_groups(); remove it"
-            )
-        return self
-
-    @model_serializer(mode="wrap")
-    def _leave_out_what_a_class_decides(
-        self, write: SerializerFunctionWrapHandler
-    ) -> dict[str, Any]:
-        data: dict[str, Any] = write(self)
-        if not is_own(self.name):
-            return data
-        kept = {"name", "arguments", *self.model_fields_set}
-        return {key: value for key, value in data.items() if key in kept}
-
-
-SCHEDULES = (
-    "cosine",
-    "linear",
-    "onecycle",
-    "step",
-    "constant",
-    "plateau",
-    "wsd",
-    "cosine_restarts",
-    "inverse_sqrt",
-    "polynomial",
-    "exponential",
-)
-
-
-class ScheduleConfig(_HasArguments):
-    """The learning rate as a function of the step."""
-
-    name: Annotated[str, _known_or_own(*SCHEDULES, own="package.module:function")] = "cosine"
-    """The decay that follows the warmup: cosine, linear, onecycle, step, constant, plateau, wsd,
-    cosine_restarts, inverse_sqrt, polynomial or exponential; or `package.module:function` for a
-    function of yours, `(step, total, config) -> factor`, which makes the warmup, too."""
-    warmup: int | float = 0.0
-    """Linear warmup: a fraction of all steps in [0, 1), or a whole number of steps."""
-    final: float = Field(default=0.0, ge=0, le=1)
-    """The learning rate at the end, as a fraction of the peak (cosine, cosine_restarts, linear,
-    onecycle, polynomial, wsd)."""
-    step_epochs: int = Field(default=30, ge=1)
-    """`step`: epochs between two drops. `exponential`: epochs in which the rate falls by
-    `gamma`."""
-    gamma: float = Field(default=0.1, gt=0, lt=1)
-    """`step` and `plateau`: the factor of one drop. `exponential`: the factor of `step_epochs`
-    epochs."""
-    patience: int = Field(default=10, ge=0)
-    """`plateau`: evaluations without improvement before a drop."""
-    decay: int | float = 0.2
-    """`wsd`: the last part of the run, in which the rate falls: a fraction of all steps in (0, 1),
-    or a whole number of steps."""
-    decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
-    """`wsd`: how the rate falls; `sqrt` is 1 - sqrt(part of the decay)."""
-    cycles: int = Field(default=4, ge=1)
-    """`cosine_restarts`: how often the rate falls from the peak."""
-    cycle_growth: float = Field(default=1.0, ge=1)
-    """`cosine_restarts`: the length of a cycle, as a multiple of the one before it."""
-    power: float = Field(default=1.0, gt=0)
-    """`polynomial`: the exponent."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """What your own function reads as `config.schedule.arguments`. Each can be searched, as
-    `train.schedule.arguments.NAME`."""
-
-    @model_validator(mode="after")
-    def _warmup_is_fraction_or_count(self) -> ScheduleConfig:
-        if self.warmup < 0 or (isinstance(self.warmup, float) and self.warmup >= 1):
-            raise ValueError(
-                f"warmup is {self.warmup}; it is a fraction of all steps in [0, 1), or a whole "
-                "number of steps; "
-                "write 0.1 for a tenth of the run or 100 for a hundred steps"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _decay_is_fraction_or_count(self) -> ScheduleConfig:
-        if self.decay <= 0 or (isinstance(self.decay, float) and self.decay >= 1):
-            raise ValueError(
-                f"decay is {self.decay}; it is a fraction of all steps in (0, 1), or a whole "
-                "number of steps; write 0.2 for the last fifth of the run or 100 for its last "
-                "hundred steps"
-            )
-        return self
 
 
 class ClipConfig(Section):
@@ -316,7 +55,7 @@ class EmaConfig(Section):
     """When averaging starts: a fraction of all steps in [0, 1), or a whole number of steps. Before
     that, `val/*` measures the weights themselves."""
 
-    _start = field_validator("start")(_fraction_or_count)
+    _start = field_validator("start")(fraction_or_count)
 
 
 class SwaConfig(Section):
@@ -328,7 +67,7 @@ class SwaConfig(Section):
     every: Every = Interval(count=1, unit="epoch")
     """How often the weights go into the mean, in epochs or steps."""
 
-    _start = field_validator("start")(_fraction_or_count)
+    _start = field_validator("start")(fraction_or_count)
 
     @field_validator("every")
     @classmethod
@@ -339,11 +78,6 @@ class SwaConfig(Section):
                 "every trial; write such as '1 epoch' or '100 steps'"
             )
         return every
-
-
-def is_whole(value: object) -> bool:
-    """Return whether a key is left out of a written configuration; earlier ones lack it."""
-    return value == "none"
 
 
 class LoaderConfig(Section):
@@ -399,11 +133,11 @@ class TrainConfig(Section):
     """Lay out images as (N, H, W, C) in memory; convolutions on GPUs are often faster with it."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass: less memory, more time."""
-    sharding: Literal["none", "fsdp"] = Field(default="none", exclude_if=is_whole)
+    sharding: Literal["none", "fsdp"] = Field(default="none", exclude_if=equal_to("none"))
     """Where the model of a trial of several workers lies. `none`: each has a whole copy. `fsdp`:
     each has a part of every parameter, gradient and moment (PyTorch's FSDP2), for models that are
     too large for one device; every pass through the model then gathers its blocks one by one."""
-    sync_batch_norm: bool = Field(default=False, exclude_if=operator.not_)
+    sync_batch_norm: bool = Field(default=False, exclude_if=equal_to(False))
     """BatchNorm normalizes over the micro-batch of all ranks (`resources.workers`) instead of each
     rank's part of it. Needs GPUs, and steps in which all ranks have equal parts."""
 
@@ -433,21 +167,6 @@ class TrainConfig(Section):
         return self.batch_size // self.accumulation
 
 
-def is_zero(value: object) -> bool:
-    """Return whether a number is left out of a written configuration; earlier ones lack it."""
-    return value == 0
-
-
-def is_one(value: object) -> bool:
-    """Return whether a number is left out of a written configuration; earlier ones lack it."""
-    return value == 1
-
-
-def is_none(value: object) -> bool:
-    """Return whether a key is left out of a written configuration; earlier ones lack it."""
-    return value is None
-
-
 Unit = Literal["epochs", "steps", "samples", "tokens"]
 """What a budget counts."""
 _UNITS: tuple[Unit, ...] = ("epochs", "steps", "samples", "tokens")
@@ -457,21 +176,23 @@ class BudgetConfig(Section):
     """The length of a full training run, in one unit, and how often it is evaluated. Each
     evaluation is a report, by which trials are compared."""
 
-    epochs: int | None = Field(default=10, ge=1, examples=[10], exclude_if=is_none)
+    epochs: int | None = Field(default=10, ge=1, examples=[10], exclude_if=equal_to(None))
     """Passes over the training data; each ends with an evaluation and a report."""
-    steps: int | None = Field(default=None, ge=1, examples=[20000], exclude_if=is_none)
+    steps: int | None = Field(default=None, ge=1, examples=[20000], exclude_if=equal_to(None))
     """Optimizer steps, instead of epochs."""
-    samples: int | None = Field(default=None, ge=1, examples=[1000000], exclude_if=is_none)
+    samples: int | None = Field(default=None, ge=1, examples=[1000000], exclude_if=equal_to(None))
     """Samples trained on, instead of epochs: the same for all trials if `batch_size` is searched.
     """
-    tokens: int | None = Field(default=None, ge=1, examples=[1000000000], exclude_if=is_none)
+    tokens: int | None = Field(
+        default=None, ge=1, examples=[1000000000], exclude_if=equal_to(None)
+    )
     """Tokens trained on, instead of epochs: samples times `tokens_per_sample` of the task."""
     report_every: int | float | None = Field(
-        default=None, gt=0, examples=[500], exclude_if=is_none
+        default=None, gt=0, examples=[500], exclude_if=equal_to(None)
     )
     """An evaluation and a report after each so many steps, samples or tokens, and at the end. With
     `epochs` a part of an epoch, such as 0.25, or a number of epochs; null: 1."""
-    val_batches: int | None = Field(default=None, ge=1, examples=[50], exclude_if=is_none)
+    val_batches: int | None = Field(default=None, ge=1, examples=[50], exclude_if=equal_to(None))
     """Evaluate on the first so many batches of the validation data, the same ones each time; null:
     on all. A batch has `train.batch_size` samples."""
 
@@ -592,9 +313,9 @@ class TrialConfig(Section):
     data_seed: int | None = None
     """Seed for building the task and its data, the same for all trials of a sweep; None: the
     run's seed."""
-    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
+    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=equal_to(None))
     """The run ends after so many reports without a new best; null: at the end of its budget."""
-    workers: int = Field(default=1, ge=1, exclude_if=is_one)
+    workers: int = Field(default=1, ge=1, exclude_if=equal_to(1))
     """Processes, called ranks, that train the model together; each has its own device."""
     training_rules: Literal[1, 2, 3] = NEWEST
     """The version of the training rules; a run keeps the version with which it started."""

@@ -26,13 +26,14 @@ from trainable import heartbeat
 from trainable.base_run import (
     BaseRun,
     RunReport,
+    best_metrics,
     check_names,
     describe,
-    is_better,
+    errors_reach_ranks,
     is_out_of_patience,
-    metrics_at_best,
     num_ranks_of,
     one_number,
+    update_best,
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -126,7 +127,6 @@ class CustomLoop(BaseRun):
         accept_workers: bool = False,
     ) -> None:
         self._config = config
-        self._ranks = ranks
         self._read_config, self._reads = record_reads(config)
         self._searched = searched
         self._name = config.task.name
@@ -167,7 +167,9 @@ class CustomLoop(BaseRun):
         self._yielded: set[str] = set()  # names of metrics
         self._warned: set[str] = set()  # metrics found missing
         self._unreported = _without_metric(earlier, config.metrics)
-        super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
+        super().__init__(
+            store=store, history=history, ranks=ranks, resumed_at=resumed_at, earlier=earlier
+        )
         self.ranks_before = num_ranks_of(saved)
         self._lacks_model = saved is not None and _lacks_model(saved["loop"])
 
@@ -181,6 +183,7 @@ class CustomLoop(BaseRun):
         """Reports made."""
         return self._progress.epoch
 
+    @errors_reach_ranks
     def events(self) -> Iterator[RunReport]:
         """Run the loop; yield a report each time it yields the metric.
 
@@ -196,13 +199,6 @@ class CustomLoop(BaseRun):
             NonFiniteMetric: The metric became NaN or infinite.
             CheckpointError: The state holds objects that cannot be saved, or could not be written.
         """
-        try:
-            yield from self._events()
-        except Exception as error:
-            self._ranks.close(error)  # the other ranks raise, too
-            raise
-
-    def _events(self) -> Iterator[RunReport]:
         progress, epochs = self._progress, self._last
         stopping = False
         if self._is_over():
@@ -341,26 +337,19 @@ class CustomLoop(BaseRun):
         """
         progress, config = self._progress, self._config
         progress.epoch += 1
-        metric, *secondary = config.metrics
         self._yielded.update(metrics)
         lacking = [name for name in config.metrics if name not in metrics]
-        value = None if lacking else metrics[metric]
+        value = None if lacking else metrics[config.metrics[0]]
         checked = () if lacking else config.metrics
         broken = [name for name in checked if not math.isfinite(metrics[name])]
-        is_best = (
-            value is not None and not broken and is_better(value, progress.best, config.modes[0])
+        is_best = value is not None and update_best(
+            progress, math.nan if broken else value, config.modes[0]
         )
-        if is_best:
-            progress.best = value
-        if value is not None:
-            progress.since_best = 0 if is_best else progress.since_best + 1
         self._health.sample(memory_in_use(self._device))
         memory = memory_since_report(self._device)
-        best = metrics_at_best(secondary, metrics, progress.metrics, is_best=is_best)
         numbers = dict.fromkeys(("epoch", config.budget.report_word), float(progress.epoch))
         of_row = memory | metrics | numbers
-        if progress.best is not None:
-            of_row |= {f"best/{metric}": progress.best, **best}
+        of_row |= best_metrics(config.metrics, progress, metrics, is_best=is_best)
         row = Row(progress.epoch, int(self._wall_clock() * 1000), of_row)
         logged = self._log.take_rows(self._yielded.union(config.metrics))
         self._log.step = progress.epoch + 1

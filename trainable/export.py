@@ -152,8 +152,8 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
 
     from trainable.averaging import load_average
     from trainable.build import build_parts
+    from trainable.find_task import load_loop
     from trainable.frozen_base import completed
-    from trainable.task import load_loop
     from trainable.task_state import modules_state
     from trainable.train_state import load_model_state
 

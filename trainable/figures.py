@@ -260,8 +260,8 @@ def draw_run(
     Returns:
         The files written.
     """
+    from trainable.find_task import load_task
     from trainable.loop import Trainer
-    from trainable.task import load_task
     from trainable.tasks.spiral import Spiral
 
     written = draw_rows(config, directory, target)
@@ -354,7 +354,7 @@ def _scheduled(config: TrialConfig, steps_per_epoch: int, total: int) -> list[fl
     The list is empty for `plateau`, which depends on the metric, and for a user's own function,
     whose code does not run here.
     """
-    from trainable.config import is_own
+    from trainable.optimizer_config import is_own
     from trainable.schedule import Schedule
 
     train = config.train

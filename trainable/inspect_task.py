@@ -62,13 +62,13 @@ def inspect_config(
     from trainable.build import build_parts, find_device
     from trainable.built import summarise_data
     from trainable.custom_loop import check_loop
+    from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.optimizer_check import check_optimizers
     from trainable.rank_checks import FirstRank
     from trainable.read_back import check_resumable
     from trainable.split_sources import check_batch_size_applies, check_steps
-    from trainable.task import default_arguments, load_loop, load_task
     from trainable.task_checks import quick_check
 
     if load_loop(config.task.name) is not None:

@@ -19,10 +19,11 @@ from trainable import heartbeat
 from trainable.base_run import (
     BaseRun,
     RunReport,
+    best_metrics,
     check_reported,
-    is_better,
+    errors_reach_ranks,
     is_out_of_patience,
-    metrics_at_best,
+    update_best,
 )
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
@@ -34,11 +35,8 @@ from trainable.diagnostics import (
     memory_in_use,
     memory_since_report,
 )
-from trainable.errors import (
-    NonFiniteGradient,
-    NonFiniteMetric,
-    TaskError,
-)
+from trainable.epoch_windows import EpochWindows
+from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
 from trainable.held_out import HeldOut
 from trainable.hooks import Hooks
 from trainable.logged import close_log, close_run, merge_logged, open_log
@@ -47,7 +45,7 @@ from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
 from trainable.pending_steps import PendingStep
 from trainable.precision import Precision, device_name
-from trainable.rank_checks import check_order_alike, check_weights_alike, weight_norms
+from trainable.rank_checks import check_weights_alike, weight_norms
 from trainable.rank_values import evaluate
 from trainable.ranks import Decisions
 from trainable.report_plan import ReportPlan
@@ -82,9 +80,8 @@ class Trainer(BaseRun):
         plan: When the run reports, and when it ends.
         last: The report after which this process ends the run.
         patience: The run ends after so many reports without a new best; None: never.
-        metric: The metric that decides which state is the best.
-        mode: Whether a lower (`min`) or a higher (`max`) metric is better.
-        secondary_metrics: Metrics whose values at the best state are reported, too.
+        metrics: The first decides which state is the best; those of the others there are reported.
+        mode: Whether a lower (`min`) or a higher (`max`) value of the first is better.
         layer_norms_every: Log `grad_norm/<layer>` every this many steps; 0 never.
         readable_layers: Name layers by path and class; else by path alone.
         measure_device_time: Report `train/device_seconds` beside `train/seconds`; waits for the
@@ -110,9 +107,8 @@ class Trainer(BaseRun):
         plan: ReportPlan,
         last: int,
         patience: int | None = None,
-        metric: str,
+        metrics: Sequence[str],
         mode: Mode,
-        secondary_metrics: Sequence[str] = (),
         layer_norms_every: int = 0,
         readable_layers: bool = True,
         measure_device_time: bool = False,
@@ -123,16 +119,20 @@ class Trainer(BaseRun):
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        resumed_at = state.progress.step
-        super().__init__(store=store, history=history, resumed_at=resumed_at, earlier=earlier)
+        super().__init__(
+            store=store,
+            history=history,
+            ranks=step.ranks,
+            resumed_at=state.progress.step,
+            earlier=earlier,
+        )
         self.state = state
-        self._remap_position(train.plan.batch_size)
-        self._step, self._ranks = step, step.ranks
+        self._step = step
         self._train, self._val, self._val_seed = train, val, val_seed
         self.held_out = held_out
-        self._plan, self._last, self._patience = plan, last, patience
-        self._windows: Iterator[Iterable[Batch]] | None = None
-        self._metric, self._mode, self._secondary_metrics = metric, mode, secondary_metrics
+        self.report_plan, self._last, self._patience = plan, last, patience
+        self._windows = EpochWindows(train, state, step.ranks)
+        self._metrics, self._mode = metrics, mode
         self._layer_norms = LayerNorms(step.model, step.parameters, readable=readable_layers)
         self._layer_norms_every = layer_norms_every
         self._wall_clock = wall_clock
@@ -149,6 +149,7 @@ class Trainer(BaseRun):
         # The hook refers to neither run nor step: a reference cycle would keep the model alive.
         step.optimizer.register_step_pre_hook(lambda *_: store.wait_for_copy())
 
+    @errors_reach_ranks
     def events(self) -> Iterator[RunReport]:
         """Train, and yield a report after each evaluation.
 
@@ -166,13 +167,6 @@ class Trainer(BaseRun):
             ConfigError: A metric is not reported.
             CheckpointError: A checkpoint could not be written.
         """
-        try:
-            yield from self._events()
-        except Exception as error:
-            self._ranks.close(error)  # the other ranks raise, too
-            raise
-
-    def _events(self) -> Iterator[RunReport]:
         progress, stopping = self.state.progress, False
         if self._is_over():
             yield self._make_report([])
@@ -181,7 +175,7 @@ class Trainer(BaseRun):
                 self._throughput.start()
                 heartbeat.beat("step")
                 ended = self._train_one()
-                while not self._plan.is_due(progress):  # else saved after evaluation
+                while not self.report_plan.is_due(progress):  # else saved after evaluation
                     if self._maybe_save(end_of_epoch=ended):
                         return
                     ended = self._train_one()
@@ -232,11 +226,6 @@ class Trainer(BaseRun):
         """How training and validation samples become windows and micro-batches."""
         return self._train.plan, self._val.plan
 
-    @property
-    def report_plan(self) -> ReportPlan:
-        """When the run reports, and when it ends."""
-        return self._plan
-
     def _release(self) -> None:
         try:
             self.store.wait()  # the ranks may be writing their shards together
@@ -246,16 +235,6 @@ class Trainer(BaseRun):
         close_run(self._history.directory)
         self._train.close()
         self._val.close()
-
-    def _remap_position(self, batch_size: int) -> None:
-        """Convert the position in the epoch after a change of `batch_size`.
-
-        No sample is left out; those of a partly trained window are trained again.
-        """
-        progress = self.state.progress
-        before = progress.batch_size or batch_size
-        progress.window = progress.window * before // batch_size
-        progress.batch_size = batch_size
 
     # The parts of a report
 
@@ -319,60 +298,24 @@ class Trainer(BaseRun):
         return Decisions(stops, due, self.store.is_observed(step))
 
     def _train_one(self) -> bool:
-        """Train one window, of the next epoch if this one has ended; return whether it ends one.
-
-        The windows of an epoch are opened once: an evaluation in between leaves them as they are.
-        """
-        progress = self.state.progress
-        if self._windows is None:
+        """Train one window, of the next epoch if this has ended; return whether it ends one."""
+        progress, windows = self.state.progress, self._windows
+        if not windows.are_open:
             if progress.window == 0 and not progress.epoch_begun:  # else it resumes within
                 self._hooks.epoch_start(progress.epoch)
                 progress.sums = self._log.end_step(taken=True)
             progress.epoch_begun = True
-            check_order_alike(self._train.plan, progress.epoch, self._ranks)
-            self._windows = iter(self._train.windows(progress.epoch, progress.window))
-        window = self._next_window(self._windows)
+            windows.open()
+        window = windows.next()
         if window is not None:
             self._take_step(window)
-        if window is not None and not self._is_last_window():
+        if window is not None and not windows.are_over:
             return False
-        for _ in self._windows:  # it has ended; a loader's processes must hear of it
-            break
-        self._check_whole_epoch()
+        windows.end()
         self._hooks.epoch_end(progress.epoch)
         progress.sums = self._log.end_step(taken=True)
-        self._windows = None
         progress.epoch, progress.window, progress.epoch_begun = progress.epoch + 1, 0, False
         return True
-
-    def _next_window(self, windows: Iterator[Iterable[Batch]]) -> Iterable[Batch] | None:
-        """Return the next window, None after the last one.
-
-        With several ranks, an error of its data is raised by its micro-batches instead: within the
-        exchange, on every rank.
-        """
-        try:
-            return next(windows, None)
-        except Exception as error:
-            if self._ranks.size == 1:
-                raise
-            return _raising(error)
-
-    def _is_last_window(self) -> bool:
-        """Whether the epoch's last window is trained; a stream does not say."""
-        progress = self.state.progress
-        return 0 < self._train.plan.num_windows(progress.epoch) <= progress.window
-
-    def _check_whole_epoch(self) -> None:
-        """Refuse an epoch that ended before its last window."""
-        progress = self.state.progress
-        promised = self._train.plan.num_windows(progress.epoch)
-        if progress.window < promised:
-            raise TaskError(
-                f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "
-                "came; an epoch has as many windows as len(dataset) promises; return a sample for "
-                "every index below len(dataset)"
-            )
 
     def _take_step(self, window: Iterable[Batch]) -> None:
         """Take one step, advance the counters, and keep the values on the device."""
@@ -507,33 +450,29 @@ class Trainer(BaseRun):
 
     def _value_of_metric(self, found: dict[str, float]) -> float:
         reported = self._rows.last_metrics | found
-        check_reported((self._metric, *self._secondary_metrics), reported)
-        for metric in self._secondary_metrics:
+        check_reported(self._metrics, reported)
+        first, *secondary = self._metrics
+        for metric in secondary:
             if not math.isfinite(reported[metric]):
                 raise NonFiniteMetric(metric, self.state.progress.reports + 1, reported[metric])
-        return reported[self._metric]
+        return reported[first]
 
     def _update_best(self, value: float, found: dict[str, float]) -> bool:
         """Update the best value and add it to the report; return whether `value` is the best."""
         progress = self.state.progress
-        is_best = is_better(value, progress.best, self._mode)
-        if is_best:
-            progress.best = value
-        progress.since_best = 0 if is_best else progress.since_best + 1
-        if progress.best is not None:
-            found[f"best/{self._metric}"] = progress.best
-        elif self._is_over(progress.reports + 1):  # the run would end without any best state
-            raise NonFiniteMetric(self._metric, progress.reports + 1, value)
+        is_best = update_best(progress, value, self._mode)
+        if progress.best is None and self._is_over(progress.reports + 1):
+            # the run would end without any best state
+            raise NonFiniteMetric(self._metrics[0], progress.reports + 1, value)
         now = self._rows.last_metrics | found
-        secondary = self._secondary_metrics
-        found |= metrics_at_best(secondary, now, progress.metrics, is_best=is_best)
+        found |= best_metrics(self._metrics, progress, now, is_best=is_best)
         return is_best
 
     def _close_report(self, found: dict[str, float]) -> None:
         """Count the report; add its metrics to the row of the last step."""
         progress = self.state.progress
         progress.reports, progress.since_report = progress.reports + 1, 0
-        found |= self._plan.numbers(progress)
+        found |= self.report_plan.numbers(progress)
         progress.clipped, progress.reported_step = 0, progress.step
         progress.sums = {}
         self._rows.end_report(found, int(self._wall_clock() * 1000))
@@ -552,11 +491,6 @@ class Trainer(BaseRun):
             finished=self._is_over(),
             out_of_patience=is_out_of_patience(self._patience, progress.since_best),
         )
-
-
-def _raising(error: Exception) -> Iterator[Batch]:
-    raise error
-    yield
 
 
 def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from trainable.base_run import BaseRun, RunReport
+from trainable.base_run import BaseRun, RunReport, errors_reach_ranks
 from trainable.config import TrialConfig
 from trainable.config_reads import record_reads
 from trainable.follower_files import NoCheckpoints, NoHistory
@@ -43,7 +43,7 @@ class CustomLoopRank(BaseRun):
         ranks: Ranks,
         accept_workers: bool = False,
     ) -> None:
-        self._device, self._ranks = device, ranks
+        self._device = device
         self._log = Log()  # without a directory: nothing is recorded
         context, _ = open_context(
             config, directory, device, None, self._log, ranks, accept_workers=accept_workers
@@ -54,6 +54,7 @@ class CustomLoopRank(BaseRun):
         super().__init__(
             store=NoCheckpoints(directory),
             history=NoHistory(directory),
+            ranks=ranks,
             resumed_at=context.epoch,
         )
 
@@ -67,19 +68,16 @@ class CustomLoopRank(BaseRun):
         """Reports made by the first rank."""
         return self._position
 
+    @errors_reach_ranks
     def events(self) -> Iterator[RunReport]:
         """Run the loop until the first rank ends it; yield nothing.
 
         Raises:
             TrainingError: The loop failed, on this rank or another one.
         """
-        try:
-            while self._ranks.next_report() and self._steps.next() is not EXHAUSTED:
-                self._position += 1
-                self._log.take()  # else it would grow
-        except Exception as error:
-            self._ranks.close(error)
-            raise
+        while self._ranks.next_report() and self._steps.next() is not EXHAUSTED:
+            self._position += 1
+            self._log.take()  # else it would grow
         yield from ()
 
     def _release(self) -> None:

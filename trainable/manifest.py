@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,6 @@ from trainable.storage.generations import MANIFEST, STATE, Files, shard_name
 
 _FORMAT, _SHARDED_FORMAT = 1, 2
 _FIELDS = ("number", "step", "epoch", "metric", "mode", "value")
-_VALUES = (*_FIELDS, "length", "sha256")
 
 
 class Pointer(NamedTuple):
@@ -106,43 +104,14 @@ def best_first(generation: Generation) -> tuple[float, int]:
 
 def format_manifest(generation: Generation) -> bytes:
     """Return the bytes of `manifest.json`."""
-    if generation.shards:
-        contents = {name: one._asdict() for name, one in generation.contents.items()}
-        fields = {key: getattr(generation, key) for key in _FIELDS}
-        manifest = {"format": _SHARDED_FORMAT, **fields, "files": contents}
-        sealed = {"manifest": manifest, "sha256": _seal(manifest)}
-        return f"{json.dumps(sealed, indent=1, sort_keys=True)}\n".encode()
-    values = {key: _encode(getattr(generation, key)) for key in _VALUES}
+    manifest = {
+        "format": _SHARDED_FORMAT if generation.shards else _FORMAT,
+        **{key: getattr(generation, key) for key in _FIELDS},
+        "files": {name: one._asdict() for name, one in generation.contents.items()},
+    }
     # Without a digest of the manifest a flipped bit could make the wrong generation the best.
-    seal = hashlib.sha256((_SEALED % values).encode()).hexdigest()
-    return (_LAYOUT % {**values, "seal": _encode(seal)}).encode()
-
-
-def _layouts() -> tuple[str, str]:
-    """Return templates of the digested part and of the whole file, with `%(key)s` for each value.
-
-    Without them, `json.dumps` would take most of the time of verifying a thousand manifests.
-    """
-    slot = {key: f"%({key})s" for key in (*_VALUES, "seal")}
-    files = {STATE: {"length": slot["length"], "sha256": slot["sha256"]}}
-    manifest = {"format": _FORMAT, **{key: slot[key] for key in _FIELDS}, "files": files}
-    sealed = json.dumps(manifest, sort_keys=True)
-    text = json.dumps({"manifest": manifest, "sha256": slot["seal"]}, indent=1, sort_keys=True)
-    bare = re.compile(r'"(%\(\w+\)s)"')
-    return bare.sub(r"\1", sealed), bare.sub(r"\1", text) + "\n"
-
-
-_SEALED, _LAYOUT = _layouts()
-
-
-def _encode(value: str | float | None) -> str:
-    """Return what `json.dumps` returns for a text or a finite number; faster for numbers."""
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return json.dumps(value)
-    # float.__repr__, not repr(): a NumPy number is a float too, with another representation
-    return float.__repr__(value) if isinstance(value, float) else int.__repr__(value)
+    sealed = {"manifest": manifest, "sha256": _seal(manifest)}
+    return f"{json.dumps(sealed, indent=1, sort_keys=True, allow_nan=False)}\n".encode()
 
 
 def _seal(manifest: dict[str, Any]) -> str:
@@ -175,9 +144,10 @@ def read_manifest(files: Files, name: str) -> Generation | str:
             shards=tuple(found[shard_name(rank)] for rank in range(len(found) - 1)),
         )
         lengths = {file: files.length(name, file) for file in found}
+        expected = format_manifest(generation)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         return f"{path} cannot be read ({type(problem).__name__}: {problem})"
-    if content != format_manifest(generation):
+    if content != expected:
         seal = _seal(manifest)
         if seal != (recorded := record.get("sha256")):
             return f"{path} has sha256 {seal}, it says {recorded}"

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from trainable.config import ClipConfig, OptimizerConfig, is_own
+from trainable.config import ClipConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.optimizer_class import checked_options, class_of, torch_options
+from trainable.optimizer_config import OptimizerConfig, is_own
 
 Scalar = float | Tensor
 

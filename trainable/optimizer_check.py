@@ -15,16 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from trainable.config import (
-    OPTIMIZER_DEFAULTS,
-    OptimizerConfig,
-    TrainConfig,
-    TrialConfig,
-    is_own,
-)
+from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import CheckpointError, ConfigError, TaskError, TrainingError
 from trainable.optim import normalize_groups
 from trainable.optimizer_class import OWN_LOOP
+from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.optimizer_state import OptimizerState
 from trainable.optimizers import evaluated_weights, optimizer_of
 from trainable.schedule import Schedule

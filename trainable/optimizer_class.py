@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from trainable.config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.errors import ConfigError
+from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.own_names import import_own
 from trainable.task_registry import nearest
 

@@ -1,14 +1,14 @@
-"""`Task` and `Data`, the classes that users write, and finding a task by its name.
+"""`Task` and `Data`, the classes that users write, and checks of what they give.
 
 A task defines the model, the data and the loss. It returns a loss *sum* and its *weight*. So an
 optimizer step divides once, and the mean is exact for short last windows and ignored targets.
-What must not live here: how steps are taken, batches are formed, or devices chosen.
+What must not live here: finding a task by its name (`find_task.py`), how steps are taken, batches
+are formed, or devices chosen.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,11 @@ from trainable.default_evaluation import evaluation_sums
 from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
-from trainable.own_names import import_module
 from trainable.rules import current_rules
 from trainable.run_length import TotalSteps
 from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
-from trainable.task_registry import nearest, resolve_task_name
+from trainable.task_registry import nearest
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...] | Iterable[Any]
@@ -397,125 +396,13 @@ def _is_vector(module: nn.Module, parameter: nn.Parameter) -> bool:
     return parameter.ndim > 2 and not is_convolution and set(parameter.shape[1:]) == {1}
 
 
-def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
-    """Find a task by name and construct it.
-
-    Args:
-        name: A built-in task's name, or `package.module:ClassName`; the module must be importable.
-        arguments: Keyword arguments for its constructor.
-
-    Raises:
-        ConfigError: The module or the name in it was not found, the object is not a task, or an
-            argument is unknown.
-    """
-    kind = _find(name)
-    _check_arguments(name, kind, arguments)
-    try:
-        return kind(**arguments)
-    except (TypeError, ValueError) as problem:
-        raise ConfigError(
-            f"{name!r} refused its arguments {dict(arguments)}: {problem}", key="task"
-        ) from problem
-
-
-def default_arguments(name: str) -> dict[str, Any]:
-    """Return the default arguments of a task's constructor that a spec can hold: single values.
-
-    Raises:
-        ConfigError: The module or the name in it was not found, or the object is not a task.
-    """
-    parameters = inspect.signature(_find(name)).parameters.values()
-    found = {p.name: p.default for p in parameters if p.default is not p.empty}
-    return {k: v for k, v in found.items() if isinstance(v, bool | int | float | str | None)}
-
-
-def load_loop(name: str) -> Callable[..., Any] | None:
-    """Return the function that `package.module:function` names; None when it names a class.
-
-    Raises:
-        ConfigError: The module or the name in it was not found, or the function does not take
-            two arguments.
-    """
-    found, _ = _locate(name)
-    if isinstance(found, type) or not callable(found):
-        return None
-    function: Callable[..., Any] = found
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError as problem:
-        raise ConfigError(
-            f"{name!r} is a function that cannot be called with two arguments ({problem}); a loop "
-            "is a generator function run(config, context); name one, or a class that derives from "
-            "trainable.Task",
-            key="task.name",
-        ) from problem
-    return function
-
-
-def _locate(name: str) -> tuple[Any, list[str]]:
-    """Import the object of that name; return it and the names of all tasks in its module."""
-    module_name, class_name = resolve_task_name(name)
-    module = import_module(name, module_name, "task.name")
-    found = getattr(module, class_name, None)
-    tasks = [key for key, value in vars(module).items() if _is_task(value) and value is not Task]
-    if found is None:
-        raise ConfigError(
-            f"{name!r}: the module {module_name!r} was imported, but it has no {class_name!r}"
-            f"{nearest(class_name, tasks)}; its tasks are: {', '.join(tasks) or 'none'}; name one "
-            "that is there",
-            key="task.name",
-        )
-    return found, tasks
-
-
-def _find(name: str) -> type[Task]:
-    kind, tasks = _locate(name)
-    if not _is_task(kind):
-        raise ConfigError(
-            f"{name!r} is {_describe(kind)}; it must be a class that derives from trainable.Task "
-            "and defines build_model() and build_data(), or a generator function run(config, "
-            f"context); tasks beside it: {', '.join(tasks) or 'none'}; name one",
-            key="task.name",
-        )
-    assert isinstance(kind, type)
-    return kind
-
-
-def _is_task(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Task)
-
-
-def _describe(value: object) -> str:
+def describe_kind(value: object) -> str:
+    """Return of which class an object is, or that it is a class."""
     if isinstance(value, type):
         is_lightning = any(kind.__name__ == "LightningModule" for kind in value.__mro__)
         hint = " (LightningTask makes a task of it: docs/guides/lightning.md)" * is_lightning
         return f"the class {value.__name__}, which does not derive from Task{hint}"
     return f"an object of type {type(value).__name__}"
-
-
-def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(kind).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    unknown = [] if takes_any else [key for key in arguments if key not in known]
-    if unknown:
-        listed = ", ".join(f"{key!r}{nearest(key, known)}" for key in unknown)
-        raise ConfigError(
-            f"{name!r} takes no argument {listed}; it takes: {', '.join(known) or 'none'}; "
-            "correct or remove it",
-            key="task" if len(unknown) > 1 else f"task.{unknown[0]}",
-        )
-    missing = [
-        p.name
-        for p in parameters
-        if p.name in known and p.default is p.empty and p.name not in arguments
-    ]
-    if missing:
-        raise ConfigError(
-            f"{name!r} needs the argument {', '.join(map(repr, missing))}; it has no default; "
-            "add it below task:",
-            key="task",
-        )
 
 
 def check_data(data: object, task: Task) -> Data:
@@ -527,7 +414,7 @@ def check_data(data: object, task: Task) -> Data:
     where = f"{type(task).__name__}.build_data()"
     if not isinstance(data, Data):
         raise TaskError(
-            f"{where} returned {_describe(data)}; it must return trainable.Data(train=..., "
+            f"{where} returned {describe_kind(data)}; it must return trainable.Data(train=..., "
             "val=...)"
         )
     for split, samples in (("train", data.train), ("val", data.val), ("test", data.test)):
@@ -536,7 +423,7 @@ def check_data(data: object, task: Task) -> Data:
     for name, collate in (("collate", data.collate), ("collate_val", data.collate_val)):
         if collate is not None and not callable(collate):
             raise TaskError(
-                f"{where}: {name} is {_describe(collate)}; it must be a function that takes a "
+                f"{where}: {name} is {describe_kind(collate)}; it must be a function that takes a "
                 "list of samples and returns a batch; give one, or None"
             )
     for problem in sampler_problems(data):
@@ -587,7 +474,7 @@ def _split_problems(samples: object) -> Iterator[str]:
         yield from stream_problems(samples)
     elif not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
         yield (
-            f"is {_describe(samples)}; give a Dataset with __len__ and __getitem__, a tuple "
+            f"is {describe_kind(samples)}; give a Dataset with __len__ and __getitem__, a tuple "
             "of tensors, or a stream: an IterableDataset, or an iterable with state_dict() and "
             "load_state_dict()"
         )

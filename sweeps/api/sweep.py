@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweeps.api.arguments import flags_of, override_texts, sweep_file
 from sweeps.api.command import SweepCommandError, read_command, run_command
 from sweeps.api.figures import Figures
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
 from sweeps.config.spec import SweepSpec, load_spec, parse_spec
-from sweeps.config.yaml_scalars import write_flow, write_key
 from sweeps.errors import LocatedIssue, SpecError, UserError
 from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
-from sweeps.quoting import quoted
 from sweeps.results.audit.read import audit_sweep, status_with_audit
 from sweeps.results.confirmation import confirmed_trial, find_confirmation
-from sweeps.results.sweep_status import SweepStatus, UnknownSweep
+from sweeps.results.sweep_status import SweepStatus
 
 if TYPE_CHECKING:
     import optuna
@@ -57,7 +55,7 @@ class Sweep:
     """
 
     def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
-        text = "".join(f"{write_key(k)}: {write_flow(_plain(v))}\n" for k, v in keys.items())
+        text = sweep_file(keys)
         try:
             spec = parse_spec(text, "Sweep(...)", drawn=None)
         except SpecError as error:  # a caller has not seen the text in which it has its place
@@ -98,7 +96,7 @@ class Sweep:
         Raises:
             SpecError: The file cannot be read or is wrong; the message lists all problems.
         """
-        settings = tuple(f"{k}={write_flow(_plain(v))}" for k, v in (overrides or {}).items())
+        settings = override_texts(overrides)
         sweep = cls.__new__(cls)
         sweep._begin(root, load_spec(Path(path), settings), file=Path(path), overrides=settings)
         return sweep
@@ -154,7 +152,7 @@ class Sweep:
             SweepCommandError: Something is wrong; exit code 2.
         """
         with self._written() as arguments:
-            flags = ["--thorough"] if thorough else []
+            flags = flags_of(thorough=thorough)
             found: dict[str, Any] = read_command(["check", *arguments, *flags, "--json"])
             return found
 
@@ -176,7 +174,7 @@ class Sweep:
             KeyboardInterrupt: It was interrupted.
         """
         with self._written() as arguments:
-            self._drive(["run", *arguments, *self._root(), *(["--offline"] if offline else [])])
+            self._drive("run", *arguments, *self._root(), *flags_of(offline=offline))
         return self
 
     def resume(
@@ -202,12 +200,9 @@ class Sweep:
             SweepCommandError: There is no such sweep, a change is refused, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
-        settings = [f"-s{k}={write_flow(_plain(v))}" for k, v in (overrides or {}).items()]
         chosen = [word for number in finish for word in ("--finish", str(number))]
-        flags = ["--accept-changes"] * accept_changes + ["--offline"] * offline
-        self._drive(["resume", self.name, *settings, *chosen, *flags, *self._root()])
-        self._spec = SweepStatus(self.paths).spec
-        return self
+        flags = flags_of(accept_changes=accept_changes, offline=offline)
+        return self._continue("resume", overrides, *chosen, *flags)
 
     def confirm(
         self,
@@ -242,8 +237,8 @@ class Sweep:
         words = [
             w for key, value in chosen.items() if value is not None for w in (key, str(value))
         ]
-        flags = ["--accept-changes"] * accept_changes + ["--offline"] * offline
-        self._drive(["confirm", self.name, *words, *flags, *self._root()])
+        flags = flags_of(accept_changes=accept_changes, offline=offline)
+        self._drive("confirm", self.name, *words, *flags, *self._root())
         return self.confirmation or {}
 
     def retry(
@@ -271,13 +266,9 @@ class Sweep:
             SweepCommandError: A trial has not failed, a change is refused, or no trial succeeded.
             KeyboardInterrupt: It was interrupted.
         """
-        settings = [f"-s{k}={write_flow(_plain(v))}" for k, v in (overrides or {}).items()]
         chosen = [word for number in trials for word in ("--trial", str(number))]
-        flags = ["--fresh"] * fresh + ["--accept-changes"] * accept_changes
-        flags += ["--offline"] * offline
-        self._drive(["retry", self.name, *settings, *chosen, *flags, *self._root()])
-        self._spec = SweepStatus(self.paths).spec
-        return self
+        flags = flags_of(fresh=fresh, accept_changes=accept_changes, offline=offline)
+        return self._continue("retry", overrides, *chosen, *flags)
 
     def stop(self) -> None:
         """Ask the running sweep to stop, and wait until it has; its trials save their state first.
@@ -294,9 +285,15 @@ class Sweep:
         if not stopped.done:
             raise TimeoutError(stopped.message)
 
-    def _drive(self, arguments: list[str]) -> None:
+    def _continue(self, command: str, overrides: Mapping[str, Any] | None, *words: str) -> Sweep:
+        changed = (f"-s{setting}" for setting in override_texts(overrides))
+        self._drive(command, self.name, *changed, *words, *self._root())
+        self._spec = SweepStatus(self.paths).spec
+        return self
+
+    def _drive(self, *arguments: str) -> None:
         with progress_bar(self.paths, self._spec) as look:
-            run_command(arguments, look)
+            run_command([*arguments], look)
 
     def _root(self) -> list[str]:
         return ["--root", str(self.paths.root)]
@@ -486,34 +483,3 @@ class Sweep:
         from sweeps.operations.figures import copy_study  # loads Optuna
 
         return copy_study(self._view())
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as plain data; an imported class or function stands for its name."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return value.tolist()
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if not hasattr(value, "__qualname__"):
-        raise UserError(
-            f"{quoted(repr(value))} is a {type(value).__name__}, which a sweep file cannot hold; "
-            "values are numbers, texts, lists, mappings and None; write it as one of them"
-        )
-    module, name = value.__module__, value.__qualname__
-    if module == "__main__" or "<locals>" in name or name not in vars(sys.modules[module]):
-        raise UserError(
-            f"{name} is defined in {'this notebook or script' if module == '__main__' else module}"
-            ", and the processes of the trials could not import it; a task stands at the top of a "
-            "module; in a notebook, begin its cell with %%writefile my_task.py, and write "
-            f"task='my_task:{name.rpartition('.')[2]}'"
-        )
-    return f"{module}:{name}"
-
-
-__all__ = ["Sweep", "Trial", "UnknownSweep"]

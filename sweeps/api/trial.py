@@ -166,7 +166,7 @@ class Trial:
         Raises:
             TrainingError: The task cannot be used, or it is a custom loop.
         """
-        from trainable.task import load_task
+        from trainable.find_task import load_task
 
         task = self._resolved().task
         return load_task(task.name, task.arguments)

@@ -14,9 +14,7 @@ from sweeps.commands.console import Name, Overrides, Root, err, input_errors, ou
 
 def clone(
     name: Name,
-    new: Annotated[
-        str, typer.Argument(metavar="NEW", help="The new sweep's name.", show_default=False)
-    ],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The new sweep's name.")],
     settings: Overrides = None,
     root: Root = None,
 ) -> None:

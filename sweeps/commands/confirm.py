@@ -57,7 +57,6 @@ def confirm(
             parser=read_whole(0),
             metavar="K",
             help="How many of the best trials; default: as the last time, or 5.",
-            show_default=False,
         ),
     ] = None,
     seeds: Annotated[
@@ -67,7 +66,6 @@ def confirm(
             parser=read_whole(0),
             metavar="N",
             help="Under how many seeds at most; default: as the last time, or 5.",
-            show_default=False,
         ),
     ] = None,
     until: Annotated[
@@ -78,7 +76,6 @@ def confirm(
             metavar="P",
             help="End when a trial is the best with this probability; default: as the last "
             "time, or 0.95.",
-            show_default=False,
         ),
     ] = None,
     root: Root = None,

@@ -68,28 +68,24 @@ def read_numbers(option: str, texts: Sequence[str]) -> list[int]:
         raise typer.BadParameter(error.message, param_hint=f"'{option}'") from None
 
 
+def path_option(flag: str, metavar: str, help_text: str) -> Any:
+    """Return an option that takes a file or directory."""
+    return typer.Option(flag, parser=read_path, metavar=metavar, help=help_text)
+
+
 Root = Annotated[
     Path | None,
-    typer.Option(
-        "--root",
-        parser=read_path,
-        metavar="DIR",
-        help="Directory of all sweeps; default: $SWEEP_ROOT, or ./runs.",
-        show_default=False,
-    ),
+    path_option("--root", "DIR", "Directory of all sweeps; default: $SWEEP_ROOT, or ./runs."),
 ]
 File = Annotated[
     Path,
-    typer.Argument(
-        parser=read_path, metavar="FILE", help="The sweep's YAML file.", show_default=False
-    ),
+    typer.Argument(parser=read_path, metavar="FILE", help="The sweep's YAML file."),
 ]
 Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
         help="The sweep's name.",
-        show_default=False,
         autocompletion=sweep_names,
     ),
 ]
@@ -102,7 +98,6 @@ def trial_option(help_text: str) -> Any:
         parser=read_whole(0),
         metavar="K",
         help=help_text,
-        show_default=False,
         autocompletion=trial_numbers,
     )
 
@@ -113,7 +108,6 @@ TrialNumber = Annotated[
         parser=read_whole(0),
         metavar="TRIAL",
         help="The trial's number.",
-        show_default=False,
         autocompletion=trial_numbers,
     ),
 ]
@@ -124,7 +118,6 @@ Overrides = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a key of the spec, such as train.batch_size=32; repeatable.",
-        show_default=False,
     ),
 ]
 Offline = Annotated[

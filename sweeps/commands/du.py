@@ -23,7 +23,6 @@ def du(
         typer.Argument(
             metavar="NAME",
             help="Show only this sweep.",
-            show_default=False,
             autocompletion=sweep_names,
         ),
     ] = None,

@@ -8,9 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from sweeps.commands.console import Name, Root, err, fail, input_errors, out, read_path, view_of
+from sweeps.commands.console import Name, Root, err, fail, input_errors, out, path_option, view_of
 from sweeps.exit_codes import WRONG_INPUT
 
 
@@ -18,22 +16,12 @@ def export(
     name: Name,
     csv: Annotated[
         Path | None,
-        typer.Option(
-            "--csv",
-            parser=read_path,
-            metavar="DIR",
-            help="Write trials.csv and curves.csv into this directory.",
-            show_default=False,
-        ),
+        path_option("--csv", "DIR", "Write trials.csv and curves.csv into this directory."),
     ] = None,
     parquet: Annotated[
         Path | None,
-        typer.Option(
-            "--parquet",
-            parser=read_path,
-            metavar="DIR",
-            help="Write trials.parquet and curves.parquet into this directory.",
-            show_default=False,
+        path_option(
+            "--parquet", "DIR", "Write trials.parquet and curves.parquet into this directory."
         ),
     ] = None,
     root: Root = None,

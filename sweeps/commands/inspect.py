@@ -22,7 +22,7 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
-    read_path,
+    path_option,
     read_whole,
     show_found,
     trial_option,
@@ -86,7 +86,6 @@ def trials(
             "--sort",
             metavar="COLUMN",
             help="Sort by `value` (the best first), a parameter, epoch, step, state or duration.",
-            show_default=False,
         ),
     ] = None,
     top: Annotated[
@@ -96,7 +95,6 @@ def trials(
             parser=read_whole(1),
             metavar="N",
             help="Show the first N trials.",
-            show_default=False,
         ),
     ] = None,
     state: Annotated[
@@ -105,7 +103,6 @@ def trials(
             "--state",
             metavar="STATE",
             help="Show trials that are waiting, running, complete, pruned or failed.",
-            show_default=False,
         ),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -154,13 +151,7 @@ def best(
     ] = False,
     export: Annotated[
         Path | None,
-        typer.Option(
-            "--export",
-            parser=read_path,
-            metavar="DIR",
-            help="Write the trial's weights and configuration there.",
-            show_default=False,
-        ),
+        path_option("--export", "DIR", "Write the trial's weights and configuration there."),
     ] = None,
     register: Annotated[
         str | None,
@@ -168,7 +159,6 @@ def best(
             "--register",
             metavar="MODEL",
             help="Register the model in MLflow under this name, with the alias `best`.",
-            show_default=False,
         ),
     ] = None,
     pickled: Annotated[
@@ -235,7 +225,6 @@ def compare(
         typer.Argument(
             metavar="NAME",
             help="The sweeps' names.",
-            show_default=False,
             autocompletion=sweep_names,
         ),
     ],
@@ -269,7 +258,6 @@ def diff(
             parser=read_whole(0),
             metavar="A",
             help="A trial's number.",
-            show_default=False,
             autocompletion=trial_numbers,
         ),
     ],
@@ -279,7 +267,6 @@ def diff(
             parser=read_whole(0),
             metavar="B",
             help="Another trial's number.",
-            show_default=False,
             autocompletion=trial_numbers,
         ),
     ],
@@ -300,12 +287,10 @@ def report(
     name: Name,
     output: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
             "--output",
-            parser=read_path,
-            metavar="FILE",
-            help="The file to write; default: NAME-report.html in the working directory.",
-            show_default=False,
+            "FILE",
+            "The file to write; default: NAME-report.html in the working directory.",
         ),
     ] = None,
     root: Root = None,

@@ -22,7 +22,7 @@ from sweeps.commands.console import (
     fail,
     input_errors,
     out,
-    read_path,
+    path_option,
     read_whole,
     show_found,
 )
@@ -62,7 +62,6 @@ def plan(
             parser=_read_hours,
             metavar="H",
             help="Find how many trials end within so many hours.",
-            show_default=False,
         ),
     ] = None,
     trials: Annotated[
@@ -72,18 +71,13 @@ def plan(
             parser=read_whole(1),
             metavar="N",
             help="Plan so many trials instead of those of the spec.",
-            show_default=False,
         ),
     ] = None,
     settings: Overrides = None,
     write: Annotated[
         Path | None,
-        typer.Option(
-            "--write",
-            parser=read_path,
-            metavar="NEW",
-            help="Write the spec with that number of trials into a new file.",
-            show_default=False,
+        path_option(
+            "--write", "NEW", "Write the spec with that number of trials into a new file."
         ),
     ] = None,
     as_json: AsJson = False,

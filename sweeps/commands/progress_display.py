@@ -6,7 +6,6 @@ What must not live here: anything that a sweep needs to run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -61,12 +60,7 @@ class ProgressTable:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._progress.is_stopping |= error is not None
         self._live.stop()
 
@@ -153,12 +147,7 @@ class PlainLines:
     def __enter__(self) -> PlainLines:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def started(

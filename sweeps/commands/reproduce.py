@@ -20,7 +20,7 @@ from sweeps.commands.console import (
     err,
     fail,
     input_errors,
-    read_path,
+    path_option,
     show_found,
     trial_option,
     view_of,
@@ -42,7 +42,6 @@ def reproduce(
             metavar="CHECKPOINT",
             help="Start at the first, latest or best checkpoint, or at that of an epoch; default: "
             "at the beginning.",
-            show_default=False,
         ),
     ] = None,
     ignore: Annotated[
@@ -51,18 +50,11 @@ def reproduce(
             "--ignore",
             metavar="METRIC",
             help="Do not compare this metric, such as a time that the task measures; repeatable.",
-            show_default=False,
         ),
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            parser=read_path,
-            metavar="DIR",
-            help="Keep the new run there; default: keep nothing.",
-            show_default=False,
-        ),
+        path_option("--dir", "DIR", "Keep the new run there; default: keep nothing."),
     ] = None,
     root: Root = None,
     as_json: AsJson = False,

@@ -41,7 +41,6 @@ def retry(
             "--trial",
             metavar="K",
             help="Run failed trial K again; also 4,7; repeatable.",
-            show_default=False,
             autocompletion=trial_numbers,
         ),
     ] = None,

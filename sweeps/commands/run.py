@@ -28,7 +28,6 @@ Finish = Annotated[
         "--finish",
         metavar="K",
         help="Train pruned trial K to its end, exempt from early stopping; also 4,7; repeatable.",
-        show_default=False,
         autocompletion=trial_numbers,
     ),
 ]
@@ -44,7 +43,6 @@ Address = Annotated[
         "--address",
         metavar="HOST:PORT",
         help="Run trials on this Ray cluster instead of this machine; default: $RAY_ADDRESS.",
-        show_default=False,
     ),
 ]
 
@@ -54,9 +52,7 @@ def run(
     settings: Overrides = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="The sweep's name; default: the spec's.", show_default=False
-        ),
+        typer.Option(metavar="NAME", help="The sweep's name; default: the spec's."),
     ] = None,
     root: Root = None,
     tracking_uri: Annotated[
@@ -64,7 +60,6 @@ def run(
         typer.Option(
             metavar="URI",
             help="MLflow tracking URI; default: the spec's, or a store below the root.",
-            show_default=False,
         ),
     ] = None,
     grace: Grace = "30s",

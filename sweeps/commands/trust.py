@@ -15,9 +15,7 @@ from sweeps.commands.console import AsJson, input_errors, out, show_found
 def trust(
     addresses: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ADDRESS", help="Stores to allow; none: list them.", show_default=False
-        ),
+        typer.Argument(metavar="ADDRESS", help="Stores to allow; none: list them."),
     ] = None,
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove the addresses from the list instead.")

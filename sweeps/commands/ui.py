@@ -20,7 +20,6 @@ def ui(
         typer.Argument(
             metavar="NAME",
             help="Show only this sweep's runs.",
-            show_default=False,
             autocompletion=sweep_names,
         ),
     ] = None,

@@ -12,7 +12,7 @@ from typing import Any
 
 from sweeps.config.priors import Prior
 from sweeps.config.space import Distribution
-from trainable.config import OPTIMIZER_DEFAULTS
+from trainable.optimizer_config import OPTIMIZER_DEFAULTS
 
 WIDE = 0.25
 """The width of a default's prior: for a rate over four powers of ten, one power of ten."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from sweeps.errors import UserError
 from sweeps.quoting import shown
 from sweeps.statistics.over_seeds import SeedValue, combine
-from trainable.config import Section
+from trainable.config_base import Section
 
 
 class RepeatsConfig(Section):

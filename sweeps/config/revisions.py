@@ -28,7 +28,7 @@ from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import RevisionError
 from sweeps.paths import FORMAT
-from trainable.config import Section
+from trainable.config_base import Section
 from trainable.rules import EARLIEST
 from trainable.storage.regular_files import LARGEST_TEXT, IrregularFile, read_regular
 

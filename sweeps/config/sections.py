@@ -40,7 +40,8 @@ from sweeps.errors import Issue, UserError, WrongDuration
 from sweeps.paths import check_name
 from sweeps.quoting import shown
 from tracking.address import is_database
-from trainable.config import Mode, Number, Section, is_none, is_zero
+from trainable.config import Mode
+from trainable.config_base import Number, Section, equal_to
 
 Select = Literal["checkpoint", "final"]
 """What a trial's value is: its best one, which a checkpoint has, or that at its end."""
@@ -171,7 +172,7 @@ class SearchConfig(Section):
     warm_start: Annotated[list[str], BeforeValidator(check_names)] = Field(default_factory=list)
     """Earlier sweeps below the same root, from whose trials the sampler learns, too."""
     priors: Literal["defaults"] | None = Field(
-        default=None, examples=["defaults"], exclude_if=is_none
+        default=None, examples=["defaults"], exclude_if=equal_to(None)
     )
     """`defaults`: searched parameters of the optimizer without a `prior` have the optimizer's
     default as a weak one; null: only parameters with a `prior` have one."""
@@ -187,11 +188,11 @@ class EarlyStoppingSection(Section):
 
     scheduler: str = DEFAULT_RULE.name
     """The stopping rule, by its name."""
-    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=is_none)
+    patience: int | None = Field(default=None, ge=1, examples=[5], exclude_if=equal_to(None))
     """Beside any rule: a trial is complete after so many reports without a new best; null: at the
     end of its budget."""
 
-    exempt: Number = Field(default=0, ge=0, le=1, examples=[0.05], exclude_if=is_zero)
+    exempt: Number = Field(default=0, ge=0, le=1, examples=[0.05], exclude_if=equal_to(0))
     """This share of the trials, chosen at random, trains to the end whatever the rule says. Such
     trials show how often the rule stops a trial wrongly; others are stopped as without them."""
 
@@ -264,14 +265,6 @@ class StopConfig(Section):
     plateau: PlateauConfig = PlateauConfig()
 
 
-def _is_one(workers: object) -> bool:
-    return workers == 1
-
-
-def _is_pack(placement: object) -> bool:
-    return placement == "pack"
-
-
 class ResourcesConfig(Section):
     """The resources of one trial."""
 
@@ -282,11 +275,11 @@ class ResourcesConfig(Section):
     """GPUs of each process of a trial: a share below 1, a whole number, or auto: equal shares,
     with enough memory for the measured steps; with several workers 1. 0 hides all GPUs from the
     trial."""
-    workers: int = Field(default=1, ge=1, examples=[2], exclude_if=_is_one)
+    workers: int = Field(default=1, ge=1, examples=[2], exclude_if=equal_to(1))
     """The processes (ranks) of one trial, which share each batch; `cpu` and `gpu` are those of
     each process. A trial that has begun keeps its number, unless a resume accepts the change. It
     may be searched."""
-    placement: Literal["pack", "spread"] = Field(default="pack", exclude_if=_is_pack)
+    placement: Literal["pack", "spread"] = Field(default="pack", exclude_if=equal_to("pack"))
     """Where the workers of one trial run on a cluster: on as few nodes as possible (pack), or on
     as many (spread)."""
 

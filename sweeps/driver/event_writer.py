@@ -17,15 +17,9 @@ from typing import Any
 from sweeps.config.logged_params import RunStart
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import PbtPerturbation
-from sweeps.ledger.ledger import (
-    LACKS_MODEL,
-    SIGNALS,
-    Ending,
-    Ledger,
-    LedgerReport,
-    TrialRecord,
-)
+from sweeps.ledger.attributes import LACKS_MODEL, SIGNALS, PbtPerturbation
+from sweeps.ledger.ledger import Ledger, LedgerReport
+from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import Failure
 from sweeps.population.pbt_exploit import without_unbegun

@@ -19,9 +19,8 @@ from sweeps.driver.session import SweepSession
 from sweeps.engine.signals import Interruption
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
-from sweeps.ledger.ledger import TrialRecord
 from sweeps.ledger.over_seeds import weights_of
-from sweeps.ledger.trials import of_search
+from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.publishing.export import export_trial

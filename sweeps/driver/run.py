@@ -22,7 +22,7 @@ from sweeps.driver.session import SweepSession, open_sweep
 from sweeps.driver.shutdown import exit_on_cluster_loss, make_signal_handler, remove_scratch
 from sweeps.driver.start_watch import START_SECONDS
 from sweeps.driver.stop_requests import StopRequests
-from sweeps.driver.tune_loop import tune_trials
+from sweeps.driver.tune_loop import TrialLoop
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
 from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
@@ -223,7 +223,7 @@ class _Driver:
         with self._engine():
             if not self.interruption.requested:  # a signal can come while Ray starts
                 with self.make_view(sweep.ledger.trials(), sweep.num_trials) as observer:
-                    abort_reason = tune_trials(
+                    loop = TrialLoop(
                         sweep,
                         self.plan,
                         observer,
@@ -235,6 +235,7 @@ class _Driver:
                         if isinstance(self.machine, Cluster)
                         else START_SECONDS,
                     )
+                    abort_reason = loop.run()
             self.say("stopping Ray")
             sweep.delivery.flush(0.0)  # no trial needs the processor: its process may have it
         self.lock.check()  # otherwise the stores belong to the workers of another driver

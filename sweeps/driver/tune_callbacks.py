@@ -43,8 +43,8 @@ from sweeps.engine.ray_compat.tune_internals import (
 )
 from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import WOULD_STOP
-from sweeps.ledger.ledger import ACCUMULATION, LACKS_MODEL, SIGNALS, Ledger
+from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
+from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
     INFRASTRUCTURE_FAILURES,

@@ -39,18 +39,8 @@ from trainable.errors import StorageError
 from trainable.metrics_file import CurveDamaged
 
 
-def tune_trials(
-    sweep: SweepSession,
-    plan: ResourcePlan,
-    observer: ProgressObserver,
-    interruption: Interruption,
-    requests: StopRequests,
-    lock: SweepLock,
-    *,
-    node_died: Callable[[Exception | None], bool] = lambda _: False,
-    start_limit: float = math.inf,
-) -> RepeatedFailure | None:
-    """Run trials until none remain, or until the sweep stops.
+class TrialLoop:
+    """The scheduler, searcher, event handler and stop monitor of one session of Ray Tune.
 
     Args:
         plan: Resources per trial and how many trials run at once.
@@ -61,36 +51,7 @@ def tune_trials(
             it writes nothing.
         node_died: Whether an actor was lost with the whole node on which it ran.
         start_limit: Seconds within which a worker must start while nothing trains.
-
-    Returns:
-        The repeated failure for which the sweep stopped itself; None for every other end.
     """
-    loop = _TrialLoop(
-        sweep,
-        plan,
-        observer,
-        interruption,
-        requests,
-        lock,
-        node_died=node_died,
-        start_limit=start_limit,
-    )
-    try:
-        loop.run()
-    except (_GraceExpired, NoWorkerStarts):
-        loop.events.interrupt_live()  # these trials resume from their last checkpoint
-    except TuneError as error:
-        # Tune turns the exception of a callback into text and keeps the exception as the context.
-        if isinstance(error.__context__, CurveDamaged | LedgerError | StorageError | OSError):
-            raise error.__context__ from None
-        raise
-    finally:
-        loop.events.close()
-    return loop.events.abort_reason
-
-
-class _TrialLoop:
-    """The scheduler, searcher, event handler and stop monitor of one session of Ray Tune."""
 
     def __init__(
         self,
@@ -101,8 +62,8 @@ class _TrialLoop:
         requests: StopRequests,
         lock: SweepLock,
         *,
-        node_died: Callable[[Exception | None], bool],
-        start_limit: float,
+        node_died: Callable[[Exception | None], bool] = lambda _: False,
+        start_limit: float = math.inf,
     ) -> None:
         self._paths, self._ledger, self._plan = sweep.paths, sweep.ledger, plan
         self._interruption, self._requests, self._lock = interruption, requests, lock
@@ -112,7 +73,7 @@ class _TrialLoop:
         self._observer = observer
         self._stopped: set[int] = set()
         self._scheduler = _replayed_scheduler(sweep)
-        self.events = TuneEventHandler(
+        self._events = TuneEventHandler(
             sweep.spec,
             sweep.paths,
             sweep.ledger,
@@ -132,16 +93,16 @@ class _TrialLoop:
             sweep.paths,
             self._scheduler,
             fence=lock.check,
-            refuse=self.events.refuse,
-            flush=self.events.flush,
+            refuse=self._events.refuse,
+            flush=self._events.flush,
             concurrency=plan.max_concurrency,
             max_workers=plan.max_workers,
             threads=num_threads(plan.cpu),
             warn=observer.warned,
             add_extra=ConfirmingTrials(
                 sweep.ledger,
-                ends=lambda: self.events.num_finished,
-                flush=self.events.flush,
+                ends=lambda: self._events.num_finished,
+                flush=self._events.flush,
                 fence=lock.check,
             ),
         )
@@ -150,20 +111,39 @@ class _TrialLoop:
         self._stop_monitor = StopMonitor(
             sweep.spec,
             sweep.ledger,
-            ends=lambda: self.events.num_finished,
-            flush=self.events.flush,
+            ends=lambda: self._events.num_finished,
+            flush=self._events.flush,
             fence=lock.check,
         )
 
-    def run(self) -> None:
+    def run(self) -> RepeatedFailure | None:
+        """Run trials until none remain, or until the sweep stops.
+
+        Returns:
+            The repeated failure for which the sweep stopped itself; None for every other end.
+        """
+        try:
+            self._run()
+        except (_GraceExpired, NoWorkerStarts):
+            self._events.interrupt_live()  # these trials resume from their last checkpoint
+        except TuneError as error:
+            # Tune turns the exception of a callback into text and keeps it as the context.
+            if isinstance(error.__context__, CurveDamaged | LedgerError | StorageError | OSError):
+                raise error.__context__ from None
+            raise
+        finally:
+            self._events.close()
+        return self._events.abort_reason
+
+    def _run(self) -> None:
         """Run trials in Ray Tune until the searcher has no more, then record unfinished trials."""
         with patch_tune():
             self._tuner().fit()
         self._lock.check()
-        self.events.flush()
+        self._events.flush()
         for number, reason in self._searcher.never_promoted().items():
-            self.events.stop(number, reason, live=False)
-        self.events.interrupt_live()  # a paused trial resumes when the sweep does
+            self._events.stop(number, reason, live=False)
+        self._events.interrupt_live()  # a paused trial resumes when the sweep does
         if not self._only_extra:  # time that confirms is not the search's
             self._stop_monitor.keep()
 
@@ -180,7 +160,7 @@ class _TrialLoop:
             run_config=tune.RunConfig(
                 storage_path=str(self._paths.ray),
                 name=f"attempt-{_next_attempt(self._paths.ray):03d}",
-                callbacks=[self.events, TrialMemoryReleaser()],
+                callbacks=[self._events, TrialMemoryReleaser()],
                 # Tune retries without limit; the event handler counts the losses of each trial.
                 failure_config=tune.FailureConfig(max_failures=-1),
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
@@ -197,10 +177,10 @@ class _TrialLoop:
     def _before_each_step(self) -> None:
         """Act on signals, stop requests and stop criteria before Tune's next step."""
         self._lock.check()
-        if self.events.abort_reason and not self._searcher.stopping:
+        if self._events.abort_reason and not self._searcher.stopping:
             stop_requests.request_stop(self._paths)
         self._searcher.stopping = (
-            self._interruption.requested or self.events.abort_reason is not None
+            self._interruption.requested or self._events.abort_reason is not None
         )
         self._stop_trials(self._requests.trials, BY_THE_USER)
         if not self._only_extra:
@@ -215,7 +195,7 @@ class _TrialLoop:
         self._searcher.paused = criterion is not None
         is_stopping = self._searcher.stopping
         if criterion is not None:
-            self.events.flush()
+            self._events.flush()
             unfinished = [one for one in self._ledger.trials() if not one.finished]
             searched = [one for one in unfinished if one.role in ("search", "repeat")]
             is_stopping = is_stopping or len(searched) == len(unfinished)
@@ -226,7 +206,7 @@ class _TrialLoop:
     def _stop_trials(self, numbers: Iterable[int], reason: str) -> None:
         for number in sorted(set(numbers) - self._stopped):
             self._stopped.add(number)
-            self.events.stop(number, reason, live=self._searcher.is_live(number))
+            self._events.stop(number, reason, live=self._searcher.is_live(number))
 
 
 def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:

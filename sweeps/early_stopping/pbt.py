@@ -20,7 +20,7 @@ from pydantic import Field
 from sweeps.early_stopping.metric_values import Minimize
 from sweeps.early_stopping.pausing_rules import PausingRule, Reports
 from sweeps.early_stopping.rule import StoppingRule
-from trainable.config import Number
+from trainable.config_base import Number
 
 
 class Pbt(StoppingRule):

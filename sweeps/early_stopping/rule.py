@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from sweeps.early_stopping.metric_values import Minimize, Value
 from sweeps.early_stopping.pausing_rules import PausingRule
-from trainable.config import Section
+from trainable.config_base import Section
 
 
 class TrialStopper(Protocol):

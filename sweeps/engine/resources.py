@@ -25,7 +25,7 @@ from sweeps.formatting import format_bytes
 from trainable.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
-    from sweeps.config.spec import ResourcesConfig
+    from sweeps.config.sections import ResourcesConfig
 
 # The memory of a trial that was not measured: a CUDA context, libraries and a small model. With
 # less, trials that share a GPU run out of memory.

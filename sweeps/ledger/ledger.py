@@ -25,7 +25,6 @@ from sweeps.ledger.attributes import (
     ENDED,
     EXEMPT,
     GENERATION,
-    LACKS_MODEL,
     LINEAGE,
     LOST_WORKERS,
     MOST_LOST_WORKERS,
@@ -39,41 +38,21 @@ from sweeps.ledger.attributes import (
     PbtPerturbation,
     Role,
     is_of_search,
-    repeats_in,
     reports_in,
     role_attributes,
-    trial_fields,
 )
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
 from sweeps.ledger.location import LedgerLocation, as_location
-from sweeps.ledger.over_seeds import Repeats, with_seeds
-from sweeps.ledger.ranking import front, is_finite, value_of
+from sweeps.ledger.over_seeds import Repeats
+from sweeps.ledger.ranking import is_finite, value_of
 from sweeps.ledger.storage import EditableRDBStorage, open_storage
-from sweeps.ledger.study_record import StudyRecord, in_transaction, translate_errors, translated
+from sweeps.ledger.study_record import in_transaction, translate_errors, translated
+from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.trials import Ending, TrialRecord
 from trainable.config import Mode
 
-__all__ = [
-    "ACCUMULATION",
-    "LACKS_MODEL",
-    "SIGNALS",
-    "Ending",
-    "Ledger",
-    "LedgerError",
-    "LedgerReport",
-    "TrialRecord",
-]
-
-
-_STATES: dict[TrialState, str] = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 _ENDINGS: dict[Ending, TrialState] = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -99,7 +78,7 @@ class LedgerReport(NamedTuple):
     seconds: float | None = None
 
 
-class Ledger(StudyRecord):
+class Ledger(StudyTrials):
     """A sweep's trials in an Optuna study.
 
     Every method may raise `LedgerBusy` when another process keeps the database locked, and
@@ -117,9 +96,6 @@ class Ledger(StudyRecord):
         self, location: LedgerLocation, study: optuna.Study, storage: EditableRDBStorage
     ) -> None:
         super().__init__(location, study, storage)
-        # Only this process writes, so that trials are read again which a method has looked up.
-        self._known: dict[int, FrozenTrial] = {}
-        self._looked_up: set[int] | None = None  # by Optuna's id; None: all are read
         trials = self.frozen_trials()
         # A trial that was reopened has given its number back, but later ends keep theirs.
         self._ends = max(
@@ -127,15 +103,9 @@ class Ledger(StudyRecord):
             *(int(trial.user_attrs.get(ENDED, 0)) for trial in trials),
             0,
         )
-        self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
-        """For each metric, whether less is better."""
-        self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
-        """What the values of the sweep's trials are; see `reader.value_of`."""
         self.trial_resources: Callable[[Mapping[str, Any]], tuple[float, float]] | None = None
         """Returns CPUs and GPUs of a trial that this process trains, by its parameters; None: the
         seconds of trials on devices are not counted."""
-        self.repeats = repeats_in(study.user_attrs)
-        """How many seeds each configuration gets; None: one."""
 
     @classmethod
     def create(
@@ -213,52 +183,6 @@ class Ledger(StudyRecord):
                     raise
                 raise location.damaged(f"{type(error).__name__}: {error}") from error
 
-    @property
-    def minimize(self) -> bool:
-        """Whether less of the (first) metric is better."""
-        return self.minimizes[0]
-
-    @translated
-    def trials(self) -> list[TrialRecord]:
-        """Return all trials, in the order of their numbers."""
-        return with_seeds([*map(self._record, self.frozen_trials())], self.repeats)
-
-    @translated
-    def frozen_trials(self) -> list[FrozenTrial]:
-        """Return all trials as Optuna's objects, in the order of their numbers.
-
-        A trial that has not changed since the last call is the same object.
-        """
-        if self._looked_up is None or self._looked_up:
-            found = self._storage.read_trials(self._study_id, self._looked_up)
-            self._known.update((trial.number, trial) for trial in found)
-            self._looked_up = set()
-        return list(self._known.values())
-
-    @translated
-    def trial(self, number: int) -> TrialRecord:
-        """Return one trial by itself, with the value of its own training.
-
-        Raises:
-            KeyError: There is no trial of that number.
-        """
-        return self._record(self._storage.get_trial(self._id(number)))
-
-    @translated
-    def front(self) -> list[TrialRecord]:
-        """Return the best trial, or with several metrics the Pareto front; see `reader.front`."""
-        return front(self.trials(), self.minimizes)
-
-    def best(self) -> TrialRecord | None:
-        """Return the best trial; None if there is none, or if the Pareto front has several."""
-        best = self.front()
-        return best[0] if len(best) == 1 else None
-
-    @property
-    def directions(self) -> list[StudyDirection]:
-        """Whether less or more of each metric is better, as Optuna's type."""
-        return self._study.directions
-
     @in_transaction
     def add(
         self, suggestion: Suggestion, *, exempt: bool = False, seed_number: int | None = None
@@ -330,7 +254,7 @@ class Ledger(StudyRecord):
             The attempt's number, from 1.
         """
         trial = self._storage.get_trial(self._id(number))
-        attempts = self._attempts(trial) + 1
+        attempts = int(trial.user_attrs.get("attempts", 0)) + 1
         self._storage.set_trial_user_attr(self._id(number), "attempts", attempts)
         if attempts == 1:
             self._store_progress(trial, started_ms=_now_ms())
@@ -567,49 +491,6 @@ class Ledger(StudyRecord):
     def _create(self, trial: FrozenTrial) -> TrialRecord:
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
         return self._record(self._storage.get_trial(self._look_up(trial_id)))
-
-    def _id(self, number: int) -> int:
-        storage = self._storage
-        return self._look_up(
-            storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        )
-
-    def _look_up(self, trial_id: int) -> int:
-        """Return an id of Optuna, whose trial may change from now on."""
-        if self._looked_up is not None:
-            self._looked_up.add(trial_id)
-        return trial_id
-
-    def _forget(self) -> None:
-        self._known, self._looked_up = {}, None
-
-    @staticmethod
-    def _attempts(trial: FrozenTrial) -> int:
-        return int(trial.user_attrs.get("attempts", 0))
-
-    def _reports(self, trial: FrozenTrial) -> Mapping[int, Sequence[float]]:
-        """Return the value of each metric after each reported epoch."""
-        if len(self.minimizes) > 1:
-            return reports_in(trial.user_attrs)
-        return {epoch: (value,) for epoch, value in sorted(trial.intermediate_values.items())}
-
-    def _record(self, trial: FrozenTrial) -> TrialRecord:
-        several = self._reports(trial)
-        reports = {epoch: values[0] for epoch, values in several.items()}
-        values: tuple[float | None, ...]
-        values = value_of(several, minimize=self.minimize, select=self.select) or (None,)
-        return TrialRecord(
-            number=trial.number,
-            state=_STATES[trial.state],
-            reports=reports,
-            all_reports={e: tuple(one) for e, one in several.items()}
-            if len(self.minimizes) > 1
-            else {},
-            value=values[0],
-            others=tuple(value for value in values[1:] if value is not None),
-            select=self.select,
-            **trial_fields(dict(trial.params), trial.user_attrs, trial.datetime_complete),
-        )
 
 
 def _now_ms() -> int:

@@ -13,7 +13,8 @@ from sweeps.checkpoint_locations import trial_files
 from sweeps.config.logged_params import RunStart, run_start
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import LedgerError, SpecError
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.reconcile import (

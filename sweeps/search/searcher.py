@@ -27,9 +27,9 @@ from sweeps.early_stopping.schedulers import never_promoted, replay
 from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import next_seed
-from sweeps.ledger.trials import of_search
+from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.seeds_as_one import origins_in

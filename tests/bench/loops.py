@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tests.bench.device import DEVICE, wait_for_device
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.task import Data, Task, load_task
+from trainable.find_task import load_task
+from trainable.task import Data, Task
 
 LR, MAX_NORM, EPOCHS = 1e-3, 1.0, 60
 Tensors = tuple[Tensor, Tensor]

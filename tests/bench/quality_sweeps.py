@@ -33,12 +33,13 @@ from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_sweep
 from sweeps.driver.shutdown import make_signal_handler
 from sweeps.driver.stop_requests import StopRequests
-from sweeps.driver.tune_loop import tune_trials
+from sweeps.driver.tune_loop import TrialLoop
 from sweeps.early_stopping.schedulers import TIME, make_scheduler
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine, plan
-from sweeps.ledger.ledger import Ending, Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.sqlite import LedgerFile
+from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.results.observer import ShutdownNotices
 from sweeps.results.sweep_progress import SweepProgress
@@ -85,7 +86,7 @@ def whole(spec: SweepSpec, root: Path) -> list[TrialRecord]:
             try:
                 sweep.reconcile(print)
                 with PlainLines(Console(quiet=True), SweepProgress(spec)) as view:
-                    tune_trials(sweep, ways, view, interruption, requests, lock)
+                    TrialLoop(sweep, ways, view, interruption, requests, lock).run()
                 if interruption.requested:
                     raise KeyboardInterrupt
                 return sweep.ledger.trials()

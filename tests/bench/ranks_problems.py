@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainable.task import Data, Task, load_task
+from trainable.find_task import load_task
+from trainable.task import Data, Task
 
 LR, MAX_NORM, EPOCHS = 1e-3, 1.0, 60
 RANKS = 2

@@ -25,8 +25,9 @@ from tests.bench.table import Goal, Result, paired
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.data import WindowPlan
+from trainable.find_task import load_task
 from trainable.loop import Trainer
-from trainable.task import Data, Task, load_task
+from trainable.task import Data, Task
 
 _GOAL = Goal("ratio", 1.01)
 _WIDTH = 2048

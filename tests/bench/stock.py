@@ -26,7 +26,7 @@ def train(lr: float, warmup: float, max_norm: float) -> Iterator[float]:
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
-    from trainable.task import load_task
+    from trainable.find_task import load_task
 
     torch.set_num_threads(1)
     task = load_task("digits", {"model": "mlp", "width": WIDTH})

@@ -26,7 +26,8 @@ from torch import nn
 
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
-from trainable.task import Data, Task, load_task
+from trainable.find_task import load_task
+from trainable.task import Data, Task
 
 _NEVER = 10**9
 _NICENESS = 15

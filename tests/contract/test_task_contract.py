@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from trainable.errors import TaskError
+from trainable.find_task import load_task
 from trainable.losses import cross_entropy
-from trainable.task import Data, Task, load_task
+from trainable.task import Data, Task
 from trainable.task_registry import BUILT_IN
 from trainable.testing import check_task
 

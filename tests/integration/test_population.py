@@ -15,7 +15,8 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population import pbt_exploit
 from sweeps.search.searcher import LedgerSearcher

@@ -39,8 +39,9 @@ from ray.tune.search import Searcher
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile

@@ -30,8 +30,8 @@ from tests.message_parts import assert_parts
 from tests.time_limits import scaled
 from tracking.ui import DEFAULT_ADDRESS
 from trainable.checkpoint import CheckpointStore
+from trainable.find_task import load_task
 from trainable.metrics_file import read_rows
-from trainable.task import load_task
 
 STATES = {"waiting", "running", "complete", "pruned", "failed"}
 

@@ -22,8 +22,8 @@ import numpy as np
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.ledger import Ending
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.trials import Ending
 from sweeps.search.suggest import Suggester
 from tests.bench.curves.tables import CurveTable, Params
 from tests.bench.quality_sweeps import Ours, Side

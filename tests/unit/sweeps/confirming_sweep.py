@@ -8,8 +8,8 @@ from sweeps.config.provenance_check import Origin
 from sweeps.driver.confirming import ConfirmingTrials
 from sweeps.driver.session import open_ledger
 from sweeps.ledger.confirm_request import ConfirmRequest
-from sweeps.ledger.ledger import Ending, Ledger
-from sweeps.ledger.trials import TrialRecord
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.policies.confirmation import Confirmation, ConfirmOptions, follow
 from sweeps.reconciliation.extra_training import ExtraTraining
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -250,7 +250,7 @@ def test_report_measures_what_is_exported_and_loaded(
     best = trainer.store.best()
     measured = {report.step: report.metrics["val/loss"] for report in reports}[best.step]
     monkeypatch.setattr("trainable.build.load_task", lambda *_: normed())
-    monkeypatch.setattr("trainable.task.load_loop", lambda _: None)
+    monkeypatch.setattr("trainable.find_task.load_loop", lambda _: None)
     loaded = load_trained(configure(**train), best.address).model
     assert _loss(loaded, normed()) == pytest.approx(measured, rel=1e-6)
     exported = export_weights(best.address, tmp_path / "w.safetensors")

@@ -12,7 +12,8 @@ import torch
 from sweeps.config.spec import load_spec
 from trainable.config import BudgetConfig
 from trainable.errors import ConfigError
-from trainable.task import decay_groups, load_task
+from trainable.find_task import load_task
+from trainable.task import decay_groups
 from trainable.tasks.char_lm import read_text
 
 SMALL = {"context": 16, "layers": 2, "heads": 2, "width": 16, "text_bytes": 20_000}

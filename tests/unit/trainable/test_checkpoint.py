@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import random
 
@@ -268,6 +269,18 @@ def _plant(generation, marker):
         generation, sha256=hashlib.sha256(content).hexdigest(), length=len(content)
     )
     (generation.path / "manifest.json").write_bytes(format_manifest(vouched))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_manifest_with_a_value_that_no_run_writes_is_damaged(tmp_path, value):
+    _save(_store(tmp_path), 1, 0.5)
+    path = tmp_path / "checkpoints" / "step-00000001" / "manifest.json"
+    record = json.loads(path.read_text())
+    record["manifest"]["value"] = value
+    sealed = json.dumps(record["manifest"], sort_keys=True).encode()
+    record["sha256"] = hashlib.sha256(sealed).hexdigest()
+    path.write_text(f"{json.dumps(record, indent=1, sort_keys=True)}\n")
+    assert CheckpointStore(tmp_path).generations() == []
 
 
 def test_a_planted_pickle_runs_no_code(tmp_path):

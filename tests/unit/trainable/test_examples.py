@@ -18,8 +18,8 @@ from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError
+from trainable.find_task import load_loop, load_task
 from trainable.metrics_file import read_rows
-from trainable.task import load_loop, load_task
 
 EXAMPLES = Path(str(files("sweeps.examples")))
 NEEDS_ACCELERATE = pytest.mark.skipif(

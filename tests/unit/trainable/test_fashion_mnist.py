@@ -19,8 +19,8 @@ from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import BudgetConfig, CheckpointConfig
 from trainable.errors import ConfigError
+from trainable.find_task import load_task
 from trainable.metrics_file import read_rows
-from trainable.task import load_task
 from trainable.testing import check_task
 
 SAMPLES = 50

@@ -12,8 +12,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from trainable.find_task import load_task
 from trainable.fingerprint import changed_files, code_digests, tensor_digest
-from trainable.task import Data, Task, load_task
+from trainable.task import Data, Task
 
 
 def _digest(path: Path) -> str:

@@ -185,7 +185,7 @@ def test_model_is_base_and_adapter(tmp_path, opened, base, monkeypatch):
     trainer = _run(opened, config, tmp_path / "run", Adapted(base))
     newest = trainer.store.newest()
     monkeypatch.setattr("trainable.build.load_task", lambda *_: Adapted(base))
-    monkeypatch.setattr("trainable.task.load_loop", lambda _: None)
+    monkeypatch.setattr("trainable.find_task.load_loop", lambda _: None)
     loaded = load_trained(config, newest.address).model
     with trainer._step.average.in_model():
         assert _equal(loaded, trainer.model)

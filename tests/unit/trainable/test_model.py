@@ -12,8 +12,9 @@ from trainable import build
 from trainable.build import open_trainer
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import ConfigError
+from trainable.find_task import load_task
 from trainable.model import prepare_model
-from trainable.task import Data, Task, load_task
+from trainable.task import Data, Task
 
 LM = {"context": 8, "layers": 3, "heads": 2, "width": 8, "text_bytes": 4_000, "dropout": 0.2}
 

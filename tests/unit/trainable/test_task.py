@@ -12,8 +12,9 @@ from torch import nn
 from sweeps.config.spec import parse_spec
 from trainable.build import open_trainer
 from trainable.errors import ConfigError, TaskError
+from trainable.find_task import load_task
 from trainable.losses import binary_cross_entropy, cross_entropy
-from trainable.task import Data, Task, check_data, decay_groups, load_task
+from trainable.task import Data, Task, check_data, decay_groups
 
 
 @pytest.mark.seeds("S13")

@@ -17,7 +17,8 @@ from sweeps.errors import InvalidName, SpecError, UserError
 from sweeps.paths import check_name
 from tests.specs import with_overrides
 from tests.unit.sweeps.spec_errors import HEAD
-from trainable.config import Interval, TaskConfig
+from trainable.config import TaskConfig
+from trainable.config_base import Interval
 from trainable.seeding import derive_seed
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LedgerError, LockLost
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
+from sweeps.ledger.attributes import ACCUMULATION, SIGNALS
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.sweep_lock import lock_lost
+from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 from trainable.ray_adapter import OBJECTIVE
 
 

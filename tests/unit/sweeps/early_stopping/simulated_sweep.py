@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.tune.schedulers import TrialScheduler
 
-from sweeps.config.spec import EarlyStoppingConfig
+from sweeps.config.sections import EarlyStoppingConfig
 from sweeps.early_stopping.metric_values import Value
 from sweeps.early_stopping.schedulers import StopperScheduler, replay, stopped_trials
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.config.spec import EarlyStoppingConfig, parse_spec
+from sweeps.config.sections import EarlyStoppingConfig
+from sweeps.config.spec import parse_spec
 from sweeps.early_stopping.asha import HalvingStopper
 from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.halving import SuccessiveHalving, goes_on_among_equals

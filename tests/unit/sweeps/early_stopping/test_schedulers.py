@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from sweeps.config.spec import EarlyStoppingConfig, parse_spec
+from sweeps.config.sections import EarlyStoppingConfig
+from sweeps.config.spec import parse_spec
 from sweeps.early_stopping import halving
 from sweeps.early_stopping.asha import HalvingStopper
 from sweeps.early_stopping.halving import bracket_graces, bracket_of

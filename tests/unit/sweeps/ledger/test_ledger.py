@@ -18,14 +18,14 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import RandomSampler
 
 from sweeps.errors import LedgerBusy, LedgerError
-from sweeps.ledger.attributes import PbtPerturbation, is_of_search
-from sweeps.ledger.ledger import SIGNALS, Ledger, LedgerReport, TrialRecord
+from sweeps.ledger.attributes import SIGNALS, PbtPerturbation, is_of_search
+from sweeps.ledger.ledger import Ledger, LedgerReport
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.storage import EditableRDBStorage
-from sweeps.ledger.trials import TrialSummary, of_search
+from sweeps.ledger.trials import TrialRecord, TrialSummary, of_search
 from tests.make_trials import ask, proposal
 from tests.postgres_ledger import held_place
 

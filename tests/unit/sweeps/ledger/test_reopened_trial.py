@@ -11,9 +11,9 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
-from sweeps.ledger.attributes import WOULD_STOP
+from sweeps.ledger.attributes import ACCUMULATION, SIGNALS, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
-from sweeps.ledger.ledger import ACCUMULATION, SIGNALS, Ledger
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile

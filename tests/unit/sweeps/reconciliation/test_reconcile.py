@@ -20,7 +20,8 @@ from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import PbtPerturbation
-from sweeps.ledger.ledger import Ledger, LedgerReport, TrialRecord
+from sweeps.ledger.ledger import Ledger, LedgerReport
+from sweeps.ledger.trials import TrialRecord
 from sweeps.operations.sync import queue_interruptions
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
@@ -46,10 +47,10 @@ from sweeps.reconciliation.repairs import UnknownDirectoryInTheWay, apply, send_
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
+from tests.recorders import MemoryRecorder
 from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
-from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.manifest import STATE
 from trainable.metrics_file import CurveDamaged, Row, read_rows

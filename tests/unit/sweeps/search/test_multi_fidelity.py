@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.config.spec import EarlyStoppingConfig, parse_spec
+from sweeps.config.sections import EarlyStoppingConfig
+from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.suggestion import Suggestion

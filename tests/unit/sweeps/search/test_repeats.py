@@ -11,8 +11,9 @@ from ray.tune.search import Searcher
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.config.trial_run import TrialSeed
 from sweeps.early_stopping.schedulers import make_scheduler
-from sweeps.ledger.ledger import Ledger, TrialRecord
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import repeats_of
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.shown_trials import ShownTrials

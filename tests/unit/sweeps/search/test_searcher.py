@@ -12,20 +12,22 @@ import pytest
 import yaml
 from ray.tune.search import Searcher
 
-from sweeps.config.spec import EarlyStoppingConfig, SweepSpec, parse_spec
+from sweeps.config.sections import EarlyStoppingConfig
+from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.errors import LockLost, SpecError
-from sweeps.ledger.attributes import WOULD_STOP
-from sweeps.ledger.ledger import ACCUMULATION, Ledger, TrialRecord
+from sweeps.ledger.attributes import ACCUMULATION, WOULD_STOP
+from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.sweep_lock import SweepLock
+from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from tracking.recorder import MemoryRecorder
 
 SPEC = """
 name: quad

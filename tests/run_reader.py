@@ -1,7 +1,4 @@
-"""Read a sweep's runs from a tracking server through MLflow's client.
-
-What must not live here: writing, and what `tracking.outbox_status` can read without mlflow.
-"""
+"""Read a sweep's runs from a tracking server through MLflow's client."""
 
 from __future__ import annotations
 

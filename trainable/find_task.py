@@ -1,0 +1,128 @@
+"""Find a task or a loop by its name, and construct it.
+
+What must not live here: what a task is (`task.py`), and the built-in names (`task_registry.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainable.errors import ConfigError
+from trainable.own_names import import_module
+from trainable.task import Task, describe_kind
+from trainable.task_registry import nearest, resolve_task_name
+
+
+def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
+    """Find a task by name and construct it.
+
+    Args:
+        name: A built-in task's name, or `package.module:ClassName`; the module must be importable.
+        arguments: Keyword arguments for its constructor.
+
+    Raises:
+        ConfigError: The module or the name in it was not found, the object is not a task, or an
+            argument is unknown.
+    """
+    kind = _find(name)
+    _check_arguments(name, kind, arguments)
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"{name!r} refused its arguments {dict(arguments)}: {problem}", key="task"
+        ) from problem
+
+
+def default_arguments(name: str) -> dict[str, Any]:
+    """Return the default arguments of a task's constructor that a spec can hold: single values.
+
+    Raises:
+        ConfigError: The module or the name in it was not found, or the object is not a task.
+    """
+    parameters = inspect.signature(_find(name)).parameters.values()
+    found = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return {k: v for k, v in found.items() if isinstance(v, bool | int | float | str | None)}
+
+
+def load_loop(name: str) -> Callable[..., Any] | None:
+    """Return the function that `package.module:function` names; None when it names a class.
+
+    Raises:
+        ConfigError: The module or the name in it was not found, or the function does not take
+            two arguments.
+    """
+    found, _ = _locate(name)
+    if isinstance(found, type) or not callable(found):
+        return None
+    function: Callable[..., Any] = found
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as problem:
+        raise ConfigError(
+            f"{name!r} is a function that cannot be called with two arguments ({problem}); a loop "
+            "is a generator function run(config, context); name one, or a class that derives from "
+            "trainable.Task",
+            key="task.name",
+        ) from problem
+    return function
+
+
+def _locate(name: str) -> tuple[Any, list[str]]:
+    """Import the object of that name; return it and the names of all tasks in its module."""
+    module_name, class_name = resolve_task_name(name)
+    module = import_module(name, module_name, "task.name")
+    found = getattr(module, class_name, None)
+    tasks = [key for key, value in vars(module).items() if _is_task(value) and value is not Task]
+    if found is None:
+        raise ConfigError(
+            f"{name!r}: the module {module_name!r} was imported, but it has no {class_name!r}"
+            f"{nearest(class_name, tasks)}; its tasks are: {', '.join(tasks) or 'none'}; name one "
+            "that is there",
+            key="task.name",
+        )
+    return found, tasks
+
+
+def _find(name: str) -> type[Task]:
+    kind, tasks = _locate(name)
+    if not _is_task(kind):
+        raise ConfigError(
+            f"{name!r} is {describe_kind(kind)}; it must be a class that derives from "
+            "trainable.Task and defines build_model() and build_data(), or a generator function "
+            f"run(config, context); tasks beside it: {', '.join(tasks) or 'none'}; name one",
+            key="task.name",
+        )
+    assert isinstance(kind, type)
+    return kind
+
+
+def _is_task(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Task)
+
+
+def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(kind).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [] if takes_any else [key for key in arguments if key not in known]
+    if unknown:
+        listed = ", ".join(f"{key!r}{nearest(key, known)}" for key in unknown)
+        raise ConfigError(
+            f"{name!r} takes no argument {listed}; it takes: {', '.join(known) or 'none'}; "
+            "correct or remove it",
+            key="task" if len(unknown) > 1 else f"task.{unknown[0]}",
+        )
+    missing = [
+        p.name
+        for p in parameters
+        if p.name in known and p.default is p.empty and p.name not in arguments
+    ]
+    if missing:
+        raise ConfigError(
+            f"{name!r} needs the argument {', '.join(map(repr, missing))}; it has no default; "
+            "add it below task:",
+            key="task",
+        )
