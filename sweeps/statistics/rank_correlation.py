@@ -23,6 +23,8 @@ class RankCorrelation(NamedTuple):
     """From -1 to 1: the pairs in the same order less those in the opposite order, as a share."""
     low: float
     high: float
+    num_pairs: int
+    """From how many things it is."""
 
 
 def kendall(
@@ -54,4 +56,4 @@ def kendall(
     tau = float(numpy.sum(a * b)) / math.sqrt(untied)
     z = math.atanh(min(max(tau, -0.9999), 0.9999))
     half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(0.437 / (count - 4))
-    return RankCorrelation(tau, math.tanh(z - half), math.tanh(z + half))
+    return RankCorrelation(tau, math.tanh(z - half), math.tanh(z + half), count)

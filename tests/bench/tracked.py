@@ -23,10 +23,9 @@ import psutil
 
 from tests.bench.table import Goal, Result, paired, size
 from tests.chaos.scripted_proxy import Proxy, done_late
-from tests.recorders import NullRecorder
 from tests.tracking_server import start_tracking_server
 from tracking.outbox_recorder import OutboxRecorder
-from tracking.recorder import Recorder
+from tracking.recorder import NullRecorder, Recorder
 from trainable.metrics_file import Row
 
 _EPOCHS, _SMOKE_EPOCHS = 60, 3

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.recorders import MemoryRecorder, MemoryRun, NullRecorder
 from tracking import trackers
 from tracking.outbox_recorder import OutboxRecorder
 from tracking.outbox_status import read_outbox
-from tracking.recorder import Recorder
+from tracking.recorder import MemoryRecorder, MemoryRun, NullRecorder, Recorder
 
 
 class Line(NamedTuple):

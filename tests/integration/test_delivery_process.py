@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from tests.integration.commandline import wait_until
-from tests.run_reader import runs_of_sweep
 from tests.time_limits import scaled
 from tracking.delivery_process import DeliveryProcess
 from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import pending
+from tracking.run_reader import runs_of_sweep
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]

@@ -37,9 +37,9 @@ from sweeps.reconciliation.repairs import close_store
 from tests.integration.commandline import TINY
 from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
-from tests.recorders import MemoryRecorder
 from tests.time_limits import scaled
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig, TrialConfig

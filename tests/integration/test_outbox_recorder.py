@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tests.integration.commandline import wait_until
-from tests.run_reader import runs_of_sweep
 from tests.time_limits import scaled
 from tracking.address import sqlite_uri
 from tracking.mlflow_server import connect
 from tracking.outbox import Outbox
 from tracking.outbox_recorder import OutboxRecorder, sync
 from tracking.outbox_status import read_outbox
+from tracking.run_reader import runs_of_sweep
 from tracking.ui import start_server
 
 if TYPE_CHECKING:

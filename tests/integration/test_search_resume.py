@@ -25,7 +25,7 @@ from sweeps.reconciliation.repairs import apply
 from sweeps.search.searcher import LedgerSearcher
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
-from tests.recorders import NullRecorder
+from tracking.recorder import NullRecorder
 from trainable.checkpoint import CheckpointStore
 from trainable.metrics_file import Row
 

@@ -23,10 +23,10 @@ from sweeps.publishing.trial_figures import draw_figures, figure_files, trials_w
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.integration.commandline import wait_until
-from tests.recorders import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.idle_process import start_idle
+from tracking.recorder import MemoryRecorder
 from trainable.config import TrialConfig
 from trainable.metrics_file import Row
 

@@ -27,9 +27,9 @@ from sweeps.reconciliation.reconcile import OrphanedRun, StaleRunStatus, reconci
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.trial_config import read_config
 from tests.message_parts import assert_parts
-from tests.recorders import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 
 ASSET = Path(__file__).parents[2] / "assets/format-1/chaos"
 NO_SWEEP_NEEDED = {"init", "check", "plan", "run", "train", "list", "doctor", "trust"}

@@ -25,9 +25,9 @@ from sweeps.reconciliation.repairs import apply
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.sweep_lock import SweepLock
 from tests.message_parts import assert_parts
-from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.trained_sweep import KEY, MODULE, TASK, copy_of, trained
 from tracking.outbox_status import read_outbox
+from tracking.recorder import MemoryRecorder
 from trainable.storage.generations import STATE
 from trainable.tested import TESTED, read_tested
 

@@ -17,8 +17,8 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.sweep_lock import lock_lost
-from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 from trainable.ray_adapter import OBJECTIVE
 
 

@@ -12,9 +12,9 @@ from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
 from sweeps.ledger.reader import LedgerReader
 from sweeps.policies.failure_policy import Failure, RepeatedFailureDetector
-from tests.recorders import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 
 
 class Delivered(MemoryRecorder):

@@ -23,8 +23,8 @@ from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import SweepLock
-from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.ray_adapter import OBJECTIVE, OBJECTIVES
 

@@ -47,10 +47,10 @@ from sweeps.reconciliation.repairs import UnknownDirectoryInTheWay, apply, send_
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask
-from tests.recorders import MemoryRecorder
 from tests.specs import with_overrides
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
+from tracking.recorder import MemoryRecorder
 from trainable.errors import NonFiniteMetric
 from trainable.manifest import STATE
 from trainable.metrics_file import CurveDamaged, Row, read_rows

@@ -31,11 +31,11 @@ from sweeps.recording.tags import end_tags
 from sweeps.results.outcome import num_retryable
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
-from tests.recorders import MemoryRecorder
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import Outbox
 from tracking.outbox_status import read_outbox
+from tracking.recorder import MemoryRecorder
 from trainable.metrics_file import LOGGED, Row
 from trainable.storage.local import LocalFiles
 

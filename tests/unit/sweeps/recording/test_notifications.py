@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sweeps.recording.notifications import Notifier, NotifyingRecorder
-from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 
 
 class Queued(dict[str, Mapping[str, Any]]):

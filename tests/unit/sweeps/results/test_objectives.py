@@ -30,8 +30,8 @@ from sweeps.recording.tags import front_tags
 from sweeps.results.sweep_status import NoBest, NoChoice, UnknownTrial
 from sweeps.search.suggest import Suggester
 from tests.fake_checkpoints import commit
-from tests.recorders import NullRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import NullRecorder
 from trainable.metrics_file import Row
 
 METRICS = "[val/loss, train/samples_per_second]"

@@ -21,8 +21,8 @@ from sweeps.recording.tags import end_tags
 from sweeps.results.findings import find
 from sweeps.results.sweep_progress import SweepProgress, best_with_value
 from sweeps.statistics.over_seeds import combine, standard_error
-from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from sweeps.recording.tags import lineage_tags
 from sweeps.search.searcher import LedgerSearcher
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
-from tests.recorders import MemoryRecorder
+from tracking.recorder import MemoryRecorder
 from trainable.config import BudgetConfig
 from trainable.metrics_file import Row
 

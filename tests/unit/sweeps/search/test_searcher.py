@@ -26,8 +26,8 @@ from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.sweep_lock import SweepLock
-from tests.recorders import MemoryRecorder
 from tests.unit.sweeps.sweep_factory import MadeSweep
+from tracking.recorder import MemoryRecorder
 
 SPEC = """
 name: quad

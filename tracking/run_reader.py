@@ -1,4 +1,7 @@
-"""Read a sweep's runs from a tracking server through MLflow's client."""
+"""Read a sweep's runs from a tracking server through MLflow's client.
+
+What must not live here: writing, and what `tracking.outbox_status` can read without mlflow.
+"""
 
 from __future__ import annotations
 
