@@ -1,8 +1,9 @@
 """P13: how soon a trial of two ranks starts in a running sweep, against one of one process.
 
 Trials train almost nothing, one at a time. The first ones start the workers; the later ones reuse
-them, and the time from one result to the next is that of a start. What must not live here: how
-long a step takes (`ranks.py`).
+them, and the time from one result to the next is that of a start. A second line is what
+two bare processes need for as many exchanges (`ranks_floor.py`).
+What must not live here: how long a step takes (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from tests.bench import ranks_floor
 from tests.bench.ranks_problems import RANKS
-from tests.bench.table import Goal, Result, paired, size
+from tests.bench.table import Goal, Result, alone, paired, size
 
 _SWEEP = Path(sys.executable).with_name("sweep")
 _SPEC = """
@@ -38,11 +40,23 @@ def starts(repeats: int) -> list[Result]:
     """Sweeps of both kinds, in turn."""
     trials = size(14, 8)
     found: dict[int, list[float]] = {1: [], RANKS: []}
+    least = []
     for _ in range(repeats):
         for workers, taken in found.items():
             taken.append(_seconds(workers, trials))
+        least.append(_least_seconds())
     row = f"P13 start of a trial of {RANKS} ranks / of one process"
-    return [paired(row, found[RANKS], found[1], "s/trial", Goal("ratio", 1.3))]
+    return [
+        paired(row, found[RANKS], found[1], "s/trial", Goal("ratio", 1.3)),
+        alone("P13 exchanges and a save of such a trial in two bare processes", least, "s/trial"),
+    ]
+
+
+def _least_seconds() -> float:
+    """Return the median seconds of what two ranks exchange and save, in two bare processes."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command = [*run, str(RANKS), "-m", ranks_floor.__name__, "50"]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def _seconds(workers: int, trials: int) -> float:
