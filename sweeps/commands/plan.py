@@ -103,9 +103,9 @@ def plan(
             messages.sentence(notes, f"imports {module}, whose code runs", style="")
         with document.attach_locations(), err.status("measuring some steps"):
             found = plan_sweep(file, spec, hours=hours, trials=trials)
-            if document.choices and found.plan.trials != spec.trials:
+            if hours is not None and document.choices and found.trials != spec.trials:
                 # `auto` chooses by the number of trials, which the hours decide.
-                spec, document = load_with_positions(file, [*given, f"trials={found.plan.trials}"])
+                spec, document = load_with_positions(file, [*given, f"trials={found.trials}"])
                 found = plan_sweep(file, spec, hours=hours)
         messages.choices(notes, document)
         changed = None if write is None else write_plan(found, document, write, settings or [])

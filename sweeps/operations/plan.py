@@ -30,6 +30,8 @@ class PlanOption:
 
     overrides: dict[str, Any]
     """The keys of the spec that differ, besides `trials`."""
+    trials: int
+    """The planned number of configurations; the plan counts each seed of each."""
     plan: SweepPlan
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,6 +52,11 @@ class PlanResult:
     def plan(self) -> SweepPlan:
         """The plan with the spec's own rule."""
         return self.options[0].plan
+
+    @property
+    def trials(self) -> int:
+        """The planned number of configurations with the spec's own rule."""
+        return self.options[0].trials
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
@@ -98,8 +105,7 @@ def plan_sweep(
             "by -s stop.hours=H",
         )
     options = [
-        PlanOption(overrides, _plan_of(checked, changed, hours))
-        for overrides, changed in _variants(spec)
+        _option(checked, overrides, changed, hours) for overrides, changed in _variants(spec)
     ]
     return PlanResult(checked, options, hours)
 
@@ -122,7 +128,7 @@ def write_plan(
         UserError: The file exists already.
     """
     checked = result.checked
-    spec = checked.spec.model_copy(update={"trials": result.plan.trials})
+    spec = checked.spec.model_copy(update={"trials": result.trials})
     changed = [*settings, f"trials={spec.trials}"]
     text = _kept_text(checked.file, document, spec, settings)
     if text is None:
@@ -194,33 +200,36 @@ def _refuse_too_many(spec: SweepSpec, trials: int) -> None:
         )
 
 
-def _plan_of(checked: CheckResult, spec: SweepSpec, hours: float | None) -> SweepPlan:
+def _option(
+    checked: CheckResult, overrides: dict[str, Any], spec: SweepSpec, hours: float | None
+) -> PlanOption:
     """Return the plan of a spec; with hours, with as many trials as end within them."""
     machine, facts = Machine.probe(), checked.facts
 
-    def planned(trials: int) -> SweepPlan:
+    def planned(trials: int) -> PlanOption:
+        changed = spec.model_copy(update={"trials": trials})
         resources = plan(
             spec.resources,
-            trials,
+            changed.max_runs,
             spec.concurrency,
             machine,
             facts.step_memory,
             workers=spec.searched_workers,
         )
-        changed = spec.model_copy(update={"trials": trials})
-        return make_plan(changed, resources, facts, memory=machine.memory)
+        made = make_plan(changed, resources, facts, memory=machine.memory)
+        return PlanOption(overrides, changed.num_trials, made)
 
     if hours is None or spec.early_stopping.rule.is_population:
         return planned(spec.trials)
     return _largest(planned, spec, hours * 3600)
 
 
-def _largest(planned: Callable[[int], SweepPlan], spec: SweepSpec, limit: float) -> SweepPlan:
+def _largest(planned: Callable[[int], PlanOption], spec: SweepSpec, limit: float) -> PlanOption:
     """Return the plan with about the most trials that end within a limit in seconds."""
 
-    def seconds(found: SweepPlan) -> float:
-        assert found.seconds is not None  # a step was measured
-        return found.seconds
+    def seconds(found: PlanOption) -> float:
+        assert found.plan.seconds is not None  # a step was measured
+        return found.plan.seconds
 
     trials = spec.trials
     for _ in range(8):  # the time is about proportional to the number of trials
@@ -238,7 +247,7 @@ def _largest(planned: Callable[[int], SweepPlan], spec: SweepSpec, limit: float)
         raise UserError(
             f"--hours {format_number(limit / 3600)} buys no trial: one to its end takes "
             f"about {format_duration(seconds(found))} ({spec.budget.reports} "
-            f"{spec.budget.report_word}s of {found.epoch_seconds:.3g} s); allow more "
+            f"{spec.budget.report_word}s of {found.plan.epoch_seconds:.3g} s); allow more "
             "hours, or shorten the budget",
         )
     return found

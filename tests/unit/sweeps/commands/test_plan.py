@@ -178,6 +178,27 @@ def test_auto_chooses_by_the_planned_number_of_trials(
     assert written == load_spec(tmp_path / "s.yaml", [*settings, f"trials={written.trials}"])
 
 
+@pytest.mark.parametrize("asked", [(), ("--trials", "6"), ("--hours", "2")])
+@pytest.mark.parametrize("choice", ["tpe", "auto"])
+def test_seeds_of_a_configuration_are_no_trials_of_the_spec(
+    plan: Plan, tmp_path: Path, choice: str, asked: tuple[str, ...]
+) -> None:
+    options = ("-s", "repeats=3", "-s", f"search={{sampler: {choice}}}")
+    done = plan(*options, *asked, "--json", "--write", "new.yaml", new=("new.yaml",))
+    written = load_spec(tmp_path / "new.yaml")
+    assert _json(done)["plan"]["trials"] == 3 * written.trials
+    if "--hours" in asked:
+        assert 1.7 <= _json(done)["plan"]["hours"] <= 2
+    else:
+        assert written.trials == 6
+
+
+def test_auto_chooses_as_the_check_of_a_small_space_does(plan: Plan) -> None:
+    few = "space={train.optimizer.lr: {choice: [0.1, 0.2]}}"
+    done = plan("-s", "search=auto", "-s", "trials=100", "-s", few)
+    assert "auto takes sampler tpe" in done.stdout
+
+
 def test_existing_file_is_never_overwritten(plan: Plan, tmp_path: Path) -> None:
     done = plan("--write", "s.yaml")
     assert done.exit_code == 2
