@@ -6,10 +6,11 @@ to the current space), and changes of code, data or metric (`provenance_check`).
 
 from __future__ import annotations
 
+from sweeps.config.range_checks import range_faults
 from sweeps.config.repeats import RepeatsConfig
 from sweeps.config.spec import SweepSpec
 from sweeps.config.yaml_scalars import write_flow
-from sweeps.errors import SearchChanged
+from sweeps.errors import SearchChanged, dotted
 
 
 def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -> None:
@@ -26,6 +27,7 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
     if num_trials:
         _check_population(before, after)
         _check_reports(before, after)
+        _check_ranges(before, after)
     if before.select != after.select:
         raise SearchChanged(
             f"select is {before.select} in this sweep and cannot become {after.select}: the "
@@ -54,6 +56,14 @@ def check_search_changes(before: SweepSpec, after: SweepSpec, num_trials: int) -
             f"is trial 0; start a new sweep, with `search.warm_start: {before.name}` to learn "
             "from these trials"
         )
+
+
+def _check_ranges(before: SweepSpec, after: SweepSpec) -> None:
+    """Refuse new ranges as those of a new sweep; with another sampler, all are new to it."""
+    kept = before.space if before.search.sampler == after.search.sampler else {}
+    changed = {key: one for key, one in after.space.items() if kept.get(key) != one}
+    for fault in range_faults(changed, after.search):
+        raise SearchChanged(f"{dotted(fault.path)}: {fault.message}")
 
 
 def _repeats(spec: SweepSpec) -> str:
