@@ -48,7 +48,8 @@ class RunReport:
         finished: This is the last report, or the one at which the run pauses.
         signals: Health warnings, in sentences; see `health.py`.
         out_of_patience: The run ends because its best value is too many reports old.
-        lacks_model: The checkpoints have no model that can be exported.
+        lacks_model: Whether the best state has no model that can be exported; None if this process
+            has saved no best state.
     """
 
     step: int
@@ -59,7 +60,7 @@ class RunReport:
     finished: bool
     signals: list[str] = field(default_factory=list)
     out_of_patience: bool = False
-    lacks_model: bool = False
+    lacks_model: bool | None = None
 
 
 def errors_reach_ranks(
@@ -89,7 +90,7 @@ class BaseRun(ABC):
         earlier: Rows written before the run was interrupted.
     """
 
-    _lacks_model = False
+    _lacks_model: bool | None = None
 
     def __init__(
         self,

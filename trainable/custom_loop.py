@@ -171,7 +171,6 @@ class CustomLoop(BaseRun):
             store=store, history=history, ranks=ranks, resumed_at=resumed_at, earlier=earlier
         )
         self.ranks_before = num_ranks_of(saved)
-        self._lacks_model = saved is not None and _lacks_model(saved["loop"])
 
     @property
     def resolved(self) -> dict[str, str]:
@@ -222,7 +221,8 @@ class CustomLoop(BaseRun):
             value, new_best = self._record(metrics)
             stopping = self._should_stop() or self.position >= self.stop_at
             if state is not None:
-                self._lacks_model = _lacks_model(state)
+                if new_best:
+                    self._lacks_model = not isinstance(state.get("model"), dict)  # see `export`
                 self.store.maybe_save(
                     lambda state=state: self._snapshot(state),  # type: ignore[misc]
                     step=progress.epoch,
@@ -412,11 +412,6 @@ class CustomLoop(BaseRun):
             report.signals.extend(self._unread_arguments())
             report.signals.extend(self._ranks_apart())
         return report
-
-
-def _lacks_model(state: dict[str, Any]) -> bool:
-    """Return whether `export` would find no weights in a state that the loop yielded."""
-    return not isinstance(state.get("model"), dict)
 
 
 def _without_metric(rows: list[Row], metrics: tuple[str, ...]) -> list[Row]:

@@ -223,7 +223,7 @@ class TuneTrial(tune.Trainable):
             "metrics": report.metrics,
             "rows": [tuple(row) for row in report.rows],
             "signals": report.signals,
-            **({"lacks_model": True} if report.lacks_model else {}),
+            **({} if report.lacks_model is None else {"lacks_model": report.lacks_model}),
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

@@ -66,14 +66,16 @@ class WorkerReport:
         return with_rows[-1] if with_rows else None
 
     @property
-    def standing(self) -> dict[str, Any]:
+    def trial_marks(self) -> dict[str, Any]:
         """What holds of the trial since this result, as its attributes in the ledger have it.
 
-        Nothing is said of what no report tells: of health signals without new rows.
+        Nothing is said of what no report tells: of health signals without new rows, or of the
+        model without a new best state.
         """
         found: dict[str, Any] = {} if self.signals is None else {SIGNALS: self.signals}
-        if self.reports:
-            found[LACKS_MODEL] = self.reports[-1].get("lacks_model", False)
+        for report in self.reports:
+            if "lacks_model" in report:
+                found[LACKS_MODEL] = report["lacks_model"]
         return found
 
 
@@ -199,8 +201,8 @@ class EventWriter:
         """Return for how long workers have trained a trial, by the ledger."""
         return self._ledger.trial(number).seconds or 0.0
 
-    def standing(self, number: int) -> dict[str, Any]:
-        """Return what the ledger has of a trial; see `WorkerReport.standing`."""
+    def trial_marks(self, number: int) -> dict[str, Any]:
+        """Return what the ledger has of a trial; see `WorkerReport.trial_marks`."""
         record = self._ledger.trial(number)
         return {SIGNALS: list(record.signals or ()), LACKS_MODEL: record.lacks_model}
 

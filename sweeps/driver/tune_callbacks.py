@@ -64,7 +64,7 @@ from trainable.storage.regular_files import replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
 
 _AT_FIRST = {SIGNALS: [], LACKS_MODEL: False}
-"""What holds of a trial that has made no report; see `WorkerReport.standing`."""
+"""What holds of a trial that has made no report; see `WorkerReport.trial_marks`."""
 _DROPPED_RESULT_KEYS = (
     "earlier",
     "objectives",
@@ -155,7 +155,7 @@ class TuneEventHandler(Callback):
         self._paused: set[int] = set()
         # Final reports, each held back until it is written in one transaction with the end.
         self._final_reports: dict[int, WorkerReport] = {}
-        self._standing: dict[int, dict[str, Any]] = {}  # in the ledger; see `WorkerReport`
+        self._marks: dict[int, dict[str, Any]] = {}  # in the ledger; see `WorkerReport`
         self._stop_requested: dict[int, str] = {}  # the reason of each requested stop
         self._training: set[int] = set()  # trials whose worker has received the order to train
         self._lost_starts: Counter[int] = Counter()
@@ -272,7 +272,7 @@ class TuneEventHandler(Callback):
         self._crash_counter.started(number, 0 if is_first else self._newest_generation(number))
         self._live.add(number)
         if is_first:
-            self._standing[number] = dict(_AT_FIRST)
+            self._marks[number] = dict(_AT_FIRST)
             self._clock.start(number)
             tags = origin_tags(trial.config.get("role", "search"), trial.config.get("origin"))
             self._event_writer.open_run(number, start, tags)
@@ -280,7 +280,7 @@ class TuneEventHandler(Callback):
             return
         self._queue.put(partial(self._event_writer.record_restart, number, params, start))
         self.flush()
-        self._standing[number] = self._event_writer.standing(number)
+        self._marks[number] = self._event_writer.trial_marks(number)
         self._clock.start(number, before=self._event_writer.seconds(number))
 
     def on_trial_result(
@@ -299,8 +299,8 @@ class TuneEventHandler(Callback):
         )
         for key in _DROPPED_RESULT_KEYS:
             result.pop(key, None)
-        known = self._standing.setdefault(number, dict(_AT_FIRST))
-        changed = {key: now for key, now in report.standing.items() if now != known[key]}
+        known = self._marks.setdefault(number, dict(_AT_FIRST))
+        changed = {key: now for key, now in report.trial_marks.items() if now != known[key]}
         report.notes.update(changed)  # also what holds no longer
         known.update(changed)
         if trial.config.get("exempt"):
@@ -482,7 +482,7 @@ class TuneEventHandler(Callback):
         self._clock.stop(number)
 
     def _end(self, number: int, write: Callable[[], None]) -> None:
-        self._standing.pop(number, None)
+        self._marks.pop(number, None)
         self._worker_left(number)
         self._deadlines.pop(number, None)
         self._live.discard(number)

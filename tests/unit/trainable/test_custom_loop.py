@@ -508,11 +508,11 @@ def test_export_without_a_model_names_what_to_yield(tmp_path):
         export_weights(CheckpointStore(tmp_path).best().path, tmp_path / "w.safetensors")
 
 
-def test_report_says_whether_the_last_state_lacks_a_model(tmp_path):
+def test_report_says_whether_the_best_state_lacks_a_model(tmp_path):
     def loop(_, context):
         for epoch in context.remaining_epochs():
             corrected = {"model": nn.Linear(3, 1).state_dict()} if epoch >= 4 else {"net": 1}
-            yield {"val/loss": 1.0}, None if epoch % 2 else corrected
+            yield {"val/loss": 1.0 if epoch < 5 else 0.5}, corrected
 
     said = []
     for stops in (iter([False, False, True]), itertools.repeat(False)):
@@ -520,8 +520,8 @@ def test_report_says_whether_the_last_state_lacks_a_model(tmp_path):
             _open(loop, tmp_path, should_stop=lambda stops=stops: next(stops))
         ) as run:
             said += [report.lacks_model for report in run.events()]
-    # The fourth report, the first of the resumed run, comes without a state.
-    assert said == [True] * 4 + [False] * 2
+    # The fourth report is the first of the resumed run, whose best state is an earlier one.
+    assert said == [True] * 3 + [None] * 2 + [False]
 
 
 def test_preflight_does_not_start_the_loop():

@@ -132,12 +132,12 @@ def test_buffered_reports_are_all_recorded(tmp_path: Path, fails: bool) -> None:
     assert recorder.runs[number].tags["health"] == ""
 
 
-def test_the_mark_of_a_state_without_a_model_follows_the_last_state(tmp_path: Path) -> None:
+def test_the_mark_of_a_state_without_a_model_follows_the_best_state(tmp_path: Path) -> None:
     sweep, recorder = MadeSweep(tmp_path), MemoryRecorder()
     number = sweep.add(None)
     recorder.start(number, {}, {})
     said = []
-    for lacks_model in (True, False):  # the second driver runs the corrected loop
+    for mark in ({"lacks_model": True}, {}, {"lacks_model": False}):  # a driver for each
         view: Any = SimpleNamespace(**dict.fromkeys(("reported", "started"), lambda *_: None))
         keeper = TuneEventHandler(
             sweep.spec, sweep.paths, sweep.ledger, recorder, view,
@@ -146,11 +146,10 @@ def test_the_mark_of_a_state_without_a_model_follows_the_last_state(tmp_path: Pa
         config = {"number": number, "params": {}, "seed": ("trial", number)}
         trial: Any = SimpleNamespace(config=config)
         keeper.on_trial_start(0, [trial], trial)
-        mark = {"lacks_model": True} if lacks_model else {}
         keeper.on_trial_result(0, [trial], trial, _result() | {"ending": "running"} | mark)
         keeper.flush()
         said.append(sweep.ledger.trial(number).lacks_model)
-    assert said == [True, False]
+    assert said == [True, True, False]
 
 
 def test_where_an_exempt_trial_would_stop_is_kept_once(tmp_path: Path) -> None:
