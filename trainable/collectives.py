@@ -22,7 +22,12 @@ from torch._C import _distributed_c10d as _c10d
 
 from trainable import rank_waits
 from trainable.errors import RankLost, TrainingError
-from trainable.group_joining import JoinedGroup, interface_of, replace_default_group
+from trainable.group_joining import (
+    JoinedGroup,
+    end_default_group,
+    interface_of,
+    replace_default_group,
+)
 from trainable.group_sockets import GroupSockets
 from trainable.rank_errors import as_error, as_note
 
@@ -149,7 +154,7 @@ class Collectives:
                 with contextlib.suppress(RuntimeError):
                     one.abort()
             self._sockets.shut_down()
-            dist.destroy_process_group()
+            end_default_group()
 
     # Failures
 

@@ -67,6 +67,13 @@ class JoinedGroup:
     own_address: str
 
 
+class _Default:
+    """torch's default group in this process."""
+
+    is_of_trial = False
+    """Whether `join_group` made it."""
+
+
 def join_group(
     place: GroupPlace,
     rank: int,
@@ -106,6 +113,7 @@ def join_group(
             f"{place.port} within {place.join_timeout:g} s ({problem}); a rank has ended, or "
             "its machine cannot be reached; the trial is retried"
         ) from problem
+    _Default.is_of_trial = True
     return JoinedGroup(place, rank, store, direct, own_address)
 
 
@@ -126,18 +134,28 @@ def replace_default_group(joined: JoinedGroup) -> Any:
             f"rank {joined.rank} of {place.size} could not reach the others ({problem}); the "
             "trial is retried"
         ) from problem
-    dist.destroy_process_group()
+    end_default_group()
     return group
+
+
+def end_default_group() -> None:
+    """End the group that `join_group` made torch's default one."""
+    _Default.is_of_trial = False
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def hidden_group() -> Iterator[None]:
-    """Have torch say that this process has no process group.
+    """Have torch say that there is no process group, where it is that of the trial's ranks.
 
     Libraries such as torchmetrics exchange whatever they compute once there is a group. Where the
     other ranks do not run the same code, they would wait for each other, or add up what every rank
-    has alike. An operation that names its group works nevertheless.
+    has alike. An operation that names its group works nevertheless. A group that the task made
+    itself stays.
     """
+    if not _Default.is_of_trial:
+        yield
+        return
     before = dist.group.WORLD
     dist.group.WORLD = None
     try:
