@@ -25,7 +25,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from tracking.delivery import logger
+from tracking.delivery import TrackingServer, logger
 from tracking.delivery_loop import (
     LAST_SECONDS,
     NOT_YET,
@@ -167,17 +167,21 @@ def main() -> None:
     logger.propagate = False
     logger.addHandler(_StatusWriter(pipe))
     destination = Destination(*json.loads(sys.stdin.readline()))
-    # Until the server is met, mlflow is imported: collections would take a quarter of that time.
-    # Later, each full one would scan all its objects: a fifth of the time.
-    gc.disable()
 
     def on_progress(progress: DeliveryProgress) -> None:
-        if not gc.isenabled():
-            gc.freeze()
-            gc.enable()
         _write(pipe, ["progress", progress])
 
-    loop = DeliveryLoop(destination, on_progress)
+    def open_server() -> TrackingServer:
+        # Collections would take a quarter of the time of importing mlflow. Later, each full one
+        # would scan all its objects: a fifth of the time.
+        gc.disable()
+        try:
+            return destination.open_server()
+        finally:
+            gc.freeze()
+            gc.enable()
+
+    loop = DeliveryLoop(destination, on_progress, open_server)
     threading.Thread(target=_read_commands, args=[loop], daemon=True).start()
     loop.run()
     os._exit(0)  # a normal exit would wait for the thread that reads standard input
