@@ -35,7 +35,7 @@ from trainable.model import prepare_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
-from trainable.precision import Precision, resolve_precision
+from trainable.precision import Precision, find_device, resolve_precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_data import check_dealt
 from trainable.rank_group import RankGroup
@@ -475,25 +475,6 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
 
         return ShardedStep(**made, clip=config.clip, val=parts.val)
     return Step(**made, clipper=Clipper(config.clip))
-
-
-def find_device(name: str | None) -> torch.device:
-    """Return the device of that name; None: the first CUDA device, or else the CPU.
-
-    Raises:
-        ConfigError: This machine has no such device.
-    """
-    if name is None:
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as problem:
-        raise ConfigError(f"device is {name!r}; it must be such as 'cpu' or 'cuda:0'") from problem
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"device is {name!r}, and this machine has no usable CUDA device; write 'cpu'"
-        )
-    return device
 
 
 def _build_model(task: Task) -> nn.Module:

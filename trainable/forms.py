@@ -315,9 +315,10 @@ def of_whole_batch(workers: int) -> str:
     """Return the caution for a loss over the samples of a batch, with several ranks."""
     return (
         f"resources.workers is {workers}, and the loss of a batch is not the sum of the losses of "
-        "its halves: loss() or the model relates the samples of a batch to each other, such as in "
-        "a contrastive loss; each rank knows its own part of a batch alone, so the loss differs "
-        "from that of one process; compare only trials of as many workers, or write workers: 1"
+        "its halves: loss() or the model relates the samples of a batch to each other, as a "
+        "contrastive loss does, or adds a term that depends on no sample; each rank knows its own "
+        "part of a batch alone, so the loss differs from that of one process; compare only trials "
+        "of as many workers, or write workers: 1"
     )
 
 

@@ -59,13 +59,14 @@ def inspect_config(
     Raises:
         TrainingError: One of them cannot be built; the message says why.
     """
-    from trainable.build import build_parts, find_device
+    from trainable.build import build_parts
     from trainable.built import summarise_data
     from trainable.custom_loop import check_loop
     from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.optimizer_check import check_optimizers
+    from trainable.precision import find_device
     from trainable.rank_checks import FirstRank
     from trainable.read_back import check_resumable
     from trainable.split_sources import check_batch_size_applies, check_steps
@@ -234,8 +235,8 @@ def _fractions(task: TaskConfig) -> str:
 
 
 def _probe_memory(config: str) -> dict[str, int | str]:
-    from trainable.build import find_device
     from trainable.memory_probe import measure_step
+    from trainable.precision import find_device
 
     return measure_step(TrialConfig.model_validate_json(config), find_device(None))
 

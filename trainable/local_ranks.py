@@ -78,8 +78,8 @@ def local_ranks(
     Raises:
         RankLost: The process of a rank has ended.
     """
-    from trainable.build import find_device
     from trainable.group_joining import GroupPlace, listen
+    from trainable.precision import find_device
     from trainable.rank_group import RankGroup
     from trainable.ranks import ALONE
 

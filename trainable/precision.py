@@ -129,3 +129,22 @@ class Precision:
         """Restore the scaler's state; do nothing if either precision has no scaler."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
+
+
+def find_device(name: str | None) -> torch.device:
+    """Return the device of that name; None: the first CUDA device, or else the CPU.
+
+    Raises:
+        ConfigError: This machine has no such device.
+    """
+    if name is None:
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as problem:
+        raise ConfigError(f"device is {name!r}; it must be such as 'cpu' or 'cuda:0'") from problem
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is {name!r}, and this machine has no usable CUDA device; write 'cpu'"
+        )
+    return device

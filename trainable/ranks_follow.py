@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from trainable.build import find_device, open_trainer
+from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.group_joining import GroupPlace
 from trainable.logged import closed_on_error, run_log
+from trainable.precision import find_device
 from trainable.rank_group import RankGroup
 
 

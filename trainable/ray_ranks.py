@@ -188,8 +188,8 @@ class OtherRanks:
         is_local = all(node == here for node, _ in nodes.values())
         address = _LOOPBACK if is_local else _address()
 
-        from trainable.build import find_device
         from trainable.group_joining import GroupPlace, listen
+        from trainable.precision import find_device
         from trainable.rank_group import RankGroup
 
         listening = listen(address)

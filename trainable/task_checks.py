@@ -263,7 +263,7 @@ def _loss_cautions(
     targets = batch[1] if isinstance(batch, Sequence) and len(batch) == 2 else None
     if len(outputs) == 3 and _is_broadcast(outputs[0], targets, whole, parts):
         yield broadcast_targets(outputs[0], targets)  # type: ignore[arg-type]
-    elif workers > 1 and not _adds_up(whole, parts) and not is_mean(whole, parts):
+    elif workers > 1 and math.isfinite(whole[0]) and not _is_sum_or_mean(whole, parts):
         yield of_whole_batch(workers)
 
 
@@ -310,11 +310,11 @@ def _is_broadcast(
     longer, shorter = sorted((output, targets), key=lambda one: -one.ndim)
     if longer.shape != (*shorter.shape[:1], 1, *shorter.shape[1:]):
         return False
-    return not _adds_up(whole, parts) and not is_mean(whole, parts)
+    return not _is_sum_or_mean(whole, parts)
 
 
-def _adds_up(whole: _Numbers, parts: Sequence[_Numbers]) -> bool:
-    return _close(whole[0], sum(loss for loss, _ in parts))
+def _is_sum_or_mean(whole: _Numbers, parts: Sequence[_Numbers]) -> bool:
+    return _close(whole[0], sum(loss for loss, _ in parts)) or is_mean(whole, parts)
 
 
 def is_mean(whole: tuple[Scalar, Scalar], halves: Sequence[tuple[Scalar, Scalar]]) -> bool:

@@ -1,7 +1,7 @@
 """Store what belongs to a sweep as a whole: its identity, origin, drivers and time.
 
 One Optuna study is the only record, and these are its attributes. What must not live here: trials
-(`ledger.ledger`), connections and transactions (`ledger.storage`).
+(`ledger.study_trials`, `ledger.ledger`), connections and transactions (`ledger.storage`).
 """
 
 from __future__ import annotations

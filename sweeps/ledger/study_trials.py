@@ -53,7 +53,7 @@ class StudyTrials(StudyRecord):
         self.minimizes = tuple(one == StudyDirection.MINIMIZE for one in study.directions)
         """For each metric, whether less is better."""
         self.select: Select = study.user_attrs.get(SELECT, "checkpoint")
-        """What the values of the sweep's trials are; see `reader.value_of`."""
+        """What the values of the sweep's trials are; see `ranking.value_of`."""
         self.repeats = repeats_in(study.user_attrs)
         """How many seeds each configuration gets; None: one."""
 
@@ -90,7 +90,7 @@ class StudyTrials(StudyRecord):
 
     @translated
     def front(self) -> list[TrialRecord]:
-        """Return the best trial, or with several metrics the Pareto front; see `reader.front`."""
+        """Return the best trial, or with several metrics the Pareto front; see `ranking.front`."""
         return front(self.trials(), self.minimizes)
 
     def best(self) -> TrialRecord | None:

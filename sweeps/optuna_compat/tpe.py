@@ -114,7 +114,7 @@ class TrialTable:
 
 
 class ArrayTPESampler(TPESampler):
-    """Suggest what Optuna's TPE suggests for the trials of which `learn_from` was told."""
+    """Suggest what Optuna's TPE suggests for the trials of `learn_from`, which is called first."""
 
     _table: TrialTable
     _split: tuple[_Places, _Places] | None = None
