@@ -92,7 +92,7 @@ class SampledPlan:
     def digest(self, epoch: int) -> str:
         """Return what tells the order of an epoch, and its windows, from another one."""
         self._go_to(epoch)
-        order = hashlib.sha256(self._order.numpy())
+        order = hashlib.sha256(self._order.numpy().data)
         order.update(repr(self._window_sizes()).encode())
         return order.hexdigest()
 

@@ -32,46 +32,58 @@ def range_faults(space: Mapping[str, Distribution], search: SearchConfig) -> Ite
     """
     for key, one in space.items():
         path = ("space", key, one.name)
-        if isinstance(one, Uniform | LogUniform | QUniform) and not _is_finite(one):
-            yield Issue(
-                path,
-                f"{'high / low' if isinstance(one, LogUniform) else 'high - low, or high + low,'} "
-                "is above 1.8e308, the largest number, and values are drawn by it; write bounds "
-                "that are smaller, or closer",
-            )
-            continue
-        if isinstance(one, Int):
-            for index, bound in enumerate((one.low, one.high)):
-                if abs(bound) > _MOST_EXACT:
-                    yield Issue(
-                        (*path, index),
-                        f"{shown(bound)} is beyond 2**53 ({_MOST_EXACT}); a study keeps numbers "
-                        "as floats, which have not every whole number beyond it; write a bound "
-                        "up to it, or a choice",
-                    )
-        steps = max(abs(one.low), abs(one.high)) / one.step if isinstance(one, QUniform) else 0
+        for index, bound in enumerate((one.low, one.high) if isinstance(one, Int) else ()):
+            if abs(bound) > _MOST_EXACT:
+                yield Issue(
+                    (*path, index),
+                    f"{shown(bound)} is beyond 2**53 ({_MOST_EXACT}); a study keeps numbers as "
+                    "floats, which have not every whole number beyond it; write a bound up to "
+                    "it, or a choice",
+                )
+        if (
+            problem := _problem(one, is_listed=_is_gp(search.sampler) and not one.when)
+        ) is not None:
+            yield Issue(path, problem)
+
+
+def _problem(one: Distribution, *, is_listed: bool) -> str | None:
+    """Return why a range is too wide; None if it is not.
+
+    Args:
+        one: The range.
+        is_listed: Whether the sampler lists its values.
+    """
+    if isinstance(one, Uniform | LogUniform | QUniform) and (what := _overflow(one)) is not None:
+        return (
+            f"{what} is above 1.8e308, the largest number, and values are drawn by it; write "
+            f"{'closer' if isinstance(one, LogUniform) else 'smaller'} bounds"
+        )
+    if isinstance(one, QUniform):
+        steps = max(abs(one.low), abs(one.high)) / one.step
         if steps > _MOST_STEPS:
-            yield Issue(
-                path,
+            return (
                 f"its values are up to {steps:.3g} steps of {one.step:g} away from 0; a study "
                 f"keeps numbers as floats, and tells {_MOST_STEPS:,} steps apart; write a larger "
-                "step, or use uniform",
+                "step, or use uniform"
             )
-        listed = one.num_values() if isinstance(one, Int | QUniform) and not one.when else None
-        if _is_gp(search.sampler) and listed is not None and listed > _MOST_LISTED:
-            yield Issue(
-                path,
-                f"it has {listed:,} values, and the sampler is gp, which lists the values of int, "
-                f"logint and quniform: at most {_MOST_LISTED:,}; use uniform or loguniform, write "
-                "larger steps, or another sampler",
-            )
+    values = one.num_values() if isinstance(one, Int | QUniform) and is_listed else None
+    if values is not None and values > _MOST_LISTED:
+        return (
+            f"it has {values:,} values, and the sampler is gp, which lists the values of int, "
+            f"logint and quniform: at most {_MOST_LISTED:,}; use uniform or loguniform, write "
+            "larger steps, or another sampler"
+        )
+    return None
 
 
-def _is_finite(one: Uniform | LogUniform | QUniform) -> bool:
-    """Return whether samplers can compute with the bounds; TPE begins with their mean."""
+def _overflow(one: Uniform | LogUniform | QUniform) -> str | None:
+    """Return what samplers compute of the bounds that is no finite number; None without any."""
+    low, high = one.low, one.high
     if isinstance(one, LogUniform):
-        return math.isfinite(one.high / one.low)
-    return math.isfinite(one.high - one.low) and math.isfinite(one.high + one.low)
+        return None if math.isfinite(high / low) else "high / low"
+    if not math.isfinite(high - low):
+        return "high - low"
+    return None if math.isfinite(high + low) else "high + low"  # TPE begins with their mean
 
 
 def _is_gp(sampler: str) -> bool:
