@@ -49,7 +49,9 @@ def here(sweeps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a shell reads at its start."""
     path = tmp_path_factory.mktemp("script") / "completion.bash"
-    shown = subprocess.run([SWEEP, "--show-completion", "bash"], capture_output=True, check=True)
+    # Typer writes for the shell that started it, here one that waits for its end.
+    command = '"$0" --show-completion bash; exit $?'
+    shown = subprocess.run(["bash", "-c", command, SWEEP], capture_output=True, check=True)
     path.write_bytes(shown.stdout)
     return path
 

@@ -12,6 +12,7 @@ import pytest
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.policies.stop_criteria import (
@@ -274,7 +275,7 @@ def test_without_criteria_no_trial_is_read(
         fence=lambda: None,
     )
     sweep.add("complete", 0.5)
-    monkeypatch.delattr(Ledger, "trials")
+    monkeypatch.delattr(StudyTrials, "trials")
     assert stops.look() is None
     assert settled == []
 
