@@ -157,11 +157,20 @@ def _tell_process(path: Path) -> None:
         written.rename(path)
 
 
+class _Process:
+    """What is known of this process."""
+
+    rank: int | None = None
+
+
 def _rank() -> int | None:
-    """The number of this rank; None where a trial has one process."""
-    if not torch.distributed.is_initialized():
-        return None
-    return torch.distributed.get_rank()
+    """The number of this rank; None where a trial has one process.
+
+    The task's own `evaluate` finds no group, so that the last one that was seen counts there.
+    """
+    if torch.distributed.is_initialized():
+        _Process.rank = torch.distributed.get_rank()
+    return _Process.rank
 
 
 def _stay(asked: Path, held: Path) -> None:
