@@ -19,12 +19,12 @@ name: numbers
 task: {{name: "ranks_task:Ranked", directory: {directory}, what: nothing}}
 metric: val/loss
 mode: min
-trials: 2
+trials: 3
 budget: {{epochs: 100}}
-space: {{{workers}: {{choice: [2, 1]}}}}
+space: {{{workers}: {{choice: [4, 2, 1]}}}}
 search: {{sampler: grid, try_first: []}}
 train: {{batch_size: 8}}
-resources: {{cpu: 1, gpu: 0}}
+resources: {{cpu: 0.25, gpu: 0}}
 """
 
 
@@ -35,16 +35,24 @@ def test_each_trial_has_its_number_of_ranks(module_cli: CommandLine) -> None:
     shutil.copy(Path(__file__).with_name("ranks_task.py"), cli.directory)
     cli.write("s.yaml", SPEC.format(directory=directory, workers=WORKERS))
     driver = cli.start("run", "s.yaml")
-    wait_until(lambda: list(directory.glob("nothing-1-*")), every=0.02)
+    # The last rank of the group of four trains, and beside it the group of two.
+    wait_until(
+        lambda: all(
+            len(list(directory.glob(f"nothing-{rank}-*"))) >= groups
+            for rank, groups in ((3, 1), (1, 2))
+        ),
+        every=0.02,
+    )
     driver.send_signal(signal.SIGINT)
     assert driver.wait(scaled(60)) == 130, "it ended before it was interrupted"
     cli.ok("resume", "numbers")
     trials = cli.json("trials", "numbers")
-    assert [one["state"] for one in trials] == ["complete"] * 2
-    assert [one["params"][WORKERS] for one in trials] == [2, 1]
-    assert trials[0]["attempts"] == 2
-    for number, workers in ((0, 2), (1, 1)):
+    assert [one["state"] for one in trials] == ["complete"] * 3
+    assert [one["params"][WORKERS] for one in trials] == [4, 2, 1]
+    assert [one["attempts"] for one in trials[:2]] == [2, 2]
+    for number, workers in enumerate((4, 2, 1)):
         shown = cli.json("show", "numbers", str(number))
         assert shown["workers"] == (workers if workers > 1 else None)
         logged = cli.ok("logs", "numbers", str(number))
-        assert ("[rank 1]" in logged) == (workers == 2)
+        ranks = {rank for rank in range(1, 5) if f"[rank {rank}]" in logged}
+        assert ranks == set(range(1, workers))
