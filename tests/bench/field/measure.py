@@ -1,4 +1,4 @@
-"""Run each search on each problem to its budget, and keep what it showed when.
+"""Run each search on each problem to its end, and keep what it showed when.
 
     python -m tests.bench.field measure --rows FILE [--minutes 10] [--seeds 20] ...
 
@@ -26,7 +26,7 @@ from tests.bench.field.searches import IN_PROCESS, PROGRAMS, own_seed, problem
 from tests.bench.quality_sweeps import Side, drive
 from tests.bench.rows_file import Row, add_missing
 
-KEYS = ("problem", "search", "workers", "seed", "configurations")
+KEYS = ("problem", "search", "workers", "seed", "configurations", "horizon")
 """What a row is known by."""
 _LONGEST = 1800.0
 """Seconds after which one search is given up."""
@@ -83,7 +83,7 @@ class _TimedSide:
 
 
 def measure(name: str, search: str, workers: int, seed: int, programs: Programs) -> Row:
-    """Run one search to its budget; returns the path of the regret of what it shows.
+    """Run one search to its end; returns the path of the regret of what it shows.
 
     A peer that fails keeps what it showed until then; the row says why.
     """
@@ -121,7 +121,7 @@ def _play(row: Row, side: Any, where: Ground, meets: Any, workers: int) -> None:
             lowest = report.loss
             regret = min(meets.regret(report.params), 1e9)
             row["path"].append((spent, round(report.clock, 4), regret))
-        if spent >= where.budget:
+        if spent >= where.horizon:
             return
         if time.monotonic() > deadline:
             raise PeerError(f"given up after {_LONGEST:.0f} s")
@@ -139,12 +139,12 @@ def fill(
     """Measure what is missing in a file of rows, seed by seed, for so many seconds."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     keys = [
-        (name, search, num, seed, ground(name).size)
+        (name, search, num, seed, ground(name).size, ground(name).horizon)
         for seed, num, name, search in itertools.product(range(seeds), workers, problems, searches)
     ]
     with contextlib.closing(Programs()) as programs:
 
-        def measured(name: str, search: str, num: int, seed: int, _size: int) -> Row:
+        def measured(name: str, search: str, num: int, seed: int, *_known: Any) -> Row:
             started = time.perf_counter()
             row = measure(name, search, num, seed, programs)
             row["seconds"] = round(time.perf_counter() - started, 1)

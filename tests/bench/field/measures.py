@@ -1,8 +1,8 @@
 """What the rows of the field say: costs, regrets, ranks and ratios, with 95 % intervals.
 
 A target counts from when a search keeps it: the time since which everything that it shows is good
-enough, up to the end of its budget. A search that is not there at the end counts with the budget,
-which favours it. What must not live here: measuring, and printing (`report.py`).
+enough, up to the end of the search. A search that is not there at the end counts with all of its
+epochs, which favours it. What must not live here: measuring, and printing (`report.py`).
 """
 
 from __future__ import annotations

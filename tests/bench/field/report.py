@@ -30,10 +30,10 @@ Value = Callable[[Row], float]
 
 
 def epochs_to(row: Row, level: Callable[[Ground], float] = lambda one: one.level) -> float:
-    """Return the epochs until a search keeps the target; the budget if it never does."""
+    """Return the epochs until a search keeps the target; all of them if it never does."""
     where = ground(row["problem"])
     found = kept_from(row["path"], level(where))
-    return float(found[0] if found else where.budget)
+    return float(found[0] if found else where.horizon)
 
 
 def regret_after(row: Row, trainings: int) -> float:
@@ -69,8 +69,12 @@ def show_all(rows: Sequence[Row]) -> None:
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of tables as they are now: a table that has grown is measured again."""
-    return [row for row in rows if ground(row["problem"]).size == row["configurations"]]
+    """Return the rows of problems as they are now: what has grown is measured again."""
+    now = {row["problem"]: ground(row["problem"]) for row in rows}
+    sizes = {name: (one.size, one.horizon) for name, one in now.items()}
+    return [
+        row for row in rows if sizes[row["problem"]] == (row["configurations"], row.get("horizon"))
+    ]
 
 
 def show(rows: Sequence[Row], workers: int, title: str, value: Value, form: str) -> None:

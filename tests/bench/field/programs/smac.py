@@ -15,13 +15,16 @@ from tests.bench.field.programs.spaces import config_space, params
 
 _TRIALS = 6
 """For each full training of the budget."""
+_INITIAL = 0.25
+"""Of these, as is its default."""
+_WITHOUT_END = 100_000
 
 
 class Facade:
     """SMAC with random forests and Hyperband.
 
-    A quarter of the trials are its initial design: it is told of six for each full training, which
-    is about how many Hyperband starts.
+    Its initial design is that of six trials for each full training of the budget, which is about
+    how many Hyperband starts. It goes on after them, as the search is longer than the budget.
     """
 
     def __init__(self, problem: dict[str, Any]) -> None:
@@ -33,13 +36,16 @@ class Facade:
             deterministic=True,
             min_budget=problem["grace"],
             max_budget=self._epochs,
-            n_trials=_TRIALS * problem["budget"] // self._epochs,
+            n_trials=_WITHOUT_END,
             seed=problem["seed"],
             output_directory=Path(self._directory.name),
         )
         self._smac = MultiFidelityFacade(
             scenario,
             _never_called,
+            initial_design=MultiFidelityFacade.get_initial_design(
+                scenario, n_configs=int(_INITIAL * _TRIALS * problem["budget"] / self._epochs)
+            ),
             intensifier=MultiFidelityFacade.get_intensifier(scenario, eta=problem["reduction"]),
             overwrite=True,
             logging_level=logging.ERROR,
