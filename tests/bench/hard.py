@@ -24,10 +24,11 @@ import optuna
 from scipy import stats
 
 from sweeps.config.spec import SweepSpec
+from tests.bench.field.measures import median_ratio
 from tests.bench.hard_problems import HARD, HardProblem
 from tests.bench.quality_cases import ASHA
 from tests.bench.quality_problems import EPOCHS, METRIC
-from tests.bench.quality_sweeps import Ours, drive
+from tests.bench.quality_sweeps import Ours, drive, own_seed
 from tests.bench.quality_table import median_interval, ruled
 from tests.bench.rows_file import Row, add_missing, named_file, read
 from tests.bench.table import Goal, Result, size
@@ -56,8 +57,6 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 WORKERS = (1, 4, 16)
 SEEDS = 20
-FEWER = 6
-"""Seeds of `gp`, whose suggestions take long."""
 BUDGET = 20 * EPOCHS
 _KEYS = ("problem", "workers", "search", "seed")
 _WORSE = 0.05
@@ -87,14 +86,13 @@ def fill(
         for seed, problem, at_once, search in itertools.product(
             range(seeds), problems, workers, searches
         )
-        if "gp" not in search or seed < FEWER
     ]
     add_missing(rows, _KEYS, keys, measure, seconds=seconds)
 
 
 def measure(name: str, workers: int, search: str, seed: int) -> Row:
     """Search a problem once, and return how it ended."""
-    problem = HARD[name]
+    problem, drawn = HARD[name], own_seed(search, seed)
     spec = SweepSpec.model_validate(
         {
             "name": "hard",
@@ -102,7 +100,7 @@ def measure(name: str, workers: int, search: str, seed: int) -> Row:
             "metric": METRIC,
             "mode": "min",
             "trials": 10_000,
-            "seed": seed,
+            "seed": drawn,
             "concurrency": workers,
             "budget": {"epochs": EPOCHS},
             "resources": {"cpu": 1, "gpu": 0},
@@ -111,7 +109,7 @@ def measure(name: str, workers: int, search: str, seed: int) -> Row:
         }
     )
     side = Ours(spec)
-    train = functools.partial(problem.train, seed)
+    train = functools.partial(problem.train, drawn)
     reports = drive(side, train, epochs=EPOCHS, at_once=workers)
     for _ in itertools.islice(reports, BUDGET):
         pass
@@ -148,6 +146,7 @@ def show(rows: list[Row]) -> list[Result]:
             "search",
             "seeds",
             "median (95 %)",
+            "/ random (95 %)",
             "p of worse",
             "Holm",
             "trials",
@@ -159,16 +158,20 @@ def show(rows: list[Row]) -> list[Result]:
         problem, workers, search = key
         mine = found[key]
         trials = [row["trials"] for row in mine]
+        ratio = ""
         if problem == "flat":
             middle = f"{np.median([row['distinct'] for row in mine]):.0f} apart"
         else:
             regrets = [_regret(row) for row in mine]
             low, high = median_interval(regrets) if len(regrets) > 1 else (regrets[0], regrets[0])
             middle = f"{np.median(regrets):.3g} ({low:.3g} to {high:.3g})"
+            if random := found.get((problem, workers, RANDOM)):
+                one = median_ratio([regrets], [[_regret(row) for row in random]])
+                ratio = f"{one.middle:.2g} ({one.low:.2g} to {one.high:.2g})"
         failed = sum(row["failed"] for row in mine) / max(1, sum(trials))
         lines.append(
             (
-                *(problem, str(workers), search, str(len(mine)), middle),
+                *(problem, str(workers), search, str(len(mine)), middle, ratio),
                 *([f"{one:.2g}" for one in chances[key]] if key in chances else ["", ""]),
                 *(f"{np.median(trials):.0f}", f"{failed:.0%}"),
             )

@@ -6,7 +6,7 @@ The same search with no prior, with one at the best point, off the best point by
 parameter, in the corner farthest from it, and at the worst point. Problems are the closed forms of
 `quality_cases` and recorded curves; only tables for designing are used. What is in FILE is not
 measured again. What must not live here: counting epochs (`quality_sweeps`), tables
-(`curves.compare`).
+(`curves.tables`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import heapq
 import itertools
 import math
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,11 @@ class Side(Protocol):
 
     def ended(self, number: int, ending: Ending) -> None:
         """Record an end."""
+
+
+def own_seed(search: str, seed: int) -> int:
+    """Return a seed for one search: equal ones give several of them the same first points."""
+    return zlib.crc32(f"{search} {seed}".encode()) % 2**31
 
 
 class _Memory(optuna.storages.InMemoryStorage):

@@ -10,9 +10,8 @@ import pytest
 
 from sweeps.config.spec import SweepSpec
 from tests.bench.curves.collect import _curve
-from tests.bench.curves.compare import OURS, SEARCHES, measure
 from tests.bench.curves.points import PARAMETERS, unit_points, value_at
-from tests.bench.curves.pool import AskTell, Job, OneEpochThenTop, Pool, PooledOurs, RandomSearch
+from tests.bench.curves.pool import AskTell, Job, Pool, PooledOurs
 from tests.bench.curves.tables import (
     CURVES,
     DESIGN,
@@ -61,6 +60,43 @@ def table() -> CurveTable:
 @pytest.fixture
 def pool(table) -> Pool:
     return Pool(table, (0, 1), np.random.default_rng(0))
+
+
+class RandomSearch:
+    """Trains configurations in a random order, each to its end."""
+
+    def __init__(self, count, epochs, random):
+        self._left = random.permutation(count).tolist()
+        self._epochs = epochs
+
+    def ask(self):
+        return Job(self._left.pop(), self._epochs) if self._left else None
+
+    def tell(self, *_):
+        return True
+
+
+class OneEpochThenTop(RandomSearch):
+    """Trains all for one epoch, then the best to their end, one after the other."""
+
+    def __init__(self, count, epochs, random):
+        super().__init__(count, epochs, random)
+        self._waiting, self._first = count, {}
+
+    def ask(self):
+        if self._left:
+            return Job(self._left.pop(), 1)
+        if self._waiting or not self._first:
+            return None
+        best = min(self._first, key=self._first.__getitem__)
+        del self._first[best]
+        return Job(best, self._epochs)
+
+    def tell(self, configuration, epoch, loss):
+        if epoch == 1:
+            self._waiting -= 1
+            self._first[configuration] = loss
+        return True
 
 
 def _replay(pool, searcher, workers=1):
@@ -171,15 +207,6 @@ def test_ours_learns_recorded_parameters(table, pool):
     trials = side.trials()
     assert sorted(pool.index(trial.params) for trial in trials) == list(range(COUNT))
     assert [trial.state for trial in trials].count("failed") == 1
-
-
-@pytest.mark.parametrize("search", SEARCHES)
-def test_each_search_runs_over_a_table(table, search):
-    row = measure(table, search, 4, 0)
-    assert row["reached"].keys() <= {"decile", "best"}
-    assert 0 < row["clock"] < row["spent"] <= COUNT * EPOCHS
-    assert row == measure(table, search, 4, 0)
-    assert OURS in SEARCHES
 
 
 def test_collected_columns_end_where_a_training_diverged():

@@ -22,8 +22,8 @@ import optuna
 from tests.bench.field.grounds import Ground, ground
 from tests.bench.field.played import PlayedSide
 from tests.bench.field.process import PeerError, PeerProcess
-from tests.bench.field.searches import IN_PROCESS, PROGRAMS, own_seed, problem
-from tests.bench.quality_sweeps import Side, drive
+from tests.bench.field.searches import IN_PROCESS, PROGRAMS, problem
+from tests.bench.quality_sweeps import Side, drive, own_seed
 from tests.bench.rows_file import Row, add_missing
 
 KEYS = ("problem", "search", "workers", "seed", "configurations", "horizon")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.bench.field import grounds
 from tests.bench.field.measure import fill
 from tests.bench.field.report import against, show_all
-from tests.bench.field.searches import OURS, SEARCHES
+from tests.bench.field.searches import DEFAULT, SEARCHES
 from tests.bench.rows_file import named_file, read
 from tests.bench.table import Goal, Result, size
 
@@ -30,5 +30,5 @@ def field(repeats: int) -> list[Result]:
             (1 / one.target.high, 1 / one.target.middle, 1 / one.target.low),
             Goal("ratio", 1 / 1.5),
         )
-        for peer, one in against(found, 4, OURS[-1]).items()
+        for peer, one in against(found, 4, DEFAULT).items()
     ]

@@ -6,7 +6,6 @@ All have the first rung at one epoch and reduce by 3. What must not live here: m
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from sweeps.config.space import Distribution
-from tests.bench.curves import compare
 from tests.bench.curves.pool import Mapped, PooledOurs
 from tests.bench.field.grounds import Ground, Round
 from tests.bench.field.limits import LIMITS
@@ -26,6 +24,15 @@ from tests.bench.quality_sweeps import Ours, Side
 
 GRACE, REDUCTION = ASHA["grace_epochs"], ASHA["reduction"]
 RANDOM, TOP, STOCK = "random", "one epoch, then the top", "Ray: Optuna + ASHA"
+DEFAULT = "ours: tpe + asha_promote"
+"""What a sweep takes by itself."""
+_PROMOTE = {**ASHA, "scheduler": "asha_promote"}
+OUR_RULES: dict[str, dict[str, Any]] = {
+    "random + asha_promote": {"search": {"sampler": "random"}, "early_stopping": _PROMOTE},
+    DEFAULT: {"search": {"sampler": "tpe"}, "early_stopping": _PROMOTE},
+    "ours: gp + asha_promote": {"search": {"sampler": "gp"}, "early_stopping": _PROMOTE},
+}
+"""What a sweep file says of each of ours; those of other names than `ours` count as peers."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,6 @@ def described(one: Distribution) -> dict[str, Any]:
     return {"kind": kind, "low": low, "high": high, "log": one.name.startswith("log")}
 
 
-def own_seed(search: str, seed: int) -> int:
-    """Return a seed for one search: equal ones give several libraries the same first points."""
-    return zlib.crc32(f"{search} {seed}".encode()) % 2**31
-
-
 Make = Callable[[Ground, Round, int, int], Side]
 
 
@@ -107,9 +109,9 @@ def _stock(ground: Ground, meets: Round, _workers: int, seed: int) -> Side:
     return side if meets.pool is None else Mapped(side, meets.pool)
 
 
-def _ours(search: compare.OurSearch) -> Make:
+def _ours(parts: Mapping[str, Any]) -> Make:
     def make(ground: Ground, meets: Round, workers: int, seed: int) -> Side:
-        spec = ground.spec(workers, seed, search.parts)
+        spec = ground.spec(workers, seed, parts)
         return Ours(spec) if meets.pool is None else PooledOurs(spec, meets.pool)
 
     return make
@@ -119,11 +121,7 @@ IN_PROCESS: dict[str, Make] = {
     RANDOM: _random,
     TOP: _top,
     STOCK: _stock,
-    **{
-        name: _ours(one)
-        for name, one in compare.SEARCHES.items()
-        if isinstance(one, compare.OurSearch)
-    },
+    **{name: _ours(parts) for name, parts in OUR_RULES.items()},
 }
 SEARCHES = (*IN_PROCESS, *PROGRAMS)
 IN_PROCESS.update(LIMITS)  # measured only if asked for
