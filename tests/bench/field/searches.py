@@ -28,6 +28,7 @@ DEFAULT = "ours: tpe + asha_promote"
 """What a sweep takes by itself."""
 _PROMOTE = {**ASHA, "scheduler": "asha_promote"}
 OUR_RULES: dict[str, dict[str, Any]] = {
+    "random + asha": {"search": {"sampler": "random"}, "early_stopping": ASHA},
     "random + asha_promote": {"search": {"sampler": "random"}, "early_stopping": _PROMOTE},
     DEFAULT: {"search": {"sampler": "tpe"}, "early_stopping": _PROMOTE},
     "ours: gp + asha_promote": {"search": {"sampler": "gp"}, "early_stopping": _PROMOTE},
