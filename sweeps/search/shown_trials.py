@@ -30,14 +30,16 @@ from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
+from sweeps.ledger.attributes import EXEMPT, is_of_search
 from sweeps.ledger.over_seeds import repeats_of
+from sweeps.ledger.stop_reasons import is_by_request
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.failed_trials import failures_as_worst
 from sweeps.search.multi_fidelity import OneRung, enough_at_a_rung
 from sweeps.search.seeds_as_one import seeds_as_one
+from sweeps.search.trial_evidence import CUT_OFF, reports_of, telling_nothing
 
 SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
@@ -80,9 +82,7 @@ class ShownTrials:
         """Identifies the search space; see `SPACE`."""
         self._pauses = make_pausing_rule(spec)
         rungs = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
-        self._rung = (
-            OneRung(rungs, minimize=ledger.minimize, select=spec.select) if rungs else None
-        )
+        self._rung = OneRung(rungs, minimize=ledger.minimize, select=spec.select)
         self._seeds = repeats_of(spec)
         self.warm_start = list(self._earlier(ledger.warm_start))
         """The trials of a warm start, as points of the space."""
@@ -158,9 +158,10 @@ class ShownTrials:
         NSGA-II and CMA-ES store in the trials which ones were complete. A trial of an earlier
         sweep has one value, of its own last epoch, and is not comparable.
         """
-        is_ranked_by_value = isinstance(sampler, TPESampler | GPSampler)
-        if self._rung is None or self.warm_start or not is_ranked_by_value:
+        if not isinstance(sampler, TPESampler | GPSampler):
             return shown
+        if self.warm_start:
+            return self._rung.as_they_ended(shown)
         startup = enough = max(1, self._spec.search.startup_trials)
         if isinstance(sampler, TPESampler):  # GP draws at random until so many trials are complete
             enough = min(enough, enough_at_a_rung(len(self.distributions)))
@@ -186,30 +187,33 @@ class ShownTrials:
             if (trial.distributions, digest) != (distributions, self.digest):
                 shown.system_attrs = {}  # what a sampler stored is void in another space
             shown.params, shown.distributions = params or {}, distributions
-            if params is None:
-                shown.state, shown.values = TrialState.FAIL, None
-        if params is not None and self._is_paused(trial):
+        if params is None:
+            shown = telling_nothing(shown)
+        elif self._waits_at_rung(trial):
+            if not trial.state.is_finished():
+                shown = copy.copy(shown)
+                shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
+        elif trial.state == TrialState.PRUNED and is_by_request(trial.user_attrs.get("reason")):
             shown = copy.copy(shown)
-            shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
+            shown.user_attrs = {**trial.user_attrs, CUT_OFF: True}
         if self.warm_start:
             shown = copy.copy(shown)
             shown.number += len(self.warm_start)
         self._shown[trial.number] = trial, shown
         return shown
 
-    def _is_paused(self, trial: FrozenTrial) -> bool:
-        """Return whether a trial pauses at a rung.
+    def _waits_at_rung(self, trial: FrozenTrial) -> bool:
+        """Return whether a trial pauses at a rung, or was stopped while it did.
 
-        Optuna's state of such a trial is running, and samplers learn from ended trials. Most
-        sweeps whose trials pause would never get past `startup_trials`.
+        Optuna's state of a paused trial is running, and samplers learn from ended trials. Most
+        sweeps whose trials pause would never get past `startup_trials`. A request to stop it
+        changes nothing: other trials were promoted.
         """
         return (
             self._pauses is not None
-            and not trial.state.is_finished()
+            and trial.state not in (TrialState.COMPLETE, TrialState.FAIL)
             and EXEMPT not in trial.user_attrs
-            and self._pauses.pauses_at(
-                compared_values(trial.user_attrs, trial.intermediate_values)
-            )
+            and self._pauses.pauses_at(reports_of(trial))
         )
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:
