@@ -81,17 +81,18 @@ class OneRung:
         self._as_they_ended = _OfEachTrial(_as_it_ended)
 
     def show(
-        self, trials: Sequence[FrozenTrial], *, startup: int, enough: int
+        self, trials: Sequence[FrozenTrial], *, startup: int, enough: int, first: int = 0
     ) -> list[FrozenTrial]:
         """Return trials as they were at the rung.
 
         Args:
             trials: The trials that a sampler would otherwise receive.
             startup: While fewer trials have ended with a result, all are returned as they ended.
-            enough: How many trials must have reached the rung, at least 1.
+            enough: How many trials of the sweep itself must have reached the rung, at least 1.
+            first: The place of the first of these; those of earlier sweeps come before.
         """
         ended = filter(self._has_result, trials)
-        reached = sorted(self._reached(trials))
+        reached = sorted(self._reached(trials)[first:])
         high = [
             rung for rung in self._rungs if len(reached) - bisect_left(reached, rung) >= enough
         ]

@@ -84,8 +84,10 @@ class ShownTrials:
         rungs = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
         self._rung = OneRung(rungs, minimize=ledger.minimize, select=spec.select)
         self._seeds = repeats_of(spec)
-        self.warm_start = list(self._earlier(ledger.warm_start))
+        warm = ledger.warm_start
+        self.warm_start = list(self._earlier(warm))
         """The trials of a warm start, as points of the space."""
+        self._is_warm_start_comparable = all(prior.reports for prior in warm.trials)
         # By position: the point of a trial, which never changes, and what the trial was and how it
         # was shown.
         self._points: dict[int, dict[str, Any] | None] = {}
@@ -155,17 +157,19 @@ class ShownTrials:
         """Return trials as they were at one rung, for TPE and GP.
 
         These samplers would otherwise mix values of all lengths, or use complete trials alone.
-        NSGA-II and CMA-ES store in the trials which ones were complete. A trial of an earlier
-        sweep has one value, of its own last epoch, and is not comparable.
+        NSGA-II and CMA-ES store in the trials which ones were complete. The sweep's own trials
+        decide which rung it is: all those of a warm start may have reached the last one. Without
+        reports these cannot be compared at a rung.
         """
         if not isinstance(sampler, TPESampler | GPSampler):
             return shown
-        if self.warm_start:
+        if not self._is_warm_start_comparable:
             return self._rung.as_they_ended(shown)
         startup = enough = max(1, self._spec.search.startup_trials)
         if isinstance(sampler, TPESampler):  # GP draws at random until so many trials are complete
             enough = min(enough, enough_at_a_rung(len(self.distributions)))
-        return self._rung.show(shown, startup=startup, enough=enough)
+        first = len(self.warm_start)
+        return self._rung.show(shown, startup=startup, enough=enough, first=first)
 
     def point_of(self, trial: FrozenTrial) -> dict[str, Any] | None:
         """Return the parameters of a trial as a point of the space; None: it lies outside."""
@@ -226,7 +230,8 @@ class ShownTrials:
                 value=prior.value,
                 params=params,
                 distributions={key: self.distributions[key] for key in params},
-                intermediate_values={prior.epoch: prior.value},
+                intermediate_values=dict(prior.reports) or {prior.epoch: prior.value},
+                user_attrs={CUT_OFF: True} if prior.cut_off else {},
                 # NSGA-II: they belong to the first generation, the parents of the next one.
                 system_attrs={**FIRST_GENERATION},
             )
