@@ -254,6 +254,11 @@ class BudgetConfig(Section):
         return math.ceil(self.total / self.interval)
 
     @property
+    def report_kind(self) -> tuple[Unit, Fraction, int | None]:
+        """What a report is. Only reports of the same kind can be compared by their numbers."""
+        return self.unit, self.interval, self.val_batches
+
+    @property
     def report_word(self) -> Literal["epoch", "report"]:
         """What messages call a report, an epoch if each epoch ends with one; and the metric in
         the rows of reports that has their number."""

@@ -75,8 +75,7 @@ def _repeats(spec: SweepSpec) -> str:
 def _check_reports(before: SweepSpec, after: SweepSpec) -> None:
     """Refuse a change of what a report is. A longer or shorter budget only changes how many."""
     old, new = before.budget, after.budget
-    same = (old.unit, old.interval, old.val_batches) == (new.unit, new.interval, new.val_batches)
-    if same:
+    if old.report_kind == new.report_kind:
         return
     was, wanted = (
         ", ".join(f"{key}: {value}" for key, value in one.model_dump(mode="json").items())

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST
 from sweeps.ledger.trials import TrialRecord
 from sweeps.policies.confirmation import follow, superseded, without_open
-from sweeps.policies.stop_criteria import BY_ANOTHER_REQUEST
 
 
 class ConfirmingTrials:

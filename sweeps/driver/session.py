@@ -27,6 +27,7 @@ from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.stop_reasons import BY_THE_SWEEP
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
@@ -36,11 +37,7 @@ from sweeps.policies.confirmation import (
     most_runs,
     num_unstarted,
 )
-from sweeps.policies.stop_criteria import (
-    BY_THE_SWEEP,
-    StopCriterionMet,
-    active_stop_criterion,
-)
+from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterion
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconciliation.finishing import (

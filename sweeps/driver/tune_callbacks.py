@@ -45,6 +45,7 @@ from sweeps.engine.worker_end import WorkerEnd, end_of_worker, end_with_node
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import ACCUMULATION, LACKS_MODEL, SIGNALS, WOULD_STOP
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import (
     INFRASTRUCTURE_FAILURES,
@@ -54,7 +55,6 @@ from sweeps.policies.failure_policy import (
     RepeatedFailure,
     RepeatedFailureDetector,
 )
-from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.recording.earlier_config import keep_earlier
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, origin_tags
 from sweeps.results.observer import ProgressObserver

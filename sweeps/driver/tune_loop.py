@@ -30,8 +30,9 @@ from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial, group_of
 from sweeps.errors import LedgerError
 from sweeps.ledger.over_seeds import origins
+from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.policies.failure_policy import RepeatedFailure
-from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER, StopMonitor
+from sweeps.policies.stop_criteria import StopMonitor
 from sweeps.results.observer import ProgressObserver
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.sweep_lock import SweepLock

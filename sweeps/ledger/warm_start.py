@@ -7,19 +7,25 @@ suggestions. What must not live here: how samplers receive them (`sweeps.search.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sweeps.config.logged_params import flatten
 from sweeps.config.revisions import read_spec
-from sweeps.config.search_space import SearchSpace
 from sweeps.config.spec import SweepSpec
+from sweeps.early_stopping.metric_values import first_value
+from sweeps.early_stopping.patience import BY_PATIENCE
+from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
+from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.ledger.location import ledger_location
+from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.stop_reasons import is_by_request
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 
@@ -48,6 +54,11 @@ class PriorTrial:
     """The last epoch that it reported."""
     complete: bool
     """Whether it trained to its end; if false, it was stopped early."""
+    reports: Mapping[int, float] = field(default_factory=dict)
+    """What its reports brought, by epoch, as far as its value at a rung depends on them. Empty if
+    they cannot be compared with those of the new sweep, or if an earlier release stored it."""
+    cut_off: bool = False
+    """Whether its end says nothing: a request, the end of its sweep, or a shorter budget."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +70,33 @@ class WarmStart:
     """How many trials were taken and left out, in a sentence."""
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data for `from_data`."""
-        return {"trials": [asdict(trial) for trial in self.trials], "told": self.summary}
+        """Return plain data for `from_data`.
+
+        Earlier releases read `trials` and `told` alone.
+        """
+        trials = [asdict(trial) for trial in self.trials]
+        reports = [[*one.pop("reports").items()] for one in trials]
+        cut_off = [one.pop("cut_off") for one in trials]
+        told = self.summary
+        return {"trials": trials, "told": told, "reports": reports, "cut_off": cut_off}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any] | None) -> WarmStart:
         """Return the warm start in the data of `to_data`; an empty one for None."""
-        return (
-            cls()
-            if data is None
-            else cls([PriorTrial(**trial) for trial in data["trials"]], data["told"])
+        if data is None:
+            return cls()
+        trials = data["trials"]
+        more = zip(
+            data.get("reports", [()] * len(trials)),
+            data.get("cut_off", [False] * len(trials)),
+            strict=True,
+        )
+        return cls(
+            [
+                PriorTrial(**trial, reports=dict(reports), cut_off=cut_off)
+                for trial, (reports, cut_off) in zip(trials, more, strict=True)
+            ],
+            data["told"],
         )
 
 
@@ -85,7 +113,22 @@ def collect_warm_start(root: Path, spec: SweepSpec) -> WarmStart:
         taken += found
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
         parts.append(f"{len(found)} trials of '{name}'" + (f" (left out: {why})" if why else ""))
-    return WarmStart(taken, f"warm start from {' and '.join(parts)}" if parts else "")
+    if not parts:
+        return WarmStart()
+    return WarmStart(taken, f"warm start from {' and '.join(parts)}{_not_compared(spec, taken)}")
+
+
+def _not_compared(spec: SweepSpec, taken: Sequence[PriorTrial]) -> str:
+    """Return what follows if trials have no reports that can be compared; empty if all have."""
+    num = sum(not one.reports for one in taken)
+    compares = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
+    if not num or not compares or spec.search.sampler in ("cmaes", "nsgaii"):
+        return ""
+    return (
+        f"; {num} of these trials have no reports like those of this sweep, so its own stopped "
+        "trials rank behind all complete ones and are not compared at rungs; for that, let both "
+        "budgets report alike (unit, report_every, val_batches), or leave search.warm_start out"
+    )
 
 
 def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTrial], Counter[str]]:
@@ -104,8 +147,11 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; a sampler "
                 "cannot learn from other values; leave it out of search.warm_start",
             )
-    view, space = LedgerReader(ledger_location(paths, other)), spec.search_space()
-    reports = view.reports()
+    view = LedgerReader(ledger_location(paths, other))
+    reports: Reports = view.reports()
+    if repeated := origins(view.trials):
+        reports = over_seeds(reports, repeated, other.repeats.combine)
+    source = _Source(spec, other)
     taken: list[PriorTrial] = []
     left_out: Counter[str] = Counter()
     # A trial that was trained to its end counts once, with the trial that finished it.
@@ -117,7 +163,8 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
         if trial.role not in ("search", "finish"):
             left_out["trained again with another seed"] += 1
             continue
-        found = _take(trial, other, space, reports[trial.number])
+        mine = {epoch: first_value(value) for epoch, value in reports[trial.number].items()}
+        found = source.take(trial, mine)
         if isinstance(found, PriorTrial):
             taken.append(found)
         else:
@@ -125,29 +172,70 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
     return taken, left_out
 
 
-def _take(
-    trial: TrialSummary, other: SweepSpec, space: SearchSpace, reports: Mapping[int, float]
-) -> PriorTrial | str:
-    """Return a trial as a point of the search space, or why it is left out."""
-    if not trial.settled:
-        return "unfinished"
-    if trial.over_seeds is not None and trial.state == "complete" and not trial.has_result:
-        return "without all of their seeds"
-    if trial.state == "failed" or trial.value is None:
-        return "without a result"
-    # A stopped trial counts with its last report and the parameters at that time.
-    last = max(reports)  # not empty, because the trial has a value
-    params = trial.best_params if trial.state == "complete" else trial.params_at(last)
-    values = dict(params)
-    if not space.unconditional().keys() <= values.keys():
-        try:
-            config = other.trial_config(trial.seed, params)
-        except SpecError:
-            return "not valid in its own spec any more"
-        values = dict(flatten(config.model_dump())) | values
-    point = space.project(values)
-    if point is None:
-        return "outside the space"
-    if trial.state == "complete":
-        return PriorTrial(point, trial.value, trial.epoch, complete=True)
-    return PriorTrial(point, reports[last], last, complete=False)
+class _Source:
+    """An earlier sweep whose trials become points of a new one.
+
+    Args:
+        spec: The new sweep.
+        other: The earlier one.
+    """
+
+    def __init__(self, spec: SweepSpec, other: SweepSpec) -> None:
+        self._other, self._space = other, spec.search_space()
+        self._num_reports = spec.budget.reports
+        self._select, self._minimize = spec.select, spec.modes[0] == "min"
+        self._compares = spec.budget.report_kind == other.budget.report_kind
+        rungs = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
+        self._first_rung = rungs[0] if rungs and self._compares else math.inf
+        self._pauses = make_pausing_rule(other)
+
+    def take(self, trial: TrialSummary, reports: Mapping[int, float]) -> PriorTrial | str:
+        """Return a trial as a point of the search space, or why it is left out."""
+        if not trial.settled:
+            return "unfinished"
+        if trial.over_seeds is not None and trial.state == "complete" and not trial.has_result:
+            return "without all of their seeds"
+        if trial.state == "failed" or trial.value is None:
+            return "without a result"
+        # A stopped trial counts with its last report and the parameters at that time.
+        last = max(reports)  # not empty, because the trial has a value
+        is_complete = trial.state == "complete"
+        cut_off = self._is_cut_off(trial, reports)
+        if cut_off and not is_complete and last < self._first_rung:
+            return "stopped by a request before they could be compared"
+        params = trial.best_params if is_complete else trial.params_at(last)
+        values = dict(params)
+        if not self._space.unconditional().keys() <= values.keys():
+            try:
+                config = self._other.trial_config(trial.seed, params)
+            except SpecError:
+                return "not valid in its own spec any more"
+            values = dict(flatten(config.model_dump())) | values
+        point = self._space.project(values)
+        if point is None:
+            return "outside the space"
+        # Earlier reports of a population's trial may belong to other parameters.
+        kept = self._kept(reports) if self._compares and not trial.lineage else {}
+        if is_complete:
+            return PriorTrial(point, trial.value, trial.epoch, True, kept, cut_off)
+        return PriorTrial(point, reports[last], last, False, kept, cut_off)
+
+    def _is_cut_off(self, trial: TrialSummary, reports: Mapping[int, float]) -> bool:
+        if trial.state == "complete":
+            is_short = max(reports) < self._num_reports
+            return is_short and not (trial.reason or "").startswith(BY_PATIENCE)
+        waits = self._pauses is not None and not trial.exempt and self._pauses.pauses_at(reports)
+        return is_by_request(trial.reason) and not waits
+
+    def _kept(self, reports: Mapping[int, float]) -> dict[int, float]:
+        """Return the reports on which the value at a rung depends, and the last one."""
+        if self._select == "final":
+            return dict(reports)
+        kept: dict[int, float] = {}
+        best = math.inf
+        for epoch, value in sorted(reports.items()):
+            loss = value if self._minimize else -value
+            if math.isfinite(loss) and loss < best:
+                kept[epoch], best = value, loss
+        last = max(reports)
+        return {**kept, last: reports[last]}

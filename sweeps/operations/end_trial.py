@@ -10,8 +10,8 @@ from sweeps.driver.stop_requests import StopResult
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
+from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.operations.sync import queue_interruptions
-from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
 from sweeps.reconciliation.reconcile import MissingReport, unreported

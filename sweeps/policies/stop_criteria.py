@@ -16,17 +16,12 @@ from typing import TYPE_CHECKING
 from sweeps.config.sections import StopConfig
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.ranking import best_report
+from sweeps.ledger.stop_reasons import BY_THE_SWEEP, is_by_request
 from sweeps.ledger.trials import TrialSummary, of_search
 
 if TYPE_CHECKING:  # commands that only read a sweep do not load Optuna
     from sweeps.ledger.ledger import Ledger
 
-BY_THE_SWEEP = "stopped with the sweep: "
-"""The beginning of a trial's reason if the trial was pruned because its sweep stopped."""
-BY_THE_USER = "stopped by the user"
-"""The reason in the ledger of a trial that the user stopped."""
-BY_ANOTHER_REQUEST = "ended by another request to confirm"
-"""The reason of a run of a confirmation that a later request does not need."""
 _KEEP_EVERY = 10.0
 """Seconds between two writes of the sweep's time; a killed driver loses at most these."""
 
@@ -80,10 +75,7 @@ def _watches(spec: SweepSpec) -> bool:
 
 def is_stopped_early(trial: TrialSummary) -> bool:
     """Return whether early stopping ended a trial, not the user or the end of the whole sweep."""
-    reason = trial.reason or ""
-    return trial.state == "pruned" and not reason.startswith(
-        (BY_THE_SWEEP, BY_THE_USER, BY_ANOTHER_REQUEST)
-    )
+    return trial.state == "pruned" and not is_by_request(trial.reason)
 
 
 def _cut_short(trial: TrialSummary) -> bool:

@@ -2,7 +2,7 @@
 
 Samplers of Optuna ignore a failed trial. Where a part of the space always fails, they would
 suggest points of it again and again. The ledger keeps such a trial as failed. What must not live
-here: which failures parameters may cause (`ledger.failure_kinds`).
+here: which failures parameters may cause (`trial_evidence`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from optuna.samplers import (
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.ledger.failure_kinds import may_be_of_parameters
+from sweeps.search.trial_evidence import failed_by_parameters
 
 
 def failures_as_worst(
@@ -75,7 +75,7 @@ def _results_of(sampler: BaseSampler) -> tuple[TrialState, ...]:
 
 def _is_of_parameters(failed: FrozenTrial) -> bool:
     # A trial outside the search space is shown as a failed one without parameters.
-    return bool(failed.params) and may_be_of_parameters(failed.user_attrs.get("reason"))
+    return bool(failed.params) and failed_by_parameters(failed)
 
 
 def _as_worst(trial: FrozenTrial, worst: list[float] | None) -> FrozenTrial:

@@ -2,16 +2,15 @@
 
 Optuna ranks every complete trial before every pruned one, whatever their values, and pruned trials
 by their length. Under early stopping such a rank depends more on when a trial started than on its
-quality. What must not live here: trials of an edited search space (`shown_trials`), and stopping
-trials.
+quality. What must not live here: what a trial tells (`trial_evidence`), trials of an edited search
+space (`shown_trials`), and stopping trials.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar
@@ -19,9 +18,7 @@ from typing import Generic, TypeVar
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.sections import Select
-from sweeps.early_stopping.metric_values import Value, all_values
-from sweeps.ledger.attributes import compared_values
-from sweeps.ledger.ranking import value_of
+from sweeps.search.trial_evidence import CUT_OFF, epoch_reached, telling_nothing, values_at
 
 _T = TypeVar("_T")
 # Python 3.11 takes long to look up a member of an enumeration for each of many trials.
@@ -66,10 +63,11 @@ class OneRung:
 
     Falkner et al., "BOHB" (2018), choose the budget to model in the same way. A trial that has
     reached the rung becomes a complete one with the value that it had there, even if it still
-    trains. A trial that ended before remains pruned and so ranks lower.
+    trains. A trial that was stopped before remains pruned and so ranks lower. One that was cut off
+    before tells nothing.
 
     Args:
-        rungs: Epochs, ascending.
+        rungs: Epochs, ascending; none: trials are not compared at rungs.
         minimize: Whether less is better.
         select: What the value of a trial is: its best one up to the rung, or that at the rung.
     """
@@ -78,34 +76,44 @@ class OneRung:
         self, rungs: Sequence[int], *, minimize: bool, select: Select = "checkpoint"
     ) -> None:
         self._rungs, self._minimize, self._select = rungs, minimize, select
-        self._reached = _OfEachTrial(_epoch_reached)
+        self._reached = _OfEachTrial(_epoch_shown)
         self._shown = {rung: _OfEachTrial(partial(self._at, rung)) for rung in rungs}
+        self._as_they_ended = _OfEachTrial(_as_it_ended)
 
     def show(
-        self, trials: Sequence[FrozenTrial], *, startup: int, enough: int
+        self, trials: Sequence[FrozenTrial], *, startup: int, enough: int, first: int = 0
     ) -> list[FrozenTrial]:
         """Return trials as they were at the rung.
 
         Args:
             trials: The trials that a sampler would otherwise receive.
-            startup: While fewer trials have ended with a result, all are returned unchanged.
-            enough: How many trials must have reached the rung, at least 1.
+            startup: While fewer trials have ended with a result, all are returned as they ended.
+            enough: How many trials of the sweep itself must have reached the rung, at least 1.
+            first: The place of the first of these; those of earlier sweeps come before.
         """
-        ended = (one for one in trials if one.state in (_COMPLETE, _PRUNED))
-        reached = sorted(self._reached(trials))
+        ended = filter(self._has_result, trials)
+        reached = sorted(self._reached(trials)[first:])
         high = [
             rung for rung in self._rungs if len(reached) - bisect_left(reached, rung) >= enough
         ]
-        if len(list(islice(ended, startup))) < startup or not high:
-            return list(trials)
+        if not high or len(list(islice(ended, startup))) < startup:
+            return self.as_they_ended(trials)
         return self._shown[high[-1]](trials)
 
+    def as_they_ended(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return trials with their own last values; those that were cut off tell nothing."""
+        return self._as_they_ended(trials)
+
+    def _has_result(self, trial: FrozenTrial) -> bool:
+        if trial.state not in (_COMPLETE, _PRUNED):
+            return False
+        return CUT_OFF not in trial.user_attrs or epoch_reached(trial) >= self._rungs[0]
+
     def _at(self, rung: int, trial: FrozenTrial) -> FrozenTrial:
-        """Return a trial as it was at a rung; unchanged if it has not reached it."""
-        if _epoch_reached(trial) < rung:
-            return trial
-        so_far = {e: all_values(value) for e, value in _reports(trial).items() if e <= rung}
-        values = value_of(so_far, minimize=self._minimize, select=self._select)
+        """Return a trial as it was at a rung; unchanged if it was stopped before."""
+        if _epoch_shown(trial) < rung:
+            return telling_nothing(trial) if CUT_OFF in trial.user_attrs else trial
+        values = values_at(trial, rung, minimize=self._minimize, select=self._select)
         if values is None:
             return trial  # no value is finite
         shown = copy.copy(trial)
@@ -114,15 +122,11 @@ class OneRung:
         return shown
 
 
-def _epoch_reached(trial: FrozenTrial) -> float:
-    """Return the epoch that a trial has reached; a complete trial has reached every epoch."""
-    if trial.state == _COMPLETE:
-        return math.inf
-    if trial.state == _FAIL:
-        return 0
-    reports = trial.intermediate_values or _reports(trial)
-    return max(reports) if reports else 0
+def _epoch_shown(trial: FrozenTrial) -> float:
+    """Return the epoch up to which samplers learn from a trial, which is 0 if it failed."""
+    return 0 if trial.state == _FAIL else epoch_reached(trial)
 
 
-def _reports(trial: FrozenTrial) -> Mapping[int, Value]:
-    return compared_values(trial.user_attrs, trial.intermediate_values)
+def _as_it_ended(trial: FrozenTrial) -> FrozenTrial:
+    is_nothing = trial.state == _PRUNED and CUT_OFF in trial.user_attrs
+    return telling_nothing(trial) if is_nothing else trial

@@ -12,13 +12,11 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from sweeps.config.sections import Select
-from sweeps.early_stopping.metric_values import all_values, losses
-from sweeps.ledger.attributes import compared_values
-from sweeps.ledger.failure_kinds import may_be_of_parameters
-from sweeps.ledger.ranking import value_of
+from sweeps.early_stopping.metric_values import losses
+from sweeps.search.trial_evidence import failed_by_parameters, values_at
 
 
 @dataclass(frozen=True)
@@ -58,19 +56,14 @@ class Comparison:
 
         They are infinite if it has failed because of its parameters, as far as one can tell.
         """
-        failed = trial.state == TrialState.FAIL
-        if failed and may_be_of_parameters(trial.user_attrs.get("reason")):
+        if failed_by_parameters(trial):
             return [(math.inf,) * len(self.minimizes)]
         return list(self._losses(trial))
 
     def _losses(self, trial: FrozenTrial) -> Iterator[tuple[float, ...]]:
-        reports = compared_values(trial.user_attrs, trial.intermediate_values)
-        last = math.inf if trial.state == TrialState.COMPLETE else max(reports, default=0)
-        low = self.minimizes[0]
         for rung in self.rungs:
-            so_far = {e: all_values(one) for e, one in reports.items() if e <= rung}
-            values = value_of(so_far, minimize=low, select=self.select)
-            if rung > last or values is None:
+            values = values_at(trial, rung, minimize=self.minimizes[0], select=self.select)
+            if values is None:
                 return
             yield losses(values, self.minimizes)
 

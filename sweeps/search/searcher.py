@@ -17,7 +17,6 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.checkpoint_locations import address_of, trial_store
-from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.searched_workers import does_not_fit
 from sweeps.config.spec import SweepSpec
 from sweeps.config.trial_run import rank_timeout, with_accumulation
@@ -252,7 +251,7 @@ class LedgerSearcher(Searcher):
             return promoted
         if self._num_suggested >= self._num_trials:
             return None
-        if self._spec.search.sampler not in LEARN_NOTHING:  # whose suggestions no report changes
+        if self._suggester.reads_results:
             self._flush()
         number = self._next_number
         self._next_number += 1

@@ -16,6 +16,7 @@ from sweeps.early_stopping.metric_values import all_values, first_value
 from sweeps.early_stopping.seed_means import Combine, over_seeds
 from sweeps.ledger.attributes import REPORT, compared_values, is_of_search, repeated_by
 from sweeps.ledger.over_seeds import Repeats, state_of
+from sweeps.search.trial_evidence import failed_by_parameters
 from sweeps.statistics.over_seeds import combine, standard_error
 
 STANDARD_ERROR = "standard_error"
@@ -45,8 +46,8 @@ def origins_in(trials: Sequence[FrozenTrial]) -> dict[int, int]:
 def seeds_as_one(trials: Sequence[FrozenTrial], repeats: Repeats) -> list[FrozenTrial]:
     """Return the trials of the search, each with what all seeds of its configuration have shown.
 
-    Such a trial has ended when the last of its seeds has. Its reports are those over the seeds
-    that have reached them.
+    Such a trial has ended when the last of its seeds has, for the reason of the seed that decides
+    how it ended. Its reports are those over the seeds that have reached them.
 
     Args:
         trials: All trials of a sweep.
@@ -82,6 +83,10 @@ def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> 
         shown.values = [combine(metric) for metric in zip(*every, strict=True)]
         error = standard_error([values[0] for values in every], repeats.value)
         shown.user_attrs = {**shown.user_attrs, NUM_SEEDS: len(mine), STANDARD_ERROR: error}
+        return shown
+    # Of several failures, one that the parameters may have caused.
+    decided = max((t for t in mine if t.state == shown.state), key=failed_by_parameters)
+    shown.user_attrs = {**shown.user_attrs, "reason": decided.user_attrs.get("reason")}
     return shown
 
 

@@ -30,14 +30,16 @@ from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
+from sweeps.ledger.attributes import EXEMPT, is_of_search
 from sweeps.ledger.over_seeds import repeats_of
+from sweeps.ledger.stop_reasons import is_by_request
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.failed_trials import failures_as_worst
 from sweeps.search.multi_fidelity import OneRung, enough_at_a_rung
 from sweeps.search.seeds_as_one import seeds_as_one
+from sweeps.search.trial_evidence import CUT_OFF, reports_of, telling_nothing
 
 SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
@@ -80,12 +82,12 @@ class ShownTrials:
         """Identifies the search space; see `SPACE`."""
         self._pauses = make_pausing_rule(spec)
         rungs = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
-        self._rung = (
-            OneRung(rungs, minimize=ledger.minimize, select=spec.select) if rungs else None
-        )
+        self._rung = OneRung(rungs, minimize=ledger.minimize, select=spec.select)
         self._seeds = repeats_of(spec)
-        self.warm_start = list(self._earlier(ledger.warm_start))
+        warm = ledger.warm_start
+        self.warm_start = list(self._earlier(warm))
         """The trials of a warm start, as points of the space."""
+        self._is_warm_start_comparable = all(prior.reports for prior in warm.trials)
         # By position: the point of a trial, which never changes, and what the trial was and how it
         # was shown.
         self._points: dict[int, dict[str, Any] | None] = {}
@@ -155,16 +157,19 @@ class ShownTrials:
         """Return trials as they were at one rung, for TPE and GP.
 
         These samplers would otherwise mix values of all lengths, or use complete trials alone.
-        NSGA-II and CMA-ES store in the trials which ones were complete. A trial of an earlier
-        sweep has one value, of its own last epoch, and is not comparable.
+        NSGA-II and CMA-ES store in the trials which ones were complete. The sweep's own trials
+        decide which rung it is: all those of a warm start may have reached the last one. Without
+        reports these cannot be compared at a rung.
         """
-        is_ranked_by_value = isinstance(sampler, TPESampler | GPSampler)
-        if self._rung is None or self.warm_start or not is_ranked_by_value:
+        if not isinstance(sampler, TPESampler | GPSampler):
             return shown
+        if not self._is_warm_start_comparable:
+            return self._rung.as_they_ended(shown)
         startup = enough = max(1, self._spec.search.startup_trials)
         if isinstance(sampler, TPESampler):  # GP draws at random until so many trials are complete
             enough = min(enough, enough_at_a_rung(len(self.distributions)))
-        return self._rung.show(shown, startup=startup, enough=enough)
+        first = len(self.warm_start)
+        return self._rung.show(shown, startup=startup, enough=enough, first=first)
 
     def point_of(self, trial: FrozenTrial) -> dict[str, Any] | None:
         """Return the parameters of a trial as a point of the space; None: it lies outside."""
@@ -186,30 +191,33 @@ class ShownTrials:
             if (trial.distributions, digest) != (distributions, self.digest):
                 shown.system_attrs = {}  # what a sampler stored is void in another space
             shown.params, shown.distributions = params or {}, distributions
-            if params is None:
-                shown.state, shown.values = TrialState.FAIL, None
-        if params is not None and self._is_paused(trial):
+        if params is None:
+            shown = telling_nothing(shown)
+        elif self._waits_at_rung(trial):
+            if not trial.state.is_finished():
+                shown = copy.copy(shown)
+                shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
+        elif trial.state == TrialState.PRUNED and is_by_request(trial.user_attrs.get("reason")):
             shown = copy.copy(shown)
-            shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
+            shown.user_attrs = {**trial.user_attrs, CUT_OFF: True}
         if self.warm_start:
             shown = copy.copy(shown)
             shown.number += len(self.warm_start)
         self._shown[trial.number] = trial, shown
         return shown
 
-    def _is_paused(self, trial: FrozenTrial) -> bool:
-        """Return whether a trial pauses at a rung.
+    def _waits_at_rung(self, trial: FrozenTrial) -> bool:
+        """Return whether a trial pauses at a rung, or was stopped while it did.
 
-        Optuna's state of such a trial is running, and samplers learn from ended trials. Most
-        sweeps whose trials pause would never get past `startup_trials`.
+        Optuna's state of a paused trial is running, and samplers learn from ended trials. Most
+        sweeps whose trials pause would never get past `startup_trials`. A request to stop it
+        changes nothing: other trials were promoted.
         """
         return (
             self._pauses is not None
-            and not trial.state.is_finished()
+            and trial.state not in (TrialState.COMPLETE, TrialState.FAIL)
             and EXEMPT not in trial.user_attrs
-            and self._pauses.pauses_at(
-                compared_values(trial.user_attrs, trial.intermediate_values)
-            )
+            and self._pauses.pauses_at(reports_of(trial))
         )
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:
@@ -222,7 +230,8 @@ class ShownTrials:
                 value=prior.value,
                 params=params,
                 distributions={key: self.distributions[key] for key in params},
-                intermediate_values={prior.epoch: prior.value},
+                intermediate_values=dict(prior.reports) or {prior.epoch: prior.value},
+                user_attrs={CUT_OFF: True} if prior.cut_off else {},
                 # NSGA-II: they belong to the first generation, the parents of the next one.
                 system_attrs={**FIRST_GENERATION},
             )

@@ -23,6 +23,7 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial
 
+from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.attributes import PRIORS
@@ -63,6 +64,11 @@ class Suggester:
         # nearest one serves better than another draft.
         self._most_repeats = 1 if self._space.num_points(1) is None else _REPEATS
         self._repeats = spec.early_stopping.rule.is_population or not self._distributions
+
+    @property
+    def reads_results(self) -> bool:
+        """Whether reports and ends of trials change suggestions."""
+        return self._priors.any or self._spec.search.sampler not in LEARN_NOTHING
 
     def propose(self, number: int, stored: Mapping[str, Any] | None = None) -> Suggestion:
         """Return the parameters of a trial.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.trial import TrialState
 
 from sweeps.config.provenance_check import Origin
 from sweeps.config.resume_checks import check_search_changes
@@ -14,7 +19,9 @@ from sweeps.driver.session import open_ledger
 from sweeps.errors import SearchChanged
 from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ranking import value_of
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart, WarmStartRefused, collect_warm_start
 from sweeps.paths import SweepPaths
@@ -55,9 +62,10 @@ def test_stopped_population_member_counts_with_last_values(tmp_path: Path) -> No
     changed = {"train.optimizer.lr": 0.02, "train.clip.max_norm": 2.0}
     made.ledger.mutate(1, {0: PbtPerturbation(1, 1, changed)})
     made.ledger.report(0, epoch=2, step=2, value=0.7)
-    made.ledger.finish(0, "pruned", reason="stopped by the user")
+    made.ledger.finish(0, "pruned", reason="pbt: never promoted")
     (taken,) = collect_warm_start(tmp_path, _warm()).trials
     assert (taken.params, taken.value, taken.epoch) == (changed, 0.7, 2)
+    assert not taken.reports  # the first one belongs to other parameters
 
 
 def _warm(*overrides: str, sampler: str = "tpe", names: str = "old") -> SweepSpec:
@@ -220,3 +228,181 @@ def test_population_setting_cannot_change() -> None:
     for before, after in (((), pbt), (pbt, ())):
         with pytest.raises(SearchChanged, match=r"early_stopping\.scheduler is .* cannot become"):
             check_search_changes(spec_of(*before), spec_of(*after), 1)
+
+
+ASHA = ("early_stopping.scheduler=asha", "budget.epochs=9", "search.startup_trials=4")
+"""Rungs at 1, 3 and 9 reports; so many own trials decide which of them is taken."""
+
+
+def _reported(
+    made: MadeSweep, *reports: float, ending: str | None = "complete", reason: str | None = None
+) -> int:
+    """Add a trial with these reports."""
+    number = len(made.ledger.trials())
+    params = made.spec.search_space().draw(number) or {}
+    space = {key: made.spec.space[key].to_optuna() for key in params}
+    made.ledger.add(Suggestion(params, space))
+    for epoch, value in enumerate(reports, start=1):
+        made.ledger.report(number, epoch=epoch, step=epoch, value=value)
+    if ending is not None:
+        made.ledger.finish(number, ending, reason=reason)  # type: ignore[arg-type]
+    return number
+
+
+def _old(root: Path, epochs: int = 9, *, more: str = "") -> MadeSweep:
+    return MadeSweep(root, "old", space=SPACE, budget=f"{{epochs: {epochs}}}", more=more)
+
+
+def _own(ledger: Ledger, spec: SweepSpec, *reports: float) -> None:
+    """Add trials of the new sweep itself that the rule has stopped, as many as are needed."""
+    space = {key: one.to_optuna() for key, one in spec.space.items()}
+    for _ in range(4):
+        number = ledger.add(Suggestion(spec.search_space().draw(7) or {}, space)).number
+        for epoch, value in enumerate(reports, start=1):
+            ledger.report(number, epoch=epoch, step=epoch, value=value)
+        ledger.finish(number, "pruned")
+
+
+def _shown(spec: SweepSpec, ledger: Ledger, sampler: BaseSampler | None = None) -> list[Any]:
+    """What TPE is told of each trial: its value, or its state."""
+    shown = ShownTrials(spec, ledger)
+    points = shown.as_points(but=len(shown.of_search()))
+    received = shown.for_sampler(sampler or TPESampler(), points)
+    return [one.value if one.state == TrialState.COMPLETE else one.state.name for one in received]
+
+
+@pytest.mark.parametrize("sampler", [TPESampler(), GPSampler()])
+def test_trials_compare_at_the_rung_of_the_sweep_s_own(
+    tmp_path: Path, sampler: BaseSampler
+) -> None:
+    old = _old(tmp_path)
+    for last in (0.1, 0.2):
+        _reported(old, 0.9, 0.8, 0.85, 0.6, 0.5, 0.4, 0.3, 0.25, last)
+    _reported(old, 0.7, 0.75, ending="pruned", reason="val/loss 0.7, rank 2 of 3")
+    spec = _warm(*ASHA)
+    ledger = _create(tmp_path, spec)
+    before = [0.1, 0.2, "PRUNED"]
+    assert _shown(spec, ledger, sampler) == before
+    _own(ledger, spec, 0.8)
+    assert _shown(spec, ledger, sampler) == [0.9, 0.9, 0.7, 0.8, 0.8, 0.8, 0.8]
+    _own(ledger, spec, 0.6, 0.55, 0.5)
+    expected = [0.8, 0.8, "PRUNED", *["PRUNED"] * 4, *[0.5] * 4]
+    assert _shown(spec, ledger, sampler) == expected
+    assert _shown(spec, Ledger.open(ledger.location), sampler) == expected, "after a resume"
+
+
+@pytest.mark.parametrize(("select", "at_rung"), [("checkpoint", 0.5), ("final", 0.8)])
+def test_prior_trial_keeps_its_values_at_all_rungs(
+    tmp_path: Path, select: str, at_rung: float
+) -> None:
+    old = MadeSweep(tmp_path, "old", space=SPACE, budget="{epochs: 9}", more=f"select: {select}")
+    _reported(old, 0.9, 0.5, 0.8, math.nan, 0.7, 0.6, 0.4, 0.4, 0.45)
+    spec = _warm(*ASHA, f"select={select}")
+    (taken,) = WarmStart.from_data(
+        json.loads(json.dumps(collect_warm_start(tmp_path, spec).to_data()))
+    ).trials
+    record = old.ledger.trials()[0]
+    for rung in (1, 2, 3, 5, 9):
+        values = [
+            value_of({e: (v,) for e, v in one.items() if e <= rung}, minimize=True, select=select)
+            for one in (taken.reports, record.reports)
+        ]
+        assert values[0] == values[1]
+        if rung == 3:
+            assert values[0] == (at_rung,)
+
+
+def test_shorter_budget_counts_as_far_as_it_reaches(tmp_path: Path) -> None:
+    old = _old(tmp_path, 3, more="early_stopping: {patience: 2}")
+    _reported(old, 0.9, 0.8, 0.7)
+    _reported(old, 0.6, 0.65, reason="patience: no new best")
+    spec = _warm(*ASHA)
+    ledger = _create(tmp_path, spec)
+    assert _shown(spec, ledger) == [0.7, 0.6], "the sweep has nothing of its own"
+    _own(ledger, spec, 0.6, 0.55, 0.5)
+    assert _shown(spec, ledger)[:2] == [0.7, 0.6]
+    _own(ledger, spec, *[0.4] * 9)
+    assert _shown(spec, ledger)[:2] == ["FAIL", 0.6], "patience ends what gains no more"
+
+
+def test_request_that_stopped_a_prior_trial_says_nothing_of_it(tmp_path: Path) -> None:
+    old = _old(tmp_path, more="early_stopping: {scheduler: asha_promote}")
+    for reason in (BY_THE_USER, BY_THE_SWEEP + "its hours are over"):
+        _reported(old, ending="pruned", reason=reason)  # without a value
+        _reported(old, 0.9, 0.8, ending="pruned", reason=reason)
+        _reported(old, 0.9, ending="pruned", reason=reason)  # it waited at a rung
+    spec = _warm(*ASHA)
+    ledger = _create(tmp_path, spec)
+    assert [one.cut_off for one in ledger.warm_start.trials] == [True, False] * 2
+    assert _shown(spec, ledger) == ["FAIL", "PRUNED"] * 2
+    _own(ledger, spec, 0.6)
+    assert _shown(spec, ledger)[:4] == [0.9] * 4
+    _own(ledger, spec, 0.6, 0.55, 0.5)
+    assert _shown(spec, ledger)[:4] == ["FAIL", "PRUNED"] * 2
+    without = collect_warm_start(tmp_path, _warm("budget.epochs=9"))
+    assert "2 stopped by a request before they could be compared" in without.summary
+
+
+@pytest.mark.parametrize(
+    "budget", ["{steps: 90, report_every: 10}", "{epochs: 9, report_every: 0.5}"]
+)
+def test_other_reports_are_not_compared_and_the_run_says_so(tmp_path: Path, budget: str) -> None:
+    old = MadeSweep(tmp_path, "old", space=SPACE, budget=budget)
+    _reported(old, *[0.9] * 9)
+    spec = _warm(*ASHA)
+    ledger = _create(tmp_path, spec)
+    _own(ledger, spec, 0.6)
+    assert _shown(spec, ledger) == [0.9, *["PRUNED"] * 4]
+    assert ledger.warm_start.summary == (
+        "warm start from 1 trials of 'old'; 1 of these trials have no reports like those of this "
+        "sweep, so its own stopped trials rank behind all complete ones and are not compared at "
+        "rungs; for that, let both budgets report alike (unit, report_every, val_batches), or "
+        "leave search.warm_start out"
+    )
+    for silent in (_warm("budget.epochs=9"), _warm(*ASHA, sampler="nsgaii")):
+        told = collect_warm_start(tmp_path, silent).summary
+        assert told == "warm start from 1 trials of 'old'"
+
+
+def test_warm_start_of_an_earlier_release_goes_on_as_before(tmp_path: Path) -> None:
+    old = _old(tmp_path)
+    _reported(old, *[0.9] * 9)
+    spec = _warm(*ASHA)
+    ledger = _create(tmp_path, spec)
+    data = ledger.warm_start.to_data()
+    assert data["trials"][0].keys() == {"params", "value", "epoch", "complete"}
+    stored = WarmStart.from_data({key: data[key] for key in ("trials", "told")})
+    ledger.store_warm_start(stored)
+    ledger = Ledger.open(ledger.location)
+    assert ledger.warm_start == stored
+    _own(ledger, spec, 0.6)
+    assert _shown(spec, ledger) == [0.9, *["PRUNED"] * 4]
+
+
+def test_prior_configuration_is_compared_over_its_seeds(tmp_path: Path) -> None:
+    old = _old(tmp_path, more="repeats: 2")
+    _reported(old, 0.9, *[0.3] * 8)
+    number = old.ledger.add_extra("repeat", 0, 1).number
+    for epoch in range(1, 10):
+        old.ledger.report(number, epoch=epoch, step=epoch, value=0.7 if epoch == 1 else 0.3)
+    old.ledger.finish(number, "complete")
+    spec = _warm(*ASHA)
+    ledger = _create(tmp_path, spec)
+    _own(ledger, spec, 0.6)
+    assert _shown(spec, ledger)[0] == pytest.approx(0.8)
+
+
+def test_warm_start_does_not_keep_tpe_from_its_own_trials(tmp_path: Path) -> None:
+    """The best of the earlier trials were poor; all of the sweep's own wait at the first rung."""
+    old = _old(tmp_path)
+    for _ in range(12):
+        _reported(old, *[50.0] * 9)
+    spec = _warm(*ASHA, "early_stopping.scheduler=asha_promote", "trials=60")
+    ledger = _create(tmp_path, spec)
+    suggester = Suggester(spec, ledger)
+    for number in range(40):
+        suggestion = suggester.propose(number)
+        ledger.add(suggestion)
+        ledger.report(number, epoch=1, step=1, value=loss(dict(suggestion.params)))
+    norms = [trial.params["train.clip.max_norm"] for trial in ledger.trials()[20:]]
+    assert sum(abs(norm - 5) < 1 for norm in norms) >= 10, norms

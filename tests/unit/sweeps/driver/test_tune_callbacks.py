@@ -18,8 +18,8 @@ from ray.tune.experiment import Trial
 from sweeps.driver.start_watch import NoWorkerStarts, StartWatch
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LockLost, SpecError
+from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.policies.failure_policy import MAX_LOST_STARTS
-from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import SweepLock

@@ -12,17 +12,11 @@ import pytest
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
+from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import TrialRecord, TrialSummary
-from sweeps.policies.stop_criteria import (
-    BY_ANOTHER_REQUEST,
-    BY_THE_SWEEP,
-    BY_THE_USER,
-    StopCriterionMet,
-    StopMonitor,
-    active_stop_criterion,
-)
+from sweeps.policies.stop_criteria import StopCriterionMet, StopMonitor, active_stop_criterion
 from sweeps.reconciliation.reconcile import (
     MissingParams,
     MissingRun,

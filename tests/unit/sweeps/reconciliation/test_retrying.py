@@ -19,8 +19,8 @@ from sweeps.driver import session
 from sweeps.driver.session import open_ledger
 from sweeps.errors import OriginChanged, UserError
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.paths import TRIAL_CONFIG
-from sweeps.policies.stop_criteria import BY_THE_USER
 from sweeps.reconciliation import retrying
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.extra_training import ExtraTraining

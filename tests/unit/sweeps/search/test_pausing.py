@@ -14,8 +14,8 @@ from ray.tune.search import Searcher
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.paths import SweepPaths
-from sweeps.policies.stop_criteria import BY_THE_SWEEP, BY_THE_USER
 from sweeps.reconciliation.reconcile import UnrecordedEnd
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import lineage_tags

@@ -7,6 +7,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sweeps.config.priors import Prior
 from sweeps.config.space import Choice, Distribution, Int, LogInt, LogUniform, QUniform, Uniform
 from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
+from sweeps.paths import SweepPaths
 from sweeps.search.dry_run import dry_run
 from sweeps.search.prior_evidence import Comparison
 from sweeps.search.prior_trials import PriorTrials, draw
+from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
 
 SPEC = """
@@ -379,3 +383,39 @@ def test_several_metrics_compare_by_dominance() -> None:
     assert worse is not None
     assert better is not None
     assert worse < neither < better
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc"])
+def test_priors_wait_for_reports_that_are_still_written(tmp_path: Path, sampler: str) -> None:
+    """The evidence is that of all reports so far, however late the driver writes them."""
+    text = SPEC.format(space=SPACE, search=f"{{sampler: {sampler}, try_first: []}}")
+    spec = parse_spec(text, "priors.yaml", ("early_stopping.scheduler=none",))
+    around = []
+    for is_late in (False, True):
+        ledger = Ledger.create(tmp_path / f"{is_late}.db", mode="min", sweep_id="s")
+        queued: list[Callable[[], None]] = []
+
+        def flush(queued: list[Callable[[], None]] = queued) -> None:
+            while queued:
+                queued.pop(0)()
+
+        searcher = LedgerSearcher(
+            ledger,
+            spec,
+            SweepPaths(tmp_path, "priors"),
+            make_scheduler(spec),
+            fence=lambda: None,
+            refuse=lambda *_: None,
+            concurrency=50,
+            threads=1,
+            flush=flush,
+        )
+        for turn in range(30):
+            config = searcher.suggest(f"t{turn}")
+            value = config["params"][LR]
+            queued.append(partial(ledger.report, config["number"], epoch=1, step=1, value=value))
+            if not is_late:
+                flush()
+        around.append([trial.number for trial in ledger.trials() if trial.from_priors])
+    assert around[0] == around[1]
+    assert len(around[0]) > 3  # small rates are better, so that the priors prove right
