@@ -17,7 +17,9 @@ from sweeps.api.command import SweepCommandError, read_command, run_command
 from sweeps.api.figures import Figures
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
-from sweeps.config.spec import SweepSpec, load_spec, parse_spec
+from sweeps.config.automatic import AutoChoice
+from sweeps.config.automatic import sentence as what_auto_took
+from sweeps.config.spec import SweepSpec, load_with_positions, parse_with_positions
 from sweeps.errors import LocatedIssue, SpecError, UserError
 from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.operations.stop import stop
@@ -57,11 +59,11 @@ class Sweep:
     def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
         text = sweep_file(keys)
         try:
-            spec = parse_spec(text, "Sweep(...)", drawn=None)
+            spec, document = parse_with_positions(text, "Sweep(...)", drawn=None)
         except SpecError as error:  # a caller has not seen the text in which it has its place
             issues = [LocatedIssue("Sweep(...)", one.key, one.message) for one in error.problems]
             raise SpecError(issues) from None
-        self._begin(root, spec, text=text)
+        self._begin(root, spec, text=text, choices=document.choices)
 
     def _begin(
         self,
@@ -71,8 +73,10 @@ class Sweep:
         text: str | None = None,
         file: Path | None = None,
         overrides: tuple[str, ...] = (),
+        choices: Sequence[AutoChoice] = (),
     ) -> None:
         self._spec, self._text, self._file, self._overrides = spec, text, file, overrides
+        self._choices = choices
         self.paths = SweepPaths(resolve_root(None if root is None else Path(root)), spec.name)
 
     @classmethod
@@ -98,7 +102,8 @@ class Sweep:
         """
         settings = override_texts(overrides)
         sweep = cls.__new__(cls)
-        sweep._begin(root, load_spec(Path(path), settings), file=Path(path), overrides=settings)
+        spec, document = load_with_positions(Path(path), settings)
+        sweep._begin(root, spec, file=Path(path), overrides=settings, choices=document.choices)
         return sweep
 
     @classmethod
@@ -156,10 +161,34 @@ class Sweep:
             found: dict[str, Any] = read_command(["check", *arguments, *flags, "--json"])
             return found
 
+    def plan(self, *, hours: float | None = None, trials: int | None = None) -> dict[str, Any]:
+        """Say what the sweep would take by measured steps, and what hours buy; starts nothing.
+
+        Examples:
+            >>> planned = Sweep.from_file("sweep.yaml").plan(hours=8)
+            >>> planned["plan"]["trials"], planned["options"]
+
+        Args:
+            hours: Find how many trials end within so many hours.
+            trials: Plan so many trials instead of those of the sweep.
+
+        Returns:
+            The object of `sweep plan --json`.
+
+        Raises:
+            SweepCommandError: Something is wrong; exit code 2.
+        """
+        chosen = {"--hours": hours, "--trials": trials}
+        words = [w for key, one in chosen.items() if one is not None for w in (key, str(one))]
+        with self._written() as arguments:
+            found: dict[str, Any] = read_command(["plan", *arguments, *words, "--json"])
+            return found
+
     def run(self, *, offline: bool = False) -> Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
 
-        A terminal shows the live table, a notebook a progress bar. An interrupt drains the trials
+        A terminal shows the live table, a notebook a progress bar, and what `auto` took. An
+        interrupt drains the trials
         and raises KeyboardInterrupt; `resume` continues. If this process is killed, the driver is
         killed, too, and `resume` continues from the newest checkpoints.
 
@@ -174,7 +203,8 @@ class Sweep:
             KeyboardInterrupt: It was interrupted.
         """
         with self._written() as arguments:
-            self._drive("run", *arguments, *self._root(), *flags_of(offline=offline))
+            note = what_auto_took(self._choices) if self._choices else ""
+            self._drive("run", *arguments, *self._root(), *flags_of(offline=offline), note=note)
         return self
 
     def resume(
@@ -291,8 +321,8 @@ class Sweep:
         self._spec = SweepStatus(self.paths).spec
         return self
 
-    def _drive(self, *arguments: str) -> None:
-        with progress_bar(self.paths, self._spec) as look:
+    def _drive(self, *arguments: str, note: str = "") -> None:
+        with progress_bar(self.paths, self._spec, note) as look:
             run_command([*arguments], look)
 
     def _root(self) -> list[str]:
