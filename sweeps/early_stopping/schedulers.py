@@ -272,10 +272,8 @@ def stopped_trials(
             is never stopped.
     """
     scheduler.join(origins)
-    for number in sorted(reports.keys() - undecided):
+    asked = undecided - origins.keys()
+    for number in sorted(reports.keys() - asked):
         scheduler.replay(number, reports[number], repeats=origins.get(number))
-    asked = {
-        number: scheduler.replay(number, reports[number], repeats=origins.get(number))
-        for number in sorted(undecided)
-    }
-    return {number: why for number, why in asked.items() if why is not None}
+    found = {number: scheduler.replay(number, reports[number]) for number in sorted(asked)}
+    return {number: why for number, why in found.items() if why is not None}
