@@ -5,22 +5,21 @@ What must not live here: how a sweep runs (`sweep run`, in a child process), and
 
 from __future__ import annotations
 
-import contextlib
-import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.api.arguments import flags_of, override_texts, sweep_file
-from sweeps.api.command import SweepCommandError, read_command, run_command
+from sweeps.api.command import read_command, run_command
 from sweeps.api.figures import Figures
+from sweeps.api.file import written_file
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
 from sweeps.config.automatic import AutoChoice
 from sweeps.config.automatic import sentence as what_auto_took
 from sweeps.config.spec import SweepSpec, load_with_positions, parse_with_positions
-from sweeps.errors import LocatedIssue, SpecError, UserError
+from sweeps.errors import LocatedIssue, SpecError
 from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
@@ -328,25 +327,8 @@ class Sweep:
     def _root(self) -> list[str]:
         return ["--root", str(self.paths.root)]
 
-    @contextlib.contextmanager
-    def _written(self) -> Iterator[list[str]]:
-        """Yield the arguments that name the sweep's file and its overrides."""
-        if self._file is not None:
-            yield [str(self._file), *(f"-s{setting}" for setting in self._overrides)]
-        elif self._text is not None:
-            with tempfile.TemporaryDirectory() as directory:
-                file = Path(directory, f"{self.name}.yaml")
-                file.write_text(self._text, encoding="utf-8")
-                try:
-                    yield [str(file)]
-                except SweepCommandError as error:  # the caller does not know the file
-                    said = re.sub(rf"{re.escape(str(file))}(:\d+)*", "Sweep(...)", str(error))
-                    raise SweepCommandError(said, error.exit_code) from None
-        else:
-            raise UserError(
-                f"sweep '{self.name}' was opened, and exists already; only a new sweep can be "
-                "checked and run; call resume() to go on with it"
-            )
+    def _written(self) -> AbstractContextManager[list[str]]:
+        return written_file(self.name, self._file, self._overrides, self._text)
 
     def _view(self) -> SweepStatus:
         return SweepStatus(self.paths)
