@@ -19,14 +19,24 @@ _ENDED = ("complete", "pruned", "failed")
 
 
 @contextlib.contextmanager
-def progress_bar(paths: SweepPaths, spec: SweepSpec) -> Iterator[Callable[[], None]]:
-    """Yield a function that updates the bar; it does nothing outside notebooks."""
+def progress_bar(
+    paths: SweepPaths, spec: SweepSpec, note: str = ""
+) -> Iterator[Callable[[], None]]:
+    """Yield a function that updates the bar; it does nothing outside notebooks.
+
+    Args:
+        paths: The sweep's files.
+        spec: The sweep.
+        note: A line above the bar; empty: none.
+    """
     if not in_notebook():
         yield lambda: None
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm's advice to install ipywidgets
         from tqdm.auto import tqdm
+    if note:
+        tqdm.write(note)
     with tqdm(total=spec.max_runs, desc=paths.name, unit="trial") as bar:
 
         def update() -> None:

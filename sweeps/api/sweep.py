@@ -5,20 +5,21 @@ What must not live here: how a sweep runs (`sweep run`, in a child process), and
 
 from __future__ import annotations
 
-import contextlib
-import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.api.arguments import flags_of, override_texts, sweep_file
-from sweeps.api.command import SweepCommandError, read_command, run_command
+from sweeps.api.command import read_command, run_command
 from sweeps.api.figures import Figures
+from sweeps.api.file import written_file
 from sweeps.api.progress import progress_bar
 from sweeps.api.trial import Trial
-from sweeps.config.spec import SweepSpec, load_spec, parse_spec
-from sweeps.errors import LocatedIssue, SpecError, UserError
+from sweeps.config.automatic import AutoChoice
+from sweeps.config.automatic import sentence as what_auto_took
+from sweeps.config.spec import SweepSpec, load_with_positions, parse_with_positions
+from sweeps.errors import LocatedIssue, SpecError
 from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
@@ -57,11 +58,11 @@ class Sweep:
     def __init__(self, *, root: str | Path | None = None, **keys: Any) -> None:
         text = sweep_file(keys)
         try:
-            spec = parse_spec(text, "Sweep(...)", drawn=None)
+            spec, document = parse_with_positions(text, "Sweep(...)", drawn=None)
         except SpecError as error:  # a caller has not seen the text in which it has its place
             issues = [LocatedIssue("Sweep(...)", one.key, one.message) for one in error.problems]
             raise SpecError(issues) from None
-        self._begin(root, spec, text=text)
+        self._begin(root, spec, text=text, choices=document.choices)
 
     def _begin(
         self,
@@ -71,8 +72,10 @@ class Sweep:
         text: str | None = None,
         file: Path | None = None,
         overrides: tuple[str, ...] = (),
+        choices: Sequence[AutoChoice] = (),
     ) -> None:
         self._spec, self._text, self._file, self._overrides = spec, text, file, overrides
+        self._choices = choices
         self.paths = SweepPaths(resolve_root(None if root is None else Path(root)), spec.name)
 
     @classmethod
@@ -98,7 +101,8 @@ class Sweep:
         """
         settings = override_texts(overrides)
         sweep = cls.__new__(cls)
-        sweep._begin(root, load_spec(Path(path), settings), file=Path(path), overrides=settings)
+        spec, document = load_with_positions(Path(path), settings)
+        sweep._begin(root, spec, file=Path(path), overrides=settings, choices=document.choices)
         return sweep
 
     @classmethod
@@ -156,10 +160,34 @@ class Sweep:
             found: dict[str, Any] = read_command(["check", *arguments, *flags, "--json"])
             return found
 
+    def plan(self, *, hours: float | None = None, trials: int | None = None) -> dict[str, Any]:
+        """Say what the sweep would take by measured steps, and what hours buy; starts nothing.
+
+        Examples:
+            >>> planned = Sweep.from_file("sweep.yaml").plan(hours=8)
+            >>> planned["plan"]["trials"], planned["options"]
+
+        Args:
+            hours: Find how many trials end within so many hours.
+            trials: Plan so many trials instead of those of the sweep.
+
+        Returns:
+            The object of `sweep plan --json`.
+
+        Raises:
+            SweepCommandError: Something is wrong; exit code 2.
+        """
+        chosen = {"--hours": hours, "--trials": trials}
+        words = [w for key, one in chosen.items() if one is not None for w in (key, str(one))]
+        with self._written() as arguments:
+            found: dict[str, Any] = read_command(["plan", *arguments, *words, "--json"])
+            return found
+
     def run(self, *, offline: bool = False) -> Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
 
-        A terminal shows the live table, a notebook a progress bar. An interrupt drains the trials
+        A terminal shows the live table, a notebook a progress bar, and what `auto` took. An
+        interrupt drains the trials
         and raises KeyboardInterrupt; `resume` continues. If this process is killed, the driver is
         killed, too, and `resume` continues from the newest checkpoints.
 
@@ -174,7 +202,8 @@ class Sweep:
             KeyboardInterrupt: It was interrupted.
         """
         with self._written() as arguments:
-            self._drive("run", *arguments, *self._root(), *flags_of(offline=offline))
+            note = what_auto_took(self._choices) if self._choices else ""
+            self._drive("run", *arguments, *self._root(), *flags_of(offline=offline), note=note)
         return self
 
     def resume(
@@ -291,32 +320,15 @@ class Sweep:
         self._spec = SweepStatus(self.paths).spec
         return self
 
-    def _drive(self, *arguments: str) -> None:
-        with progress_bar(self.paths, self._spec) as look:
+    def _drive(self, *arguments: str, note: str = "") -> None:
+        with progress_bar(self.paths, self._spec, note) as look:
             run_command([*arguments], look)
 
     def _root(self) -> list[str]:
         return ["--root", str(self.paths.root)]
 
-    @contextlib.contextmanager
-    def _written(self) -> Iterator[list[str]]:
-        """Yield the arguments that name the sweep's file and its overrides."""
-        if self._file is not None:
-            yield [str(self._file), *(f"-s{setting}" for setting in self._overrides)]
-        elif self._text is not None:
-            with tempfile.TemporaryDirectory() as directory:
-                file = Path(directory, f"{self.name}.yaml")
-                file.write_text(self._text, encoding="utf-8")
-                try:
-                    yield [str(file)]
-                except SweepCommandError as error:  # the caller does not know the file
-                    said = re.sub(rf"{re.escape(str(file))}(:\d+)*", "Sweep(...)", str(error))
-                    raise SweepCommandError(said, error.exit_code) from None
-        else:
-            raise UserError(
-                f"sweep '{self.name}' was opened, and exists already; only a new sweep can be "
-                "checked and run; call resume() to go on with it"
-            )
+    def _written(self) -> AbstractContextManager[list[str]]:
+        return written_file(self.name, self._file, self._overrides, self._text)
 
     def _view(self) -> SweepStatus:
         return SweepStatus(self.paths)

@@ -40,7 +40,7 @@ def check(
         for module in spec.modules:  # warn before the import
             messages.sentence(notes, f"imports {module}, whose code runs", style="")
         with err.status("loading the task"):
-            checked = check_sweep(file, spec, thorough=thorough)
+            checked = check_sweep(file, spec, thorough=thorough, choices=document.choices)
     show_found(checked.as_dict(), as_json, lambda: _text(checked))
 
 

@@ -102,11 +102,11 @@ def plan(
         for module in spec.modules:  # warn before the import
             messages.sentence(notes, f"imports {module}, whose code runs", style="")
         with document.attach_locations(), err.status("measuring some steps"):
-            found = plan_sweep(file, spec, hours=hours, trials=trials)
+            found = plan_sweep(file, spec, hours=hours, trials=trials, choices=document.choices)
             if hours is not None and document.choices and found.trials != spec.trials:
                 # `auto` chooses by the number of trials, which the hours decide.
                 spec, document = load_with_positions(file, [*given, f"trials={found.trials}"])
-                found = plan_sweep(file, spec, hours=hours)
+                found = plan_sweep(file, spec, hours=hours, choices=document.choices)
         messages.choices(notes, document)
         changed = None if write is None else write_plan(found, document, write, settings or [])
     result = found.as_dict() | {"written": None if write is None else str(write)}

@@ -22,6 +22,7 @@ from sweeps.config.search_space import MOST_DRAWS, SearchSpace
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.sections import SearchConfig
 from sweeps.config.space import WHEN, Choice, Distribution
+from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, KeyPath, dotted
 from sweeps.quoting import shown
@@ -91,6 +92,25 @@ def sound_constraints(
     whole = _whole(data, sound, _search_of(data.get("search", {}))) or SearchSpace(sound)
     kept = [one for one in whole.constraints if not any(_key_faults(one, whole))]
     return replace(whole, constraints=kept)
+
+
+def num_points(data: Mapping[str, Any], most: int) -> int | None:
+    """Return how many points the space of a spec has; None if there is no end of them.
+
+    Also None if a part of the spec is wrong, which is reported elsewhere.
+
+    Args:
+        data: As for `search_faults`.
+        most: The number up to which points are counted where there are conditions or constraints.
+    """
+    raw = data.get("space")
+    try:  # a `UserError` is a `ValueError`
+        space = {key: parse_distribution(one) for key, one in dict(raw or {}).items()}
+    except (TypeError, ValueError):
+        return None
+    if any(fault for key in space for fault in _condition_faults(key, space, lambda *_: "")):
+        return None
+    return sound_constraints(data, space).num_points(most)
 
 
 def _whole(

@@ -43,8 +43,12 @@ class SearchSpace:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that constraints name and that are not searched."""
 
-    def ordered(self) -> list[tuple[str, Distribution]]:
-        """Return the parameters in the order of the spec, each after those it depends on."""
+    def ordered(self, first: Sequence[str] = ()) -> list[tuple[str, Distribution]]:
+        """Return the parameters in the order of the spec, each after those it depends on.
+
+        Args:
+            first: Parameters that come before all others.
+        """
         found: dict[str, Distribution] = {}
 
         def add(key: str) -> None:
@@ -52,7 +56,7 @@ class SearchSpace:
                 add(other)
             found.setdefault(key, self.distributions[key])
 
-        for key in self.distributions:
+        for key in (*first, *self.distributions):
             add(key)
         return list(found.items())
 
@@ -65,13 +69,16 @@ class SearchSpace:
         """Return the parameters that every point has."""
         return {key: one for key, one in self.distributions.items() if not one.when}
 
-    def point(self, value: Callable[[str, Distribution], Any]) -> dict[str, Any]:
+    def point(
+        self, value: Callable[[str, Distribution], Any], first: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Return the point with the values of the function `value`.
 
-        The function is called for each parameter that exists in the point.
+        The function is called for each parameter that exists in the point, in the order of
+        `ordered`.
         """
         found: dict[str, Any] = {}
-        for key, distribution in self.ordered():
+        for key, distribution in self.ordered(first):
             if distribution.exists(found):
                 found[key] = value(key, distribution)
         return found

@@ -22,7 +22,7 @@ from sweeps.config.revisions import (
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.confirming import start_confirmation
 from sweeps.driver.resume_plan import PlannedExtra, plan_resume
-from sweeps.early_stopping.schedulers import StopperScheduler, make_scheduler, make_verdict_fn
+from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
@@ -91,10 +91,6 @@ class SweepSession:
     """None if the sweep has no webhook."""
     only_confirms: bool = False
     """Whether this driver runs the trials of a confirmation and none of the search."""
-
-    def scheduler(self) -> StopperScheduler:
-        """Return a new scheduler that has seen no report."""
-        return make_scheduler(self.spec)
 
     @property
     def stopped(self) -> StopCriterionMet | None:

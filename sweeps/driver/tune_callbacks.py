@@ -304,7 +304,7 @@ class TuneEventHandler(Callback):
         report.notes.update(changed)  # also what holds no longer
         known.update(changed)
         if trial.config.get("exempt"):
-            self._note_exemption(trial, report)
+            self._note_exemption(report)
         self._event_writer.record_worker_info(report)
         # The trial's end comes next, and the checkpoint is saved: see `EventWriter.finished`.
         if result.get("ending") == "finished" and report.result.get("saved"):
@@ -314,12 +314,11 @@ class TuneEventHandler(Callback):
         if report.notes:
             self.flush()
 
-    def _note_exemption(self, trial: Trial, report: WorkerReport) -> None:
-        """Note once where an exempt trial would have been stopped."""
+    def _note_exemption(self, report: WorkerReport) -> None:
+        """Note where an exempt trial would have been stopped, with the report that shows it."""
         found = self._would_stop(report.number)
-        if found is not None and trial.config.get("would_stop_at") is None:
+        if found is not None and found[0] == report.result.get("epoch"):
             report.notes[WOULD_STOP] = list(found)
-            trial.config["would_stop_at"] = found[0]
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any

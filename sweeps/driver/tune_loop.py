@@ -16,6 +16,7 @@ from ray import tune
 from ray.tune import TuneError
 
 from redaction.secrets import is_secret
+from sweeps.checkpoint_locations import trial_store
 from sweeps.config.trial_run import num_threads
 from sweeps.driver import stop_requests
 from sweeps.driver.confirming import ConfirmingTrials
@@ -23,17 +24,16 @@ from sweeps.driver.session import SweepSession
 from sweeps.driver.start_watch import NoWorkerStarts
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_callbacks import TrialMemoryReleaser, TuneEventHandler
-from sweeps.early_stopping.schedulers import StopperScheduler, replay
 from sweeps.engine.ray_compat.tune_internals import patch_tune, withhold_env
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.engine.trial_process import SweepTrial, group_of
 from sweeps.errors import LedgerError
-from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.policies.stop_criteria import StopMonitor
 from sweeps.results.observer import ProgressObserver
+from sweeps.search.past_reports import replayed_scheduler
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.sweep_lock import SweepLock
 from trainable.errors import StorageError
@@ -73,7 +73,11 @@ class TrialLoop:
         )
         self._observer = observer
         self._stopped: set[int] = set()
-        self._scheduler = _replayed_scheduler(sweep)
+        self._scheduler = replayed_scheduler(
+            sweep.spec,
+            sweep.ledger.trials(),
+            lambda number: trial_store(sweep.paths, sweep.spec, number).saved_epoch(),
+        )
         self._events = TuneEventHandler(
             sweep.spec,
             sweep.paths,
@@ -92,7 +96,6 @@ class TrialLoop:
             sweep.ledger,
             sweep.spec,
             sweep.paths,
-            self._scheduler,
             fence=lock.check,
             refuse=self._events.refuse,
             flush=self._events.flush,
@@ -208,25 +211,6 @@ class TrialLoop:
         for number in sorted(set(numbers) - self._stopped):
             self._stopped.add(number)
             self._events.stop(number, reason, live=self._searcher.is_live(number))
-
-
-def _replayed_scheduler(sweep: SweepSession) -> StopperScheduler:
-    """Return a new scheduler that has seen the reports of the search's finished trials."""
-    scheduler, trials = sweep.scheduler(), sweep.ledger.trials()
-    scheduler.join(origins(trials))
-    for trial in trials:
-        if trial.finished and trial.role in ("search", "repeat"):
-            number = trial.number
-            replay(
-                scheduler,
-                f"past-{number}",
-                trial.compared_reports,
-                number=number,
-                finished=True,
-                exempt=trial.exempt,
-                repeats=trial.origin,
-            )
-    return scheduler
 
 
 def _next_attempt(ray_directory: Path) -> int:

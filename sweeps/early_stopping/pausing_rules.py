@@ -18,9 +18,10 @@ if TYPE_CHECKING:  # this package lies below the specs
 
 Reports = Mapping[int, Mapping[int, Value]]
 """By trial, the metric after each reported epoch, or with several metrics all values."""
-StopDecider = Callable[[Reports, Set[int], Set[int]], Mapping[int, str]]
-"""Receives all reports, the unfinished trials and those that are exempt. Returns which unfinished
-trials stop at their last report, and why."""
+StopDecider = Callable[[Reports, Set[int], Set[int], Set[int]], Mapping[int, str]]
+"""Receives all reports, the unfinished trials, those that are exempt, and those on whose last
+report a driver has decided. Returns which of the other unfinished trials stop at their last
+report, and why; an exempt one would stop there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The scheduler that Ray Tune calls, and the replay of a sweep's past reports to a new scheduler.
+"""The scheduler that Ray Tune calls, and what it decides again about unfinished trials.
 
 With `asha_promote` and `pbt`, a trial pauses at a rung without a decision of the scheduler, and
 the searcher promotes it. For Tune, the training between two pauses is a separate trial, so Tune
@@ -71,8 +71,17 @@ class StopperScheduler(FIFOScheduler):
         self.stop_reasons: dict[int, str] = {}
         """By trial number, why the trial was stopped."""
         self.would_stop: dict[int, WouldStop] = {}
-        """By the number of an exempt trial, where it would have been stopped. Its later reports
-        are compared with those of no other trial, as if it had ended."""
+        """By the number of an exempt trial, where it would have been stopped: by the ledger, or
+        by a decision of this scheduler. Its later reports, and those of its further seeds, are
+        compared with those of no other trial, as if it had ended."""
+        self._last_epoch: dict[int, int] = {}
+        """By trial, its last report. An exempt trial that repeats an epoch is not judged again:
+        among the trials that have reported since, the rule might stop it elsewhere."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is a rule that compares running trials."""
+        return self._stopper is not None
 
     def join(self, origins: Mapping[int, int]) -> None:
         """Add trials that train a configuration with a further seed; see `SeedMeans.join`."""
@@ -81,40 +90,80 @@ class StopperScheduler(FIFOScheduler):
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         del tune_controller
-        if trial.config.get("role") == "repeat":
-            self.join({trial.config["number"]: trial.config["origin"]})
+        self._join(trial.config)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         del tune_controller
-        return TrialScheduler.STOP if self._stops(trial, result) else TrialScheduler.CONTINUE
+        number, epoch = trial.config["number"], result[TIME]
+        is_new = epoch > self._last_epoch.get(number, 0)
+        self._last_epoch[number] = max(epoch, self._last_epoch.get(number, 0))
+        why = self._ask(trial.config, result)
+        if why is None:
+            return TrialScheduler.CONTINUE
+        if trial.config.get("exempt", False):
+            if is_new:
+                self.would_stop.setdefault(number, WouldStop(epoch, why))
+            return TrialScheduler.CONTINUE
+        self.stop_reasons[number] = why
+        return TrialScheduler.STOP
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         del tune_controller
         if OBJECTIVE in result:  # the last result of a failed trial has none
-            self._stops(trial, result)
+            self._ask(trial.config, result)
 
-    def _stops(self, trial: Any, result: Mapping[str, Any]) -> bool:
+    def replay(
+        self,
+        number: int,
+        reports: Mapping[int, Value],
+        *,
+        would_stop: WouldStop | None = None,
+        repeats: int | None = None,
+    ) -> str | None:
+        """Record the past reports of a trial, and decide nothing.
+
+        Args:
+            number: The number of the trial.
+            reports: The metric after each reported epoch, or the values of several.
+            would_stop: Where an earlier driver would have stopped an exempt trial; None: nowhere.
+            repeats: The configuration that it trains with a further seed; None: none.
+
+        Returns:
+            Why the rule stops a trial at the last report; None: it does not.
+        """
+        if would_stop is not None:
+            self.would_stop[number] = would_stop
+        role = {} if repeats is None else {"role": "repeat", "origin": repeats}
+        self._join(config := {"number": number, **role})
+        why = None
+        for epoch in sorted(reports):
+            values = all_values(reports[epoch])
+            result = {TIME: epoch, OBJECTIVE: values[0]}
+            why = self._ask(config, result | ({OBJECTIVES: values} if len(values) > 1 else {}))
+        self._last_epoch[number] = max(reports, default=0)
+        return why
+
+    def _join(self, config: Mapping[str, Any]) -> None:
+        if config.get("role") == "repeat":
+            self.join({config["number"]: config["origin"]})
+
+    def _ask(self, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+        """Record a report; return why the rule stops its trial, or None if it continues."""
         if self._stopper is None:
-            return False
-        role = trial.config.get("role", "search")
-        number, epoch = trial.config["number"], result[TIME]
-        exempt, known = trial.config.get("exempt", False), trial.config.get("would_stop_at")
-        if number in self.would_stop or (known is not None and epoch > known):
-            return False
+            return None
+        number, epoch, role = config["number"], result[TIME], config.get("role", "search")
+        end = self.would_stop.get(config["origin"] if role == "repeat" else number)
+        if end is not None and epoch > end.epoch:
+            return None
         value = as_value(result.get(OBJECTIVES) or (result[OBJECTIVE],))
         if role == "repeat" and isinstance(self._stopper, SeedMeans):
             self._stopper.repeats(number, epoch, value)
         if role != "search":
-            return False  # a trial that trains another one's point trains to the end
+            return None  # a trial that trains another one's point trains to the end
         why = self._stopper.stops(number, epoch, value)
         if why is None:
-            return False
-        reason = f"{self._rule} at {self._word} {epoch}: {describe(self._metrics, value)}, {why}"
-        if exempt:
-            self.would_stop[number] = WouldStop(epoch, reason)
-        else:
-            self.stop_reasons[number] = reason
-        return not exempt
+            return None
+        return f"{self._rule} at {self._word} {epoch}: {describe(self._metrics, value)}, {why}"
 
 
 def make_verdict_fn(
@@ -133,17 +182,25 @@ def make_verdict_fn(
     if pausing is not None:
 
         def paused(
-            reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+            reports: Reports,
+            unfinished: Set[int],
+            exempt: Set[int] = frozenset(),
+            decided: Set[int] = frozenset(),
         ) -> dict[int, str]:
+            del decided  # what pauses is decided from all reports
             known = over_seeds(reports, origins, spec.repeats.combine) if origins else reports
             return never_promoted(spec, known, unfinished - origins.keys(), exempt)
 
         return paused
 
     def verdict(
-        reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+        reports: Reports,
+        unfinished: Set[int],
+        exempt: Set[int] = frozenset(),
+        decided: Set[int] = frozenset(),
     ) -> dict[int, str]:
-        return stopped_trials(make_scheduler(spec), reports, unfinished, exempt, origins)
+        del exempt  # where such a trial would be stopped is decided as for the others
+        return stopped_trials(make_scheduler(spec), reports, unfinished - decided, origins)
 
     return verdict
 
@@ -196,61 +253,13 @@ def describe(metrics: Sequence[str], value: Value) -> str:
     )
 
 
-class _PastTrial(NamedTuple):
-    """The fields of a trial that a scheduler reads."""
-
-    trial_id: str
-    config: dict[str, Any]
-
-
-def replay(
-    scheduler: TrialScheduler,
-    trial_id: str,
-    reports: Mapping[int, Value],
-    *,
-    number: int,
-    finished: bool,
-    exempt: bool = False,
-    repeats: int | None = None,
-) -> bool:
-    """Pass the past reports of a trial to a new scheduler by the calls that Tune makes.
-
-    Args:
-        scheduler: The new scheduler, whose state the reports change.
-        trial_id: The id of the trial.
-        reports: The metric after each reported epoch, or the values of several.
-        number: The number of the trial.
-        finished: Whether the trial has ended.
-        exempt: Whether the trial is exempt from early stopping.
-        repeats: The configuration that it trains with a further seed; None: none.
-
-    Returns:
-        Whether the scheduler stops the trial at its last report.
-    """
-    role = {} if repeats is None else {"role": "repeat", "origin": repeats}
-    trial = _PastTrial(trial_id, {"number": number, "exempt": exempt, **role})
-    untyped: Any = scheduler  # no scheduler reads the controller or other fields of the trial
-    untyped.on_trial_add(None, trial)
-    verdict = TrialScheduler.CONTINUE
-    for epoch in sorted(reports):
-        values = all_values(reports[epoch])
-        result: dict[str, Any] = {TIME: epoch, OBJECTIVE: values[0]}
-        if len(values) > 1:
-            result[OBJECTIVES] = values
-        verdict = untyped.on_trial_result(None, trial, result)
-    if finished:
-        untyped.on_trial_remove(None, trial)
-    return bool(verdict == TrialScheduler.STOP)
-
-
 def stopped_trials(
     scheduler: StopperScheduler,
     reports: Reports,
-    unfinished: Set[int],
-    exempt: Set[int] = frozenset(),
+    undecided: Set[int],
     origins: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, str]:
-    """Return the unfinished trials that the scheduler stops at their last report, and why.
+    """Return the trials that the scheduler stops at their last report, and why.
 
     Only the last report counts: after the earlier ones the trial continued, so the scheduler had
     not stopped it there.
@@ -258,29 +267,13 @@ def stopped_trials(
     Args:
         scheduler: A new scheduler. The call changes its state; do not use it again.
         reports: By trial, the metric after each reported epoch.
-        unfinished: The numbers of the trials that have not ended.
-        exempt: The trials that are never stopped.
+        undecided: The unfinished trials on whose last report no driver is known to have decided.
         origins: The configuration of each trial that trains one with a further seed. Such a trial
             is never stopped.
     """
-
-    def stops(number: int, *, finished: bool) -> bool:
-        return replay(
-            scheduler,
-            str(number),
-            reports[number],
-            number=number,
-            finished=finished,
-            exempt=number in exempt,
-            repeats=origins.get(number),
-        )
-
     scheduler.join(origins)
-    seen = reports.keys() - (unfinished - exempt - origins.keys())
-    for number in sorted(seen):
-        stops(number, finished=number not in unfinished)
-    return {
-        number: scheduler.stop_reasons[number]
-        for number in sorted(unfinished - seen)
-        if stops(number, finished=False)
-    }
+    asked = undecided - origins.keys()
+    for number in sorted(reports.keys() - asked):
+        scheduler.replay(number, reports[number], repeats=origins.get(number))
+    found = {number: scheduler.replay(number, reports[number]) for number in sorted(asked)}
+    return {number: why for number, why in found.items() if why is not None}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.config.applied_priors import AppliedPrior, applied_priors
+from sweeps.config.automatic import AutoChoice
 from sweeps.config.metric_direction import direction_warnings
 from sweeps.config.own_values import resolve_search
 from sweeps.config.searched_workers import WORKERS
@@ -48,6 +49,8 @@ class CheckResult:
     resources: ResourcePlan
     facts: TaskFacts
     plan: SweepPlan
+    choices: Sequence[AutoChoice] = ()
+    """What `auto` took."""
 
     @property
     def warnings(self) -> list[str]:
@@ -84,6 +87,7 @@ class CheckResult:
             "name": self.spec.name,
             "resources": asdict(self.resources),
             "task": {key: getattr(self.facts, key) for key in _SHOWN_FACTS},
+            "auto": [choice.as_dict() for choice in self.choices],
             "priors": [prior.as_dict() for prior in self.priors],
             "plan": self.plan.as_dict(),
             "warnings": self.warnings,
@@ -92,7 +96,12 @@ class CheckResult:
 
 
 def check_sweep(
-    file: Path, spec: SweepSpec, *, thorough: bool, whole_steps: bool = False
+    file: Path,
+    spec: SweepSpec,
+    *,
+    thorough: bool,
+    whole_steps: bool = False,
+    choices: Sequence[AutoChoice] = (),
 ) -> CheckResult:
     """Check a spec and its task without starting a sweep.
 
@@ -101,6 +110,7 @@ def check_sweep(
         spec: The spec.
         thorough: Whether to check the task's whole contract.
         whole_steps: Whether to measure steps with the optimizer's update; takes seconds more.
+        choices: What `auto` took in the spec.
 
     Raises:
         UserError: The spec or the task is wrong.
@@ -122,7 +132,7 @@ def check_sweep(
         workers=workers,
     )
     sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
-    return CheckResult(file, spec, resources, facts, sweep_plan)
+    return CheckResult(file, spec, resources, facts, sweep_plan, choices)
 
 
 def not_checked(spec: SweepSpec) -> list[str]:

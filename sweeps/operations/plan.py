@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sweeps.config.automatic import AutoChoice
 from sweeps.config.document import Document
 from sweeps.config.edited_text import with_values
 from sweeps.config.spec import SweepSpec, parse_spec
@@ -82,7 +83,12 @@ class PlanResult:
 
 
 def plan_sweep(
-    file: Path, spec: SweepSpec, *, hours: float | None = None, trials: int | None = None
+    file: Path,
+    spec: SweepSpec,
+    *,
+    hours: float | None = None,
+    trials: int | None = None,
+    choices: Sequence[AutoChoice] = (),
 ) -> PlanResult:
     """Return what a sweep will take, by some measured steps and a simulation of its rule.
 
@@ -91,13 +97,14 @@ def plan_sweep(
         spec: The spec.
         hours: Find how many trials end within so many hours; None: those of the spec.
         trials: How many trials the user asks for, if the space must have as many points.
+        choices: What `auto` took in the spec.
 
     Raises:
         UserError: The spec or the task is wrong, or the hours buy no trial.
     """
     if trials is not None:
         _refuse_too_many(spec, trials)
-    checked = check_sweep(file, spec, thorough=False, whole_steps=True)
+    checked = check_sweep(file, spec, thorough=False, whole_steps=True, choices=choices)
     if hours is not None and checked.plan.seconds is None:
         raise UserError(
             f"--hours {hours:g} cannot be planned: no step of task '{spec.task.name}' was "

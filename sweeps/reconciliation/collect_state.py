@@ -133,7 +133,8 @@ def _judged(
     reports = {trial.record.number: _compared(trial) for trial in compared}
     unfinished = {trial.record.number for trial in compared if not trial.record.finished}
     exempt = {trial.record.number for trial in compared if trial.record.exempt}
-    stopped = judge(reports, unfinished, exempt)
+    decided = {trial.record.number for trial in compared if _is_decided(trial)}
+    stopped = judge(reports, unfinished, exempt, decided)
 
     def reason(number: int) -> str | None:
         last = max(reports.get(number, ()), default=0)
@@ -146,7 +147,24 @@ def _judged(
         )
         return stopped[number] if ends else None
 
-    return [replace(trial, stop_reason=reason(trial.record.number)) for trial in trials]
+    return [
+        replace(trial, would_stop_reason=reason(trial.record.number))
+        if trial.record.exempt
+        else replace(trial, stop_reason=reason(trial.record.number))
+        for trial in trials
+    ]
+
+
+def _is_decided(trial: TrialState) -> bool:
+    """Return whether a driver is known to have decided on the last report of a trial.
+
+    The ledger has a report of an exempt trial with the decision on it, or has neither.
+    """
+    record = trial.record
+    if not record.exempt:
+        return trial.trained_past_report
+    is_known = not trial.curve or trial.curve[-1].epoch in record.reports
+    return is_known or record.would_stop_at is not None
 
 
 def _compared(trial: TrialState) -> dict[int, Value]:

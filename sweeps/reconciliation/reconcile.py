@@ -50,6 +50,8 @@ class TrialState:
     """The store has the last epoch of the budget, and an undamaged checkpoint of it."""
     stop_reason: str | None = None
     """Why the scheduler stops the trial at its last report; None: it does not stop it."""
+    would_stop_reason: str | None = None
+    """Why it would stop an exempt trial at its last report, which the ledger lacks."""
     trained_past_report: bool = False
     """The store has steps after the last report, so the scheduler did not stop the trial there."""
     tracked_status: str | None = None
@@ -93,6 +95,8 @@ class MissingReport:
 
     number: int
     report: SavedReport
+    would_stop_reason: str | None = None
+    """Why an exempt trial would have been stopped there; None: it would not."""
 
     def __str__(self) -> str:
         return f"trial {self.number}: the ledger lacks the report of epoch {self.report.epoch}"
@@ -286,9 +290,10 @@ def end_of_training(
 def unreported(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
     """Yield the reports and rows that a worker stored but did not send before it died."""
     number, known = trial.record.number, trial.record.reports
-    yield from (
-        MissingReport(number, report) for report in trial.curve if report.epoch not in known
-    )
+    for report in trial.curve:
+        if report.epoch not in known:
+            is_last = report is trial.curve[-1]
+            yield MissingReport(number, report, trial.would_stop_reason if is_last else None)
     if trial.unlogged:
         yield MissingMetrics(number, trial.rows)
 

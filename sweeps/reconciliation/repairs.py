@@ -13,6 +13,7 @@ from sweeps.checkpoint_locations import trial_files
 from sweeps.config.logged_params import RunStart, run_start
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import LedgerError, SpecError
+from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
@@ -152,7 +153,9 @@ def backfill(
     """Send a resuming trial's stored reports and rows to the ledger and to tracking."""
     for wrong in corrections:
         match wrong:
-            case MissingReport(number, report):
+            case MissingReport(number, report, would_stop):
+                if would_stop is not None:  # before its report, which is then not missing
+                    ledger.set_attr(number, WOULD_STOP, [report.epoch, would_stop])
                 ledger.report(number, **report._asdict())
             case MissingMetrics(number, rows):
                 recorder.log(number, rows)

@@ -66,9 +66,12 @@ class PriorTrials:
             select=spec.select,
         )
         found = applied_priors(spec.space, self._optimizer, with_defaults=self._use_defaults)
-        data = sorted(json.dumps(prior.as_dict()) for prior in found)
-        self.digest = hashlib.sha256("".join(data).encode()).hexdigest()[:16]
-        """Identifies the priors; trials that were drawn around them have it as an attribute."""
+        keys = [key for key, _ in spec.search_space().ordered()]
+        before = keys[: keys.index(OPTIMIZER)] if OPTIMIZER in keys else []
+        late = any(prior.default_of is not None and prior.key in before for prior in found)
+        self._first = (OPTIMIZER,) if late else ()
+        data = "".join(sorted(json.dumps(prior.as_dict()) for prior in found))
+        self._digest, self._digest_before = _digest("".join((data, *self._first))), _digest(data)
         self.any = bool(found)
         """Whether there are priors."""
 
@@ -102,10 +105,35 @@ class PriorTrials:
             trials: The trials of the search before it.
         """
         exact = not attempt and not self._own(trials)
-        return PriorValues(self._prior, derive_seed(self._seed, "prior", number, attempt), exact)
+        return PriorValues(
+            self._prior,
+            derive_seed(self._seed, "prior", number, attempt),
+            exact,
+            self.digest(trials),
+            () if self._goes_on(trials) else self._first,
+        )
+
+    def digest(self, trials: Sequence[FrozenTrial]) -> str:
+        """Return what identifies the priors; a trial that is drawn around them keeps it.
+
+        Args:
+            trials: The trials of the search so far.
+        """
+        return self._digest_before if self._goes_on(trials) else self._digest
 
     def _own(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        return [trial for trial in trials if trial.user_attrs.get(PRIORS) == self.digest]
+        digest = self.digest(trials)
+        return [trial for trial in trials if trial.user_attrs.get(PRIORS) == digest]
+
+    def _goes_on(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Return whether an earlier version has begun the sweep.
+
+        It drew the optimizer of a trial after the parameters that stand before it in the space,
+        and gave these the defaults of the file's optimizer. Such a sweep goes on so.
+        """
+        return bool(self._first) and any(
+            trial.user_attrs.get(PRIORS) == self._digest_before for trial in trials
+        )
 
     def _prior(
         self, key: str, distribution: Distribution, point: Mapping[str, Any]
@@ -122,10 +150,15 @@ class PriorValues:
         prior: Returns the prior of a parameter, which may depend on the values before it.
         seed: The seed of the draws.
         exact: Whether the values are the priors themselves.
+        digest: Identifies the priors; a trial that was drawn around them has it as an attribute.
+        first: The parameters on which the priors of others depend, which are drawn before them.
     """
 
-    def __init__(self, prior: Value, seed: int, exact: bool) -> None:
+    def __init__(
+        self, prior: Value, seed: int, exact: bool, digest: str, first: Sequence[str]
+    ) -> None:
         self._prior, self._seed, self._exact = prior, seed, exact
+        self.digest, self.first = digest, first
 
     def has(self, key: str, distribution: Distribution, point: Mapping[str, Any]) -> bool:
         """Return whether a parameter has a prior; see `of`."""
@@ -144,6 +177,10 @@ class PriorValues:
         if self._exact:
             return prior.value
         return draw(prior, distribution, random.Random(derive_seed(self._seed, key)))
+
+
+def _digest(data: str) -> str:
+    return hashlib.sha256(data.encode()).hexdigest()[:16]
 
 
 def draw(prior: Prior, distribution: Distribution, generator: random.Random) -> Any:

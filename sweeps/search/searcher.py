@@ -13,16 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.checkpoint_locations import address_of, trial_store
+from sweeps.checkpoint_locations import address_of
 from sweeps.config.searched_workers import does_not_fit
 from sweeps.config.spec import SweepSpec
 from sweeps.config.trial_run import rank_timeout, with_accumulation
 from sweeps.early_stopping.exemption import is_exempt
 from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
-from sweeps.early_stopping.schedulers import never_promoted, replay
+from sweeps.early_stopping.schedulers import never_promoted
 from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
@@ -49,8 +48,6 @@ class LedgerSearcher(Searcher):
         ledger: The trials of the sweep.
         spec: The sweep; `spec.num_trials` limits the number of trials.
         paths: The files of the sweep.
-        scheduler: Tune's scheduler. It receives the past reports of an unfinished trial when
-            Tune gives the trial a new id.
         fence: Called right before a trial is added; raises when another driver may run the sweep.
         refuse: Called with a trial whose parameters are no valid configuration, and the error.
             It records the trial's end.
@@ -68,7 +65,6 @@ class LedgerSearcher(Searcher):
         ledger: Ledger,
         spec: SweepSpec,
         paths: SweepPaths,
-        scheduler: TrialScheduler,
         *,
         fence: Callable[[], None],
         refuse: Callable[[int, SpecError], None],
@@ -83,7 +79,6 @@ class LedgerSearcher(Searcher):
         self._ledger = ledger
         self._spec = spec
         self._paths = paths
-        self._scheduler = scheduler
         self._suggester = Suggester(spec, ledger)
         self._fence = fence
         self._refuse = refuse
@@ -144,8 +139,6 @@ class LedgerSearcher(Searcher):
                 self._refuse(trial.number, error)
                 self._may_promote = self._pauses is not None  # no trial waits for it any more
                 continue
-            if trial.role in _OF_SEARCH:
-                self._replay_reports(trial, trial_id)
             self._live[trial_id] = trial.number
             self._live_workers[trial_id] = config.workers
             resolved = with_accumulation(config, trial.accumulation)
@@ -156,7 +149,6 @@ class LedgerSearcher(Searcher):
                 "config": resolved.model_dump(mode="json"),
                 "role": trial.role,
                 "exempt": trial.exempt,
-                "would_stop_at": trial.would_stop_at,
                 "origin": trial.origin,
                 "seed": trial.seed,
                 "pause_at_epoch": self._pauses.pause_at_epoch(max(trial.reports, default=0))
@@ -276,27 +268,6 @@ class LedgerSearcher(Searcher):
             if not self._ledger.trial(trial.number).finished:
                 return trial
         return None
-
-    def _replay_reports(self, trial: TrialRecord, trial_id: str) -> None:
-        """Pass the past reports of a trial to the scheduler.
-
-        A last report without its checkpoint is left out. The trial repeats the epoch and reports
-        it again, and the scheduler then decides.
-        """
-        if trial.reports:
-            past, last = trial.compared_reports, max(trial.reports)
-            if last > trial_store(self._paths, self._spec, trial.number).saved_epoch():
-                past.pop(last, None)
-            repeats = trial.origin if trial.role == "repeat" else None
-            replay(
-                self._scheduler,
-                trial_id,
-                past,
-                number=trial.number,
-                finished=False,
-                exempt=trial.exempt,
-                repeats=repeats,
-            )
 
     def _is_paused(self, trial: TrialRecord) -> bool:
         if self._pauses is None or trial.exempt:

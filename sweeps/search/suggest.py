@@ -107,7 +107,7 @@ class Suggester:
             params,
             {key: self._distributions[key] for key in params},
             {**attrs, SPACE: self._trials.digest},
-            self._priors.digest if around else None,
+            None if prior is None else prior.digest,
         )
 
     def _around_priors(self, number: int) -> Callable[[int], PriorValues] | None:
@@ -179,7 +179,8 @@ class Suggester:
             scratch.set_trial_param(_DRAFT, key, asked.to_internal_repr(found), asked)
             return scratch.draft.params[key]
 
-        point, attributes = self._space.point(value), dict(scratch.draft.system_attrs)
+        point = self._space.point(value, () if prior is None else prior.first)
+        attributes = dict(scratch.draft.system_attrs)
         if may_fall_back and suggested and is_known(point, shown, self._space):
             point = self._sample_random(number, known)
         return point, attributes

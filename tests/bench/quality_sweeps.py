@@ -167,7 +167,6 @@ class Ours:
             self._ledger,
             spec,
             paths,
-            self.scheduler,
             fence=lambda: None,
             refuse=lambda *_: None,
             concurrency=spec.concurrency,

@@ -42,6 +42,7 @@ def test_notebook_runs(page: Path, tmp_path: Path) -> None:
 
 def test_notebook_shows_progress_and_plain_errors(tmp_path: Path) -> None:
     source = KEYS.replace('"epochs": 200', '"epochs": 2').replace("trials=1", "trials=2")
+    source = source.replace("seed=3,", 'seed=3, search="auto",')
     cells = [nbformat.v4.new_code_cell(code) for code in (source + "sweep.run()", "sweep.run()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = NotebookClient(
@@ -56,10 +57,11 @@ def test_notebook_shows_progress_and_plain_errors(tmp_path: Path) -> None:
     shown = "".join(str(output) for output in notebook.cells[0].outputs)
     assert f"{best.value:.4g} (trial {best.number})" in shown
     assert "2/2" in shown
+    assert "auto takes sampler random, as tpe would draw all 2 trials at random, too" in shown
     refused = notebook.cells[1].outputs[-1].evalue.splitlines()
     assert refused[0].endswith("exit code 2:")
-    assert refused[1].startswith("sweep 'long' exists already")
-    assert len(refused) == 2  # the kernel's FORCE_COLOR does not reach the command
+    assert refused[2].startswith("sweep 'long' exists already")  # after what `auto` takes
+    assert len(refused) == 3  # the kernel's FORCE_COLOR does not reach the command
 
 
 @pytest.fixture

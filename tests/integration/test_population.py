@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
@@ -66,7 +65,6 @@ class Driver:
             self.ledger,
             spec,
             paths,
-            FIFOScheduler(),
             fence=lambda: None,
             refuse=lambda *_: None,
             concurrency=1,

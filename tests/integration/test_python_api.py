@@ -164,6 +164,22 @@ def test_file_that_is_written_gives_the_same_sweep(sweep: Sweep, tmp_path: Path)
         pd.testing.assert_series_equal(found[column], sweep.trials()[column])
 
 
+@pytest.mark.parametrize("from_file", [False, True], ids=["keywords", "file"])
+def test_check_and_plan_say_what_auto_takes(tmp_path: Path, from_file: bool) -> None:
+    keys = KEYS | {"name": "chosen", "trials": 4, "search": "auto", "early_stopping": "auto"}
+    sweep = Sweep(root=tmp_path, **keys)
+    if from_file:
+        (tmp_path / "chosen.yaml").write_text(json.dumps(keys))
+        sweep = Sweep.from_file(tmp_path / "chosen.yaml", root=tmp_path)
+    checked = sweep.check()["auto"]
+    assert [(one["key"], one["taken"]) for one in checked] == [
+        ("search.sampler", "random"), ("early_stopping.scheduler", "asha_promote"),
+    ]  # fmt: skip
+    assert "all 4 trials" in checked[0]["why"]
+    planned = sweep.plan(trials=40)
+    assert (planned["plan"]["trials"], planned["auto"][0]["taken"]) == (40, "tpe")
+
+
 def test_second_run_of_a_name_is_refused(sweep: Sweep) -> None:
     before = sorted(sweep.paths.directory.rglob("*"))
     with pytest.raises(SweepCommandError) as caught:
@@ -194,7 +210,7 @@ def test_example_of_a_docstring_runs(
     (tmp_path / "sweep.yaml").write_text(sweep.to_yaml())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sweeps.api.sweep.run_command", lambda *_: None)
-    checked = {"plan": {"hours": 0.1}, "warnings": []}
+    checked = {"plan": {"hours": 0.1, "trials": 8}, "warnings": [], "options": []}
     monkeypatch.setattr("sweeps.api.sweep.read_command", lambda *_: checked)
     monkeypatch.setattr("sweeps.api.trial.run_command", lambda *_: None)
     tested = RecordedTest(1, 0, {"test/loss": 0.1}, 1, 1, "", 10, "cpu", "fp32")

@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.early_stopping.front_stopper import FrontStopper
-from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
+from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
@@ -22,6 +22,7 @@ from sweeps.paths import SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply
+from sweeps.search.past_reports import replayed_scheduler
 from sweeps.search.searcher import LedgerSearcher
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
@@ -93,22 +94,15 @@ class Driver:
             reconcile(state),
             paths, spec, self.ledger, NullRecorder(),
         )  # fmt: skip
-        self.scheduler = make_scheduler(spec)
-        for trial in self.ledger.trials():
-            if trial.finished:
-                replay(
-                    self.scheduler,
-                    str(trial.number),
-                    trial.compared_reports,
-                    number=trial.number,
-                    finished=True,
-                    exempt=trial.exempt,
-                )
+        self.scheduler = replayed_scheduler(
+            spec,
+            self.ledger.trials(),
+            lambda number: CheckpointStore(paths.trial(number)).saved_epoch(),
+        )
         self.searcher = LedgerSearcher(
             self.ledger,
             spec,
             paths,
-            self.scheduler,
             fence=lambda: None,
             refuse=lambda *_: None,
             concurrency=1,

@@ -38,7 +38,7 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
+from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.trials import TrialRecord
@@ -47,6 +47,7 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import run_status
+from sweeps.search.past_reports import replayed_scheduler
 from sweeps.search.searcher import LedgerSearcher
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
@@ -272,18 +273,15 @@ class Driver:
             read_sweep_state(paths, spec, self.ledger.trials(), live=False, judge=judge)
         )
         assert left == [], "what was put right is right"
-        self._scheduler = make_scheduler(spec)
-        for trial in self.ledger.trials():
-            if trial.finished:
-                replay(
-                    self._scheduler, f"past-{trial.number}", trial.compared_reports,
-                    number=trial.number, finished=True,
-                )  # fmt: skip
+        self._scheduler = replayed_scheduler(
+            spec,
+            self.ledger.trials(),
+            lambda number: CheckpointStore(paths.trial(number)).saved_epoch(),
+        )
         self.searcher = LedgerSearcher(
             self.ledger,
             spec,
             paths,
-            self._scheduler,
             fence=lambda: None,
             refuse=lambda *told: self._book.refuse(*told),
             flush=lambda: self._book.flush(),

@@ -9,7 +9,7 @@ import pytest
 
 from sweeps.config.spec import parse_spec
 from sweeps.early_stopping.asha import Asha
-from sweeps.early_stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn, replay
+from sweeps.early_stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn
 from sweeps.early_stopping.simulation import SimulatedSweep, simulate
 from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
@@ -82,18 +82,10 @@ def test_exempt_configuration_counts_until_it_would_end(
     scheduler = make_scheduler(made.spec)
     scheduler.join(origins(made.ledger.trials()))
     for one in made.ledger.trials():
-        replay(
-            scheduler,
-            str(one.number),
-            one.compared_reports,
-            number=one.number,
-            finished=True,
-            exempt=one.exempt,
-            repeats=one.origin,
-        )
+        scheduler.replay(one.number, one.compared_reports, repeats=one.origin)
     # At epoch 2 only the exempt configuration has reported, with the mean 2.55.
-    stops = replay(scheduler, "x", {1: 1.0, 2: 3.0}, number=9, finished=False)
-    assert stops is (would_stop is None)
+    why = scheduler.replay(9, {1: 1.0, 2: 3.0})
+    assert (why is None) is (would_stop is not None)
 
 
 def _set(made: MadeSweep, number: int, key: str, value: Any) -> None:

@@ -151,7 +151,12 @@ def test_check_says_in_one_line_what_auto_takes(check: Callable[..., Result]) ->
     (line,) = [one for one in done.stderr.splitlines() if "auto" in one]
     assert "sampler random" in line
     assert "scheduler asha_promote" in line
-    assert json.loads(done.stdout)["plan"]["rungs"] == [1, 3]
+    found = json.loads(done.stdout)
+    assert found["plan"]["rungs"] == [1, 3]
+    taken = {one["key"]: one["taken"] for one in found["auto"]}
+    assert taken == {"search.sampler": "random", "early_stopping.scheduler": "asha_promote"}
+    assert all(one["why"] in line for one in found["auto"])
+    assert json.loads(check(options=("--json",)).stdout)["auto"] == []
 
 
 def test_text_fits_80_columns(

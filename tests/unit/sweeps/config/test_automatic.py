@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from sweeps.config.automatic import sentence
+import sweeps
+from sweeps.config.automatic import RULES, SAMPLERS, sentence
 from sweeps.config.spec import SweepSpec, parse_spec, parse_with_positions
 from sweeps.errors import SpecError
 
@@ -18,6 +22,10 @@ budget: {epochs: 9}
 space: {train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}}
 """
 AUTO = "search: auto\nearly_stopping: auto\n"
+LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
+SMALL, LARGE = ("random", "asha_promote"), ("tpe", "asha_promote")
+FORBIDDEN = (f"space={{{LR}: {{choice: [1, 2, 3, 4]}}, {NORM}: {{choice: [1, 2, 3, 4]}}}}",)
+GUIDE = Path(sweeps.__file__).parents[1] / "docs/guides/early-stopping-and-samplers.md"
 
 
 def _taken(more: str, *overrides: str) -> tuple[str, str]:
@@ -35,6 +43,13 @@ def _taken(more: str, *overrides: str) -> tuple[str, str]:
         (("trials=10", "search.arguments={multivariate: true}"), ("tpe", "asha_promote")),
         (("trials=10", "search.warm_start=earlier"), ("tpe", "asha_promote")),
         (("trials=1",), ("random", "none")),
+        ((f"space={{{LR}: {{choice: [0.1, 0.2]}}}}",), ("random", "asha_promote")),
+        ((f"space={{{LR}: {{choice: [0.1]}}}}",), ("random", "none")),
+        ((f"space={{{LR}: {{choice: [1, 2]}}, {NORM}: {{choice: [1, 2, 3, 4, 5]}}}}",), SMALL),
+        ((f"space={{{LR}: {{choice: [1, 2]}}, {NORM}: {{choice: [1, 2, 3, 4, 5, 6]}}}}",), LARGE),
+        ((*FORBIDDEN, f"search.constraints=[{LR} <= {NORM}]"), SMALL),
+        (FORBIDDEN, LARGE),
+        (("space={}",), LARGE),
         (("budget.epochs=1",), ("tpe", "none")),
         (("budget.epochs=2",), ("tpe", "asha_promote")),
         (("budget.epochs=2", "early_stopping.grace_epochs=1"), ("tpe", "asha_promote")),
@@ -50,6 +65,52 @@ def test_what_auto_takes(overrides: tuple[str, ...], taken: tuple[str, str]) -> 
     assert _taken(AUTO, *overrides) == taken
     long = "search: {sampler: auto}\nearly_stopping: {scheduler: auto}\n"
     assert _taken(long, *overrides) == taken
+
+
+def test_guide_has_the_tables_of_the_code() -> None:
+    rows = re.findall(r"^\| (.*) \| (.*) \| `(\w+)` \|$", _section("## Let `auto` choose"), re.M)
+    assert rows == [
+        ("" if number else f"`{key}`", row.when, row.name)
+        for key, table in (("sampler", SAMPLERS), ("scheduler", RULES))
+        for number, row in enumerate(table)
+    ]
+
+
+def _section(title: str) -> str:
+    found: str = GUIDE.read_text(encoding="utf-8").split(f"{title}\n")[1]
+    return found.split("\n## ")[0].replace("| | ", "|  | ")
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "unsaid"),
+    [
+        (AUTO, ["as with asha_promote", "gp has the best one", "as with tpe"], ["random"]),
+        ("search: auto\n", ["sampler tpe", "than random search", "gp"], ["asha", "rank"]),
+        (
+            "search: auto\nearly_stopping: {scheduler: none}\n",
+            ["than random search"],
+            ["asha", "rank"],
+        ),
+        ("search: auto\nearly_stopping: {reduction: 2}\n", ["than random"], ["asha_promote"]),
+        ("search: auto\nearly_stopping: {scheduler: median}\n", ["than random"], ["asha"]),
+        ("search: {sampler: gp}\nearly_stopping: auto\n", ["as with gp"], ["tpe"]),
+        ("search: {sampler: random}\nearly_stopping: auto\n", ["as random search"], ["tpe"]),
+        ("search: {sampler: qmc}\nearly_stopping: auto\n", ["with tpe and with gp"], ["qmc"]),
+        ("early_stopping: auto\n", ["as with tpe"], ["random", "sampler"]),
+        (AUTO.replace("auto\n", "auto\ntrials: 4\n", 1), ["all 4 trials", "as random"], ["gp"]),
+    ],
+)
+def test_reasons_fit_the_sweep(more: str, said: list[str], unsaid: list[str]) -> None:
+    head = HEAD.replace("trials: 24\n", "") if "trials" in more else HEAD
+    line = sentence(parse_with_positions(head + more, "s.yaml")[1].choices)
+    assert all(text in line for text in said), line
+    assert not any(text in line for text in unsaid), line
+
+
+def test_reason_names_the_points_of_a_small_space() -> None:
+    space = f"space={{{LR}: {{choice: [0.1, 0.2]}}}}"
+    line = sentence(parse_with_positions(HEAD + AUTO, "s.yaml", [space])[1].choices)
+    assert "the space has 2 points, and tpe would draw all 2 trials at random, too" in line
 
 
 def test_auto_passes_on_the_parameters_beside_it() -> None:

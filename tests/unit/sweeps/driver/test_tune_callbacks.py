@@ -163,7 +163,7 @@ def test_where_an_exempt_trial_would_stop_is_kept_once(tmp_path: Path) -> None:
         fence=lambda: None, on_step=lambda: None, would_stop=found.get,
     )  # fmt: skip
     trial: Any = SimpleNamespace(config={"number": number, "params": {}, "exempt": True})
-    for epoch, would_stop in ((1, None), (2, (2, "asha at epoch 2")), (3, (3, "later"))):
+    for epoch, would_stop in ((1, None), (2, (2, "asha at epoch 2")), (3, None)):
         if would_stop is not None:
             found[number] = would_stop
         result = {**_result(), "epoch": epoch, "ending": None, OBJECTIVES: (0.5, 0.75)}

@@ -9,20 +9,25 @@ from typing import Any
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps.config.sections import EarlyStoppingConfig
-from sweeps.early_stopping.metric_values import Value
-from sweeps.early_stopping.schedulers import StopperScheduler, replay, stopped_trials
+from sweeps.config.spec import parse_spec
+from sweeps.early_stopping.metric_values import Value, all_values
+from sweeps.early_stopping.schedulers import WouldStop, make_verdict_fn
+from sweeps.ledger.trials import TrialRecord
+from sweeps.search.past_reports import replayed_scheduler
 
 EPOCHS = 9
 
 
 class SimulatedSweep:
-    """A sweep that trains one trial at a time and keeps reports alone when its driver dies.
+    """A sweep whose trials report in a given order, and whose drivers may die at any report.
 
     Args:
         config: The stopping rule.
         mode: Whether less or more is better.
         curves: The metric after each epoch, of each trial; a tuple for several metrics.
         exempt: The trials that are exempt from early stopping.
+        order: Which trial reports next, for each report; trials that have ended are passed over.
+            None: one trial after the other.
     """
 
     def __init__(
@@ -31,66 +36,87 @@ class SimulatedSweep:
         mode: Any,
         curves: Sequence[Sequence[Value]],
         exempt: frozenset[int] = frozenset(),
+        order: Sequence[int] | None = None,
     ) -> None:
-        self.config, self.mode, self.curves, self.exempt = config, mode, curves, exempt
+        metric, modes = "val/loss", mode
+        if isinstance(mode, tuple):
+            metric, modes = "[val/loss, val/accuracy]", list(mode)
+        self.spec = parse_spec(
+            f"{{name: s, task: digits, metric: {metric}, mode: {modes}, trials: {len(curves)}, "
+            f"budget: {{epochs: {EPOCHS}}}}}",
+            "s.yaml",
+        ).model_copy(update={"early_stopping": config})
+        self.curves, self.exempt = curves, exempt
+        serial = [number for number in range(len(curves)) for _ in range(EPOCHS)]
+        self._order = iter(serial if order is None else order)
         self.reports: dict[int, dict[int, Value]] = {}
-        self.unfinished: set[int] = set()
-        self.would_stop: dict[int, int] = {}
-        """By exempt trial, the report at which it would have been stopped, as a ledger keeps."""
+        self.would_stop: dict[int, WouldStop] = {}
+        """By exempt trial, where it would have been stopped, as a ledger keeps."""
+        self._ended: set[int] = set()
+        self._undecided: set[int] = set()
+        """The trial whose last report the ledger did not know when its driver died."""
 
-    def run(self, *, dies_after: int) -> None:
-        """Run to the end, or die right after a report.
+    def run(self, *, dies_after: int, decides: bool = False) -> None:
+        """Run to the end, or die at a report.
 
         Args:
-            dies_after: How many reports are followed by a decision; a negative number: all.
+            dies_after: How many reports come before that one; a negative number: it does not die.
+            decides: Whether it still decides on that report.
         """
-        judge = self._fresh()
-        known = {number: self._compared(number) for number in self.reports}
-        self.unfinished -= stopped_trials(judge, known, self.unfinished, self.exempt).keys()
-        scheduler = self._fresh()
-        for number in sorted(self.reports.keys() - self.unfinished):
-            self._replay(scheduler, f"past-{number}", number, finished=True)
-        for number, curve in enumerate(self.curves):
-            if number in self.reports and number not in self.unfinished:
+        self._reconcile()
+        scheduler = replayed_scheduler(self.spec, self._records(), lambda _: EPOCHS)
+        for number in self._order:
+            if number in self._ended:
                 continue
-            config = {
-                "number": number,
-                "exempt": number in self.exempt,
-                "would_stop_at": self.would_stop.get(number),
-            }
-            trial = SimpleNamespace(trial_id=f"now-{number}", config=config)
             past = self.reports.setdefault(number, {})
-            self.unfinished.add(number)
-            if past:
-                self._replay(scheduler, trial.trial_id, number, finished=False)
-            scheduler.on_trial_add(None, trial)
-            for epoch in range(max(past, default=0) + 1, EPOCHS + 1):
-                past[epoch] = curve[epoch - 1]
-                if dies_after == 0:
-                    return
-                dies_after -= 1
-                result = _result(epoch, past[epoch])
-                if scheduler.on_trial_result(None, trial, result) == TrialScheduler.STOP:
-                    break
-                if number in scheduler.would_stop:
-                    self.would_stop.setdefault(number, scheduler.would_stop[number].epoch)
-            scheduler.on_trial_complete(None, trial, _result(max(past), past[max(past)]))
-            self.unfinished.remove(number)
+            epoch = len(past) + 1
+            past[epoch] = self.curves[number][epoch - 1]
+            if dies_after == 0 and not decides:
+                self._undecided = {number}
+                return
+            config = {"number": number, "exempt": number in self.exempt}
+            trial, result = SimpleNamespace(config=config), _result(epoch, past[epoch])
+            verdict = scheduler.on_trial_result(None, trial, result)
+            if number in scheduler.would_stop:
+                self.would_stop.setdefault(number, scheduler.would_stop[number])
+            if verdict == TrialScheduler.STOP or epoch == EPOCHS:
+                scheduler.on_trial_complete(None, trial, result)
+                self._ended.add(number)
+            if dies_after == 0:
+                return
+            dies_after -= 1
 
-    def _compared(self, number: int) -> dict[int, Value]:
-        end = self.would_stop.get(number, EPOCHS)
-        return {epoch: one for epoch, one in self.reports[number].items() if epoch <= end}
+    def _reconcile(self) -> None:
+        """Decide on the report that the last driver left undecided, as a resume does."""
+        self._ended |= {number for number, past in self.reports.items() if len(past) == EPOCHS}
+        known = {record.number: record.compared_reports for record in self._records()}
+        unfinished = self.reports.keys() - self._ended
+        decided = unfinished - (self._undecided - self.would_stop.keys())
+        verdict = make_verdict_fn(self.spec)(known, unfinished, self.exempt, decided)
+        for number, why in verdict.items():
+            if number in self.exempt:
+                self.would_stop[number] = WouldStop(len(self.reports[number]), why)
+            else:
+                self._ended.add(number)
+        self._undecided = set()
 
-    def _replay(self, scheduler: Any, trial_id: str, number: int, *, finished: bool) -> None:
-        exempt, past = number in self.exempt, self._compared(number)
-        replay(scheduler, trial_id, past, number=number, finished=finished, exempt=exempt)
+    def _records(self) -> list[TrialRecord]:
+        return [self._record(number) for number in sorted(self.reports)]
 
-    def _fresh(self) -> Any:
-        modes = self.mode if isinstance(self.mode, tuple) else (self.mode,)
-        lows: Any = tuple(mode == "min" for mode in modes)
-        minimize = lows if len(lows) > 1 else lows[0]
-        stopper = self.config.rule.make_stopper(epochs=EPOCHS, minimize=minimize)
-        return StopperScheduler(stopper, self.config.scheduler, "val/loss")
+    def _record(self, number: int) -> TrialRecord:
+        at, why = self.would_stop.get(number, (None, None))
+        past: Any = {epoch: all_values(value) for epoch, value in self.reports[number].items()}
+        return TrialRecord(
+            number=number,
+            state="complete" if number in self._ended else "running",
+            params={},
+            value=None,
+            exempt=number in self.exempt,
+            would_stop_at=at,
+            would_stop_reason=why,
+            reports={epoch: values[0] for epoch, values in past.items()},
+            all_reports=past if len(self.spec.metrics) > 1 else {},
+        )
 
 
 def _result(epoch: int, value: Value) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from sweeps.early_stopping.halving import bracket_graces, bracket_of
 from sweeps.early_stopping.median import Medians
 from sweeps.early_stopping.schedulers import (
     StopperScheduler,
+    WouldStop,
     make_scheduler,
     make_verdict_fn,
-    replay,
     stopped_trials,
 )
 from tests.unit.sweeps.early_stopping.simulated_sweep import EPOCHS, SimulatedSweep
@@ -113,7 +113,7 @@ def test_promotion_says_which_rank_was_not_promoted() -> None:
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_unfinished_trial_counts_once_on_its_rung(mode: Any) -> None:
     scheduler = _scheduler(ASHA, mode)
-    replay(scheduler, "again", {1: 0.5, 2: 0.4, 3: 0.3}, number=0, finished=False)
+    scheduler.replay(0, {1: 0.5, 2: 0.4, 3: 0.3})
     for epoch in (1, 3, 4):  # a trial repeats epochs after a crash
         assert _report(scheduler, 0, epoch, 0.9) == TrialScheduler.CONTINUE
     _report(scheduler, 1, 3, 0.9 if mode == "min" else -0.9)
@@ -122,7 +122,7 @@ def test_unfinished_trial_counts_once_on_its_rung(mode: Any) -> None:
 
 def test_none_stops_nothing() -> None:
     scheduler = _scheduler(EarlyStoppingConfig(scheduler="none"), "min")
-    assert not replay(scheduler, "past", {1: 0.1, 2: 5.0}, number=0, finished=True)
+    assert scheduler.replay(0, {1: 0.1, 2: 5.0}) is None
 
 
 EACH = [
@@ -311,11 +311,60 @@ def test_scheduler_cost_per_trial_is_constant(
     assert counts[1] <= 12 * counts[0]
 
 
+def _mixed_order(count: int, at_once: int, rng: random.Random) -> list[int]:
+    """Return which trial reports next, with so many of them at once."""
+    waiting, left, order = list(range(count)), dict[int, int](), []
+    while waiting or left:
+        while waiting and len(left) < at_once:
+            left[waiting.pop(rng.randrange(min(2, len(waiting))))] = EPOCHS
+        order.append(rng.choice(sorted(left)))
+        left[order[-1]] -= 1
+        left = {number: rest for number, rest in left.items() if rest}
+    return order
+
+
+@pytest.mark.parametrize("step", [1e-9, 0.25], ids=["", "ties"])
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        *((config, "min") for config in EACH),
+        *((config, ("min", "max")) for config in EACH if not config.rule.needs_one_metric),
+    ],
+)
+def test_exempt_trials_beside_each_other_resume_as_if_uninterrupted(
+    config: EarlyStoppingConfig, mode: Any, step: float
+) -> None:
+    """Trials report in another order than that of their numbers, in which a replay passes them."""
+    num_spared = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        curves: Any = [
+            [tuple(round(rng.random() / step) * step for _ in mode) for _ in range(EPOCHS)]
+            for _ in range(9)
+        ]
+        if mode == "min":
+            curves = [[one[0] for one in curve] for curve in curves]
+        exempt = frozenset(rng.sample(range(9), 4))
+        case = (config, mode, curves, exempt, _mixed_order(9, 4, rng))
+        once = SimulatedSweep(*case)
+        once.run(dies_after=-1)
+        num_spared += len(once.would_stop)
+        for point in range(sum(map(len, once.reports.values()))):
+            for decides in (False, True):
+                killed = SimulatedSweep(*case)
+                killed.run(dies_after=point, decides=decides)
+                killed.run(dies_after=-1)
+                which = f"seed {seed}, died at report {point}, {decides=}"
+                assert killed.would_stop == once.would_stop, which
+                assert killed.reports == once.reports, which
+    assert num_spared > 1, "the case shows nothing"
+
+
 def test_exempt_trial_counts_nowhere_after_it_would_have_stopped() -> None:
     """The ledger knows where, though a replay in another order would not stop it there."""
     scheduler = _scheduler(ASHA, "min")
-    config = {"number": 0, "exempt": True, "would_stop_at": 1}
-    trial = SimpleNamespace(trial_id="0", config=config)
+    scheduler.replay(0, {}, would_stop=WouldStop(1, "asha"))
+    trial = SimpleNamespace(trial_id="0", config={"number": 0, "exempt": True})
     for epoch in (1, 3):
         result = {"epoch": epoch, "objective": 0.0}
         assert scheduler.on_trial_result(None, trial, result) == TrialScheduler.CONTINUE

@@ -9,7 +9,7 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn, replay
+from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
 from sweeps.early_stopping.seed_means import over_seeds
 
 SPEC = """
@@ -108,7 +108,7 @@ def test_next_driver_decides_by_the_same_values() -> None:
     scheduler.join(origins)
     for number, past in lucky.items():
         if number != 7:
-            replay(scheduler, "x", past, number=number, finished=True, repeats=origins.get(number))
+            scheduler.replay(number, past, repeats=origins.get(number))
     assert not _report(scheduler, 7, 1, 1.5)
 
 

@@ -240,12 +240,12 @@ def test_stopping_rule_never_judges_it(sweep: MadeSweep) -> None:
     ledger = _open(sweep, 0)
     seen: list[set[int]] = []
 
-    def judge(reports: Any, unfinished: Any, exempt: Any) -> dict[int, str]:
-        seen.extend(map(set, (reports, unfinished, exempt)))
+    def judge(*told: Any) -> dict[int, str]:
+        seen.extend(map(set, told))
         return {}
 
     read_sweep_state(sweep.paths, sweep.spec, ledger.trials(), live=False, judge=judge)
-    assert seen == [{0, 1, 2, 3}, {3}, set()]
+    assert seen == [{0, 1, 2, 3}, {3}, set(), set()]
 
 
 def test_status_counts_it_beside_the_search(sweep: MadeSweep) -> None:

@@ -19,7 +19,7 @@ from optuna.samplers import RandomSampler
 from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.errors import LedgerError
-from sweeps.ledger.attributes import PbtPerturbation
+from sweeps.ledger.attributes import EXEMPT, PbtPerturbation
 from sweeps.ledger.ledger import Ledger, LedgerReport
 from sweeps.ledger.trials import TrialRecord
 from sweeps.operations.sync import queue_interruptions
@@ -437,6 +437,25 @@ def test_trial_the_scheduler_would_stop_is_not_resumed(
     reason = "asha at epoch 1: val/loss 0.9, needed <= "
     assert run.tags["reason"] == sweep.ledger.trial(number).reason
     assert run.tags["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["recovered", "decided on before"])
+def test_recovered_report_shows_where_an_exempt_trial_would_stop(
+    sweep: Sweep, is_known: bool
+) -> None:
+    """A report in the ledger was decided on when fewer trials had made one."""
+    number = sweep.ask_after_better_ones()
+    sweep.ledger.set_attr(number, EXEMPT, True)
+    sweep.train(number, [0.9])
+    if is_known:
+        sweep.ledger.report(number, epoch=1, step=2, value=0.9)
+    sweep.apply()
+    record = sweep.ledger.trial(number)
+    assert (record.state, record.reports) == ("running", {1: 0.9})
+    assert record.would_stop_at == (None if is_known else 1)
+    assert (record.would_stop_reason or "asha at epoch 1").startswith("asha at epoch 1")
+    sweep.apply()
+    assert sweep.ledger.trial(number) == record
 
 
 def test_trial_ended_by_a_stop_has_its_whole_curve(sweep: Sweep) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
@@ -50,7 +49,6 @@ class Driver:
             self.ledger,
             spec,
             paths,
-            FIFOScheduler(),
             fence=lambda: None,
             refuse=lambda *told: self.book.refuse(*told),
             flush=lambda: self.book.flush(),

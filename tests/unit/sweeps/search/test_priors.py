@@ -18,7 +18,6 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sweeps.config.priors import Prior
 from sweeps.config.space import Choice, Distribution, Int, LogInt, LogUniform, QUniform, Uniform
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
@@ -186,7 +185,7 @@ def test_evidence_drops_a_wrong_prior() -> None:
 def test_share_falls_with_the_trials() -> None:
     priors = PriorTrials(_spec())
     first = _trial(TrialState.PRUNED, 0.5)
-    first.user_attrs = {PRIORS: priors.digest}
+    first.user_attrs = {PRIORS: priors.digest([])}
     taken = [priors.takes(number, [first, _rival(0.9)]) for number in range(2, 2000)]
     early, later, late = taken[:40], taken[200:400], taken[1000:]
     assert sum(early) / 40 > 0.2
@@ -197,7 +196,7 @@ def test_share_falls_with_the_trials() -> None:
 def test_no_trial_around_priors_before_a_comparison() -> None:
     priors = PriorTrials(_spec())
     first = _trial(TrialState.PRUNED, 0.5)
-    first.user_attrs = {PRIORS: priors.digest}
+    first.user_attrs = {PRIORS: priors.digest([])}
     for others in ([], [_rival(0.4)]):
         assert not any(priors.takes(number, [first, *others]) for number in range(2, 40))
     assert any(priors.takes(number, [first, _rival(0.6)]) for number in range(2, 40))
@@ -365,7 +364,7 @@ def test_lost_worker_says_nothing_of_the_priors() -> None:
 def test_priors_are_tried_again_if_nothing_was_shown(state: TrialState) -> None:
     priors = PriorTrials(_spec())
     first = _trial(state, reason="lost: the worker was killed")
-    first.user_attrs = {**first.user_attrs, PRIORS: priors.digest}
+    first.user_attrs = {**first.user_attrs, PRIORS: priors.digest([])}
     taken = sum(priors.takes(number, [first]) for number in range(1, 40))
     assert (taken > 4) is (state != TrialState.RUNNING)
 
@@ -403,7 +402,6 @@ def test_priors_wait_for_reports_that_are_still_written(tmp_path: Path, sampler:
             ledger,
             spec,
             SweepPaths(tmp_path, "priors"),
-            make_scheduler(spec),
             fence=lambda: None,
             refuse=lambda *_: None,
             concurrency=50,
@@ -419,3 +417,51 @@ def test_priors_wait_for_reports_that_are_still_written(tmp_path: Path, sampler:
         around.append([trial.number for trial in ledger.trials() if trial.from_priors])
     assert around[0] == around[1]
     assert len(around[0]) > 3  # small rates are better, so that the priors prove right
+
+
+NAME = "train.optimizer.name"
+BOTH_ORDERS = [
+    f"{{{NAME}: {{choice: [sgd, adamw]}}, {LR}: {{loguniform: [1.0e-5, 1.0]}}}}",
+    f"{{{LR}: {{loguniform: [1.0e-5, 1.0]}}, {NAME}: {{choice: [sgd, adamw]}}}}",
+    f"{{{LR}: {{loguniform: [1.0e-5, 1.0]}}, a: {{choice: [x]}}, "
+    f"{NAME}: {{choice: [sgd, adamw], when: {{a: x}}}}}}".replace("a:", "task.a:"),
+]
+
+
+def _with_defaults(space: str, seed: int) -> SweepSpec:
+    search = "{try_first: [], priors: defaults}"
+    return _spec(space, search).model_copy(update={"seed": seed})
+
+
+@pytest.mark.parametrize("space", BOTH_ORDERS, ids=["name first", "name last", "with condition"])
+def test_a_trial_has_the_defaults_of_its_own_optimizer_in_any_order(space: str) -> None:
+    for option in ("sgd", "adamw"):
+        file = f"train: {{optimizer: {{name: {option}}}}}\n"
+        taken = {}
+        for seed in range(6):
+            spec = parse_spec(
+                SPEC.format(space=space, search="{try_first: [], priors: defaults}") + file, "p"
+            ).model_copy(update={"seed": seed})
+            first = Suggester(spec, History(lambda _: 0.5)).propose(0)
+            assert first.priors is not None
+            taken[first.params[NAME]] = first.params[LR]
+        assert taken == pytest.approx({"sgd": 0.1, "adamw": 3e-4})
+
+
+def test_sweep_of_an_earlier_version_goes_on_with_the_file_s_optimizer() -> None:
+    """Its trials have the digest that does not depend on the order of the space."""
+    before = PriorTrials(_with_defaults(BOTH_ORDERS[0], 0)).values(0, 0, []).digest
+    spec, history = _with_defaults(BOTH_ORDERS[1], 0), History(_is_good_at_small_rates)
+    (first,) = _search(spec, history=history, trials=1)
+    assert first.user_attrs[PRIORS] != before
+    first.user_attrs[PRIORS] = before
+    priors = PriorTrials(spec)
+    later = priors.values(1, 0, [first])
+    assert (later.digest, later.first) == (before, ())
+    assert priors.values(1, 0, []).first == (NAME,)
+
+
+def test_space_without_late_optimizer_keeps_its_order() -> None:
+    clip_first = f"{{{NORM}: {{loguniform: [0.1, 10]}}, {BOTH_ORDERS[0][1:]}"
+    for space in (BOTH_ORDERS[0], clip_first):
+        assert PriorTrials(_with_defaults(space, 0)).values(0, 0, []).first == ()

@@ -10,7 +10,6 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.config.trial_run import TrialSeed
-from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.trials import TrialRecord
@@ -48,12 +47,10 @@ class Driver:
             if path.exists()
             else Ledger.create(path, mode="min", sweep_id="s", repeats=repeats_of(spec))
         )
-        self.scheduler = make_scheduler(spec)
         self.searcher = LedgerSearcher(
             self.ledger,
             spec,
             SweepPaths(path.parent, "quad"),
-            self.scheduler,
             fence=lambda: None,
             refuse=lambda *_: None,
             concurrency=concurrency,

@@ -60,7 +60,6 @@ class Driver:
             self.ledger,
             spec,
             SweepPaths(path.parent, "quad"),
-            make_scheduler(spec),
             fence=fence,
             refuse=lambda *_: None,
             concurrency=1,
@@ -392,7 +391,7 @@ def test_group_larger_than_the_machine_fails_its_trial(tmp_path: Path, grouped: 
     assert "2 workers, and 1" in str(driver.ledger.trial(0).reason)
 
 
-def test_invalid_configuration_fails_its_trial(tmp_path: Path, spec: SweepSpec) -> None:
+def test_invalid_configuration_fails_its_trial(tmp_path: Path) -> None:
     """More of them than the same failures that end a sweep: it goes on with what can be one."""
     space = {"train.batch_size": {"choice": [100]}, "train.accumulation": {"choice": [8, 3, 1]}}
     made = MadeSweep(tmp_path, space=json.dumps(space), more="failures: {same_failure_limit: 1}")
@@ -406,7 +405,6 @@ def test_invalid_configuration_fails_its_trial(tmp_path: Path, spec: SweepSpec) 
         made.ledger,
         made.spec,
         made.paths,
-        make_scheduler(spec),
         fence=lambda: None,
         refuse=book.refuse,
         flush=book.flush,
