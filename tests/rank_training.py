@@ -118,6 +118,38 @@ class Grouped(Odd):
         ]
 
 
+class LateHooks(Odd):
+    """Hooks change gradients in each way; they are registered after the first step."""
+
+    def on_step_end(self, step: int) -> None:
+        if step > 1:
+            return
+        parameters = list(self.net.parameters())
+        for number, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(_CHANGES[number % len(_CHANGES)])
+        # the first one's gradient is made last, when those of others are sent
+        bias = self.net.last.bias
+        parameters[0].register_post_accumulate_grad_hook(lambda _: _scale(bias))
+
+
+def _scale(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+def _scale_data(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.data.mul_(0.25)
+
+
+def _replace(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad * 2
+
+
+_CHANGES = (_scale_data, _scale, _replace)
+
+
 class _Net(nn.Module):
     def __init__(self, dropout: float, batch_norm: bool, checkpoints: bool) -> None:
         super().__init__()

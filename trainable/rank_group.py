@@ -110,7 +110,7 @@ class RankGroup(Ranks):
         stays = device is not None and self.collectives.direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         own = decisions if self.is_first else Decisions()  # a sum is a broadcast
-        numbers = [error is not None, passes, gradients.is_stale, *values, *own]
+        numbers = [error is not None, passes, gradients.is_stale(), *values, *own]
         failed, total_passes, is_stale, *sums = gradients.add_up(numbers, present)
         if failed:
             self.gather_plain(None, error)  # raises

@@ -46,6 +46,7 @@ DRAWN: dict[str, Any] = {
     "every": "4 steps",
 }
 # the plateau's drops and the end by patience follow from the metric, which the first rank tells
+LATE = {"name": "tests.rank_training:LateHooks"}
 GROUPED: dict[str, Any] = {
     "ema": {"decay": 0.5},
     "schedule": {"name": "plateau", "patience": 0, "gamma": 0.5, "warmup": 0},
@@ -87,6 +88,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "three": (config(3), "three"),
         "passes within": (config(3, {"checkpoints": True}), "within"),
         "grouped": (_grouped(3), "grouped"),
+        "late hooks": (config(3, LATE, accumulation=1), "hooks"),
         "whole": (config(3, DRAWING, **DRAWN), "whole"),
         "cut": (config(3, DRAWING, **DRAWN), "cut"),
         "resumed": (config(3, DRAWING, **DRAWN), "cut"),
@@ -116,6 +118,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
             done.others[name] = [end.result[number] for end in ended if end.result]
         _train_alone("one", config(), root, done)
         _train_alone("within", config(task={"checkpoints": True}), root, done)
+        _train_alone("hooks alone", config(task=LATE, accumulation=1), root, done)
         _train_alone("grouped alone", _grouped(1), root, done)
         yield done
     finally:
@@ -181,7 +184,13 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
 # a checkpointed layer makes gradients twice, the second time after they were sent
 @pytest.mark.parametrize(
     ("name", "alone"),
-    [("two", "one"), ("three", "one"), ("passes within", "within"), ("grouped", "grouped alone")],
+    [
+        ("two", "one"),
+        ("three", "one"),
+        ("passes within", "within"),
+        ("late hooks", "hooks alone"),
+        ("grouped", "grouped alone"),
+    ],
 )
 def test_ranks_train_as_one_process_does(ends: Ends, name: str, alone: str) -> None:
     one, several = ends.runs[alone], ends.runs[name]
