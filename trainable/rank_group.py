@@ -61,6 +61,7 @@ class RankGroup(Ranks):
         device: torch.device | None = None,
         listening: socket.socket | None = None,
         own_address: str | None = None,
+        has_lost: Callable[[], bool] = lambda: False,
     ) -> RankGroup:
         """Join the ranks of a trial; returns once all have joined.
 
@@ -72,9 +73,10 @@ class RankGroup(Ranks):
             device: The rank's device; None: the CPU.
             listening: On the first rank, what `listen` returned.
             own_address: The address of this rank's machine; None: that of the place.
+            has_lost: On the first rank, returns whether the process of another one has ended.
 
         Raises:
-            RankLost: A rank did not join in time.
+            RankLost: A rank has ended, or did not join in time.
         """
         joined = join_group(
             place,
@@ -82,6 +84,7 @@ class RankGroup(Ranks):
             device=device or torch.device("cpu"),
             listening=listening,
             own_address=own_address or place.address,
+            has_lost=has_lost,
         )
         return cls(Collectives(joined))
 
@@ -212,9 +215,20 @@ class RankGroup(Ranks):
 
     def beside(self) -> RankGroup:
         """Return the same ranks in a second group, for another thread of each."""
+        self._meet()
         other = copy.copy(self)
         other.collectives = self.collectives.beside()
         return other
+
+    def group_of_model(self) -> Any:
+        """Return a process group for the collective operations inside a sharded model."""
+        self._meet()
+        return self.collectives.group_of_model()
+
+    def leave_default_group(self) -> None:
+        """End torch's default group; the ranks exchange over another one from now on."""
+        self._meet()
+        self.collectives.leave_default_group()
 
     def leave_on_failure(self) -> None:
         """Let a rank that fails leave at once, and not tell the others at the next exchange."""
@@ -287,6 +301,10 @@ class RankGroup(Ranks):
             self._sends_early = self.collectives.direct or kinds == {"cpu"}
         self._gradients.begin()
         return self._gradients
+
+    def _meet(self) -> None:
+        """Wait until all ranks are about to make a group; raise if one has failed or ended."""
+        self.gather_plain(None)
 
     def _leave(self, error: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""
