@@ -24,6 +24,7 @@ from trainable.collectives import Collectives
 from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group
+from trainable.rank_buffers import SyncedBuffers
 from trainable.rank_errors import as_error, as_note, is_shared, mark_shared
 from trainable.ranks import Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
@@ -31,7 +32,7 @@ from trainable.snapshot import parse_state, snapshot, write_state
 _END = object()
 _FIRST_BYTES = 4096
 """Bytes of the first operation of a message; what is longer takes a second one."""
-_NUM_NUMBERS = 5 + len(Decisions._fields)
+_NUM_NUMBERS = 6 + len(Decisions._fields)
 """How many numbers of each rank travel with the gradients: see `exchange`."""
 
 
@@ -50,7 +51,7 @@ class RankGroup(Ranks):
         self._sends_early = False
         self._decide: Callable[[], Decisions] = Decisions
         self._decided: Decisions | None = None
-        self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
+        self._buffers: SyncedBuffers | None = None
 
     @classmethod
     def join(
@@ -113,10 +114,14 @@ class RankGroup(Ranks):
         stays = device is not None and self.collectives.direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         own = decisions if self.is_first else Decisions()  # a sum is a broadcast
-        numbers = [error is not None, passes, gradients.is_stale(), *values, *own]
-        failed, total_passes, is_stale, *sums = gradients.add_up(numbers, present)
+        changed = self._buffers is not None and self._buffers.have_changed()
+        numbers = [error is not None, passes, gradients.is_stale(), changed, *values, *own]
+        failed, total_passes, is_stale, some_changed, *sums = gradients.add_up(numbers, present)
         if failed:
             self.gather_plain(None, error)  # raises
+        if some_changed:
+            assert self._buffers is not None
+            self._buffers.agree(self.gather_plain(self._buffers.note()))
         if is_stale:
             gradients.add_up_again()
         gradients.give_back(parameters, [count > 0 for count in sums[2 + len(own) :]])
@@ -247,18 +252,9 @@ class RankGroup(Ranks):
 
     def sync_buffers(self, model: nn.Module) -> None:
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
-        if self._buffers is None or self._buffers[0] is not model:
-            self._buffers = (
-                model,
-                [
-                    (module._buffers, name)
-                    for module in model.modules()
-                    for name in module._buffers
-                    if name not in module._non_persistent_buffers_set
-                ],
-            )
-        found = [owner.get(name) for owner, name in self._buffers[1]]
-        self.copy_from_first([buffer for buffer in found if buffer is not None])
+        if self._buffers is None or self._buffers.model is not model:
+            self._buffers = SyncedBuffers(model)
+        self.copy_from_first(self._buffers.tensors())
 
     def next_report(self, *, go_on: bool = True) -> bool:
         """Wait until the first rank says whether the run continues, without a limit."""

@@ -98,6 +98,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
         "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
         "drift": (config(3, {"fails": "1 drift 3"}), "drift"),
+        "grows": (config(3, _growing("samples")), "grows"),
+        "grows in hook": (config(3, _growing("rank 1")), "grows in hook"),
+        "grows alike": (config(3, _growing("batches"), epochs=2), "grows alike"),
         "begun": (config(2), "begun"),
         "refused": (config(3), "begun"),
         "more": (config(3), "begun"),
@@ -124,6 +127,11 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
     finally:
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode("default")
+
+
+def _growing(counts: str) -> dict[str, Any]:
+    """Return a task whose windows give the three ranks 4, 4 and 4 samples, at the end 4, 3, 3."""
+    return {"name": "tests.rank_training:Growing", "counts": counts, "samples": 46}
 
 
 def _grouped(workers: int) -> TrialConfig:
@@ -277,6 +285,20 @@ def test_weights_that_drift_on_one_rank_are_refused(ends: Ends) -> None:
     assert isinstance(error, TaskError)
     assert "rank 1" in str(error)
     assert ends.others["drift"] == [f"task: {error}"]
+
+
+def test_buffers_that_grow_apart_are_refused(ends: Ends) -> None:
+    error = ends.errors["grows"]
+    assert isinstance(error, TaskError)
+    assert "buffer norm.rows has the shape (15, 2) on rank 1, and (16, 2) on rank 0" in str(error)
+    assert ends.others["grows"] == [f"task: {error}"] * 2
+    error = ends.errors["grows in hook"]
+    assert isinstance(error, TaskError)
+    assert "rank 1: the buffer norm.rows has had the shape (0, 2), and has (1, 2)" in str(error)
+
+
+def test_buffers_may_grow_alike(ends: Ends) -> None:
+    assert ends.runs["grows alike"].state["model"]["norm.rows"].shape == (16, 2)
 
 
 def test_a_killed_rank_is_lost_to_the_others(ends: Ends) -> None:
