@@ -193,7 +193,9 @@ class _Net(nn.Module):
         self.unused = None if checkpoints else nn.Parameter(torch.ones(4))
         self.rare = None if checkpoints else nn.Parameter(torch.ones(3))
         self.scale: Tensor
-        self.register_buffer("scale", torch.ones(1).expand(3), persistent=False)
+        self.register_buffer(
+            "scale", torch.ones(1, dtype=torch.float64).expand(3), persistent=False
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         first = self.first(inputs)

@@ -41,7 +41,7 @@ class _Deep(nn.Module):
         self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
         self.scale: Tensor
-        self.register_buffer("scale", torch.ones(1).expand(3))
+        self.register_buffer("scale", torch.ones(1, dtype=torch.float64).expand(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
