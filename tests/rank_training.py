@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -130,6 +131,23 @@ class LateHooks(Odd):
         # the first one's gradient is made last, when those of others are sent
         bias = self.net.last.bias
         parameters[0].register_post_accumulate_grad_hook(lambda _: _scale(bias))
+
+
+class Reduced(Odd):
+    """Adds up the number of targets over the ranks within `loss`, as detection does."""
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        inputs, targets = data.train  # type: ignore[misc]
+        return Data(train=(inputs, targets), val=(inputs[:12], targets[:12]))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        loss, weight = super().loss(model, batch)
+        total = torch.as_tensor(weight).double()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        self.log("total", total)
+        return loss, weight
 
 
 class Growing(Odd):

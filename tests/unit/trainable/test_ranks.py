@@ -46,6 +46,8 @@ DRAWN: dict[str, Any] = {
     "every": "4 steps",
 }
 # the plateau's drops and the end by patience follow from the metric, which the first rank tells
+REDUCED = {"name": "tests.rank_training:Reduced"}
+IN_EQUAL_PARTS: dict[str, Any] = {"accumulation": 1, "loader": {"drop_last": True}, "epochs": 3}
 LATE = {"name": "tests.rank_training:LateHooks"}
 GROUPED: dict[str, Any] = {
     "ema": {"decay": 0.5},
@@ -98,6 +100,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
         "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
         "drift": (config(3, {"fails": "1 drift 3"}), "drift"),
+        "reduced": (config(3, REDUCED, **IN_EQUAL_PARTS), "reduced"),
         "grows": (config(3, _growing("samples")), "grows"),
         "grows in hook": (config(3, _growing("rank 1")), "grows in hook"),
         "grows alike": (config(3, _growing("batches"), epochs=2), "grows alike"),
@@ -122,6 +125,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         _train_alone("one", config(), root, done)
         _train_alone("within", config(task={"checkpoints": True}), root, done)
         _train_alone("hooks alone", config(task=LATE, accumulation=1), root, done)
+        _train_alone("reduced alone", config(task=REDUCED, **IN_EQUAL_PARTS), root, done)
         _train_alone("grouped alone", _grouped(1), root, done)
         yield done
     finally:
@@ -197,6 +201,7 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
         ("three", "one"),
         ("passes within", "within"),
         ("late hooks", "hooks alone"),
+        ("reduced", "reduced alone"),
         ("grouped", "grouped alone"),
     ],
 )
@@ -205,7 +210,7 @@ def test_ranks_train_as_one_process_does(ends: Ends, name: str, alone: str) -> N
     for mine, other in zip(several.weights, one.weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
     assert len(several.rows) == len(one.rows)
-    assert alone == "grouped alone" or len(one.rows) == 52
+    assert alone in ("grouped alone", "reduced alone") or len(one.rows) == 52
     for mine, other in zip(several.rows, one.rows, strict=True):
         assert mine.metrics == pytest.approx(other.metrics, rel=0, abs=1e-12)
 
