@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -118,6 +119,87 @@ class Grouped(Odd):
         ]
 
 
+class LateHooks(Odd):
+    """Hooks change gradients in each way; they are registered after the first step."""
+
+    def on_step_end(self, step: int) -> None:
+        if step > 1:
+            return
+        parameters = list(self.net.parameters())
+        for number, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(_CHANGES[number % len(_CHANGES)])
+        # the first one's gradient is made last, when those of others are sent
+        bias = self.net.last.bias
+        parameters[0].register_post_accumulate_grad_hook(lambda _: _scale(bias))
+
+
+class Reduced(Odd):
+    """Adds up the number of targets over the ranks within `loss`, as detection does."""
+
+    def build_data(self) -> Data:
+        data = super().build_data()
+        inputs, targets = data.train  # type: ignore[misc]
+        return Data(train=(inputs, targets), val=(inputs[:12], targets[:12]))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        loss, weight = super().loss(model, batch)
+        total = torch.as_tensor(weight).double()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        self.log("total", total)
+        return loss, weight
+
+
+class Growing(Odd):
+    """A buffer with a row for each sample that a rank has seen, or for each of its batches.
+
+    Args:
+        counts: What it counts: `samples` or `batches`, in `loss`; or epochs in a hook of `rank 1`.
+        options: Of `Odd`.
+    """
+
+    def __init__(self, counts: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.counts = counts
+
+    def build_model(self) -> nn.Module:
+        super().build_model()
+        self.net.norm.register_buffer("rows", torch.zeros(0, 2))
+        return self.net
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        if model.training and self.counts in ("samples", "batches"):
+            self._grow(len(batch[1]) if self.counts == "samples" else 1)
+        return super().loss(model, batch)
+
+    def on_epoch_end(self, epoch: int) -> None:
+        del epoch
+        if self.counts == f"rank {rank_of_process}":
+            self._grow(1)
+
+    def _grow(self, number: int) -> None:
+        rows = self.net.norm.get_buffer("rows")
+        self.net.norm.rows = torch.cat([rows, rows.new_ones(number, 2)])
+
+
+def _scale(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+def _scale_data(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.data.mul_(0.25)
+
+
+def _replace(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad * 2
+
+
+_CHANGES = (_scale_data, _scale, _replace)
+
+
 class _Net(nn.Module):
     def __init__(self, dropout: float, batch_norm: bool, checkpoints: bool) -> None:
         super().__init__()
@@ -128,6 +210,10 @@ class _Net(nn.Module):
         self.last = nn.Linear(5, 3)
         self.unused = None if checkpoints else nn.Parameter(torch.ones(4))
         self.rare = None if checkpoints else nn.Parameter(torch.ones(3))
+        self.scale: Tensor
+        self.register_buffer(
+            "scale", torch.ones(1, dtype=torch.float64).expand(3), persistent=False
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         first = self.first(inputs)
@@ -137,7 +223,7 @@ class _Net(nn.Module):
                 for part in (0.5, 2.0)
             )
         hidden = self.drop(torch.tanh(self.norm(first)))
-        out: Tensor = self.last(F.linear(hidden, self.first.weight.t()))  # tied
+        out: Tensor = self.last(F.linear(hidden, self.first.weight.t())) * self.scale  # tied
         if self.rare is None:
             return out
         rare = inputs[:, 0] > 1.5

@@ -40,6 +40,8 @@ class _Deep(nn.Module):
         self.rare = nn.Parameter(torch.ones(3))
         self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(1, dtype=torch.float64).expand(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
@@ -47,7 +49,7 @@ class _Deep(nn.Module):
         hidden: Tensor = torch.tanh(self.first(inputs)) @ self.twin.weight
         for block in self.blocks:
             hidden = block(hidden)
-        out = torch.cat([self.last(hidden), self.one(hidden)], 1)
+        out = torch.cat([self.last(hidden), self.one(hidden)], 1) * self.scale
         rare = inputs[:, 0] > 1.5
         return out + rare.to(out)[:, None] * self.rare if bool(rare.any()) else out
 

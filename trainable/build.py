@@ -31,7 +31,7 @@ from trainable.loop import Trainer
 from trainable.loop_rank import CustomLoopRank
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
-from trainable.model import prepare_model
+from trainable.model import make_buffers_writable, prepare_model
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
@@ -414,6 +414,8 @@ def _prepared(
     ranks: Ranks,
 ) -> nn.Module:
     """Return a built model as it is trained: on the device, whole or cut among the ranks."""
+    if ranks.size > 1:
+        make_buffers_writable(built)  # further ranks copy the first one's values into them
     if config.train.sharding == "none":
         return prepare_model(built.to(device), config.train)
     from trainable.sharding import check_shardable, shard_model  # takes a second

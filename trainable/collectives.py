@@ -25,6 +25,7 @@ from trainable.errors import RankLost, TrainingError
 from trainable.group_joining import (
     JoinedGroup,
     end_default_group,
+    further_group,
     interface_of,
     replace_default_group,
 )
@@ -54,6 +55,7 @@ class Collectives:
         group: Any = dist.group.WORLD
         self._group = group
         self._further: list[Any] = []
+        self._of_model: Any = None
         self._sockets = GroupSockets()
         self._pending: list[Any] = []
         step = timedelta(seconds=joined.place.timeout)
@@ -104,7 +106,8 @@ class Collectives:
         """Replace a tensor by that of a rank."""
         self._run(lambda: self._group.recv([tensor], rank, 0))
 
-    # Groups
+    # Groups. Making one does not notice that another rank has failed or ended, so `RankGroup` has
+    # all ranks meet before.
 
     def end_joining(self) -> None:
         """Wait for the others no longer than in a step from now on."""
@@ -115,16 +118,17 @@ class Collectives:
         other = copy.copy(self)
         other._timeout, other._pending = _WITHOUT_END, []
         with self._sockets.collected():
-            other._group = dist.new_group(backend="gloo", timeout=_WITHOUT_END)
+            other._group = further_group(self._joined, "gloo")
         self._further.append(other._group)
         return other
 
     def group_of_model(self) -> dist.ProcessGroup:
         """Return a group for the collective operations inside a sharded model."""
         with self._sockets.collected():
-            group: Any = dist.new_group(timeout=self._timeout)
-        self._further.append(group)
-        return cast("dist.ProcessGroup", group)
+            self._of_model = further_group(self._joined)
+        self._further.append(self._of_model)
+        self._of_model.set_timeout(self._timeout)
+        return cast("dist.ProcessGroup", self._of_model)
 
     def leave_default_group(self) -> None:
         """End torch's default group, and talk over another one from now on: on the CPU.
@@ -233,4 +237,6 @@ class Collectives:
 
     def _set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._group.set_timeout(timeout)
+        for group in (self._group, self._of_model):
+            if group is not None:
+                group.set_timeout(timeout)

@@ -71,8 +71,9 @@ class GradientSums:
     def begin(self) -> None:
         """Begin a step."""
         self._early, self._num_sent = False, 0
-        self.is_stale = False
-        """Whether a gradient has changed after it was sent: `send_again` corrects that."""
+        self._newest: Tensor | None = None
+        self._sent: list[tuple[Tensor, Tensor | None, int]] = []
+        """The gradients that were sent early, with their parameters and versions."""
         for bucket in self._buckets:
             bucket.missing = {id(p) for p in bucket.parameters}
 
@@ -81,6 +82,12 @@ class GradientSums:
         step's last.
         """
         self._early = True
+
+    def is_stale(self) -> bool:
+        """Return whether a gradient has changed after it was sent: a backward pass within the pass
+        has added to it, or a hook has written to it. `add_up_again` corrects that.
+        """
+        return any(p.grad is not one or _version(one) != before for p, one, before in self._sent)
 
     def add_up(self, numbers: Sequence[float], flags: Sequence[bool]) -> list[float]:
         """Send the buckets that are not yet sent, and wait until all are added up.
@@ -123,19 +130,26 @@ class GradientSums:
             hook.remove()
 
     def _made(self, parameter: Tensor) -> None:
-        """Note that a backward pass has made a gradient."""
+        """Note that a backward pass has made a gradient.
+
+        Later hooks of the parameter may still change it; all have run when the next one is made.
+        """
         if not self._early:
             return
-        missing = self._bucket_of[id(parameter)].missing
-        if id(parameter) not in missing:  # a pass within the pass, as some checkpointing has
-            self.is_stale = True
-        missing.discard(id(parameter))
+        made, self._newest = self._newest, parameter
+        if made is None:
+            return
+        self._bucket_of[id(made)].missing.discard(id(made))
         last = len(self._buckets) - 1
         while self._num_sent < last and not self._buckets[self._num_sent].missing:
+            parameters = self._buckets[self._num_sent].parameters
+            self._sent += [(p, p.grad, _version(p.grad)) for p in parameters]
             self._send_next()
 
     def _send_rest(self) -> None:
         self._early = False
+        self._newest = None
+        self._sent.clear()  # else they would stay in memory beside the sums
         while self._num_sent < len(self._buckets):
             self._send_next()
 
@@ -206,6 +220,11 @@ def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
 def _dense(gradient: Tensor | None) -> Tensor | None:
     """Return a gradient; None for a sparse one, which the exchange refuses."""
     return gradient if gradient is not None and gradient.layout is torch.strided else None
+
+
+def _version(gradient: Tensor | None) -> int:
+    """Return a number that each operation changes which writes to a gradient."""
+    return 0 if gradient is None else gradient._version
 
 
 def _is(one: Tensor, other: Tensor) -> bool:

@@ -9,7 +9,8 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -81,11 +82,12 @@ def join_group(
     device: torch.device,
     listening: socket.socket | None,
     own_address: str,
+    has_lost: Callable[[], bool],
 ) -> JoinedGroup:
     """Join; returns once all ranks have joined.
 
     Raises:
-        RankLost: A rank did not join in time.
+        RankLost: A rank has ended, or did not join in time.
     """
     patience = timedelta(seconds=place.join_timeout)
     fd = None if listening is None else listening.detach()
@@ -98,6 +100,7 @@ def join_group(
             wait_for_workers=False,
             master_listen_fd=fd,
         )
+        _await_arrivals(store, rank, place, has_lost)
         direct = _have_own_devices(store, rank, place.size, device)
         with _interface(own_address), _own_excepthook():
             dist.init_process_group(
@@ -117,23 +120,26 @@ def join_group(
     return JoinedGroup(place, rank, store, direct, own_address)
 
 
-def replace_default_group(joined: JoinedGroup) -> Any:
-    """End torch's default group, and return another one of the same ranks: on the CPU.
+def further_group(joined: JoinedGroup, backend: str | None = None) -> Any:
+    """Return another group of the same ranks, which have just met.
 
     Raises:
         RankLost: Another rank is gone.
     """
-    place = joined.place
-    try:
-        with _interface(joined.own_address):
-            store = PrefixStore("loop", joined.store)
-            limit = timedelta(seconds=place.join_timeout)
-            group: Any = dist.ProcessGroupGloo(store, joined.rank, place.size, limit)
-    except RuntimeError as problem:
-        raise RankLost(
-            f"rank {joined.rank} of {place.size} could not reach the others ({problem}); the "
-            "trial is retried"
-        ) from problem
+    with _connecting(joined) as limit:
+        return dist.new_group(backend=backend, timeout=limit)
+
+
+def replace_default_group(joined: JoinedGroup) -> Any:
+    """End torch's default group, and return another one of the same ranks, which have just met: on
+    the CPU.
+
+    Raises:
+        RankLost: Another rank is gone.
+    """
+    with _connecting(joined) as limit:
+        store = PrefixStore("loop", joined.store)
+        group: Any = dist.ProcessGroupGloo(store, joined.rank, joined.place.size, limit)
     end_default_group()
     return group
 
@@ -162,6 +168,43 @@ def hidden_group() -> Iterator[None]:
         yield
     finally:
         dist.group.WORLD = before
+
+
+@contextlib.contextmanager
+def _connecting(joined: JoinedGroup) -> Iterator[timedelta]:
+    """Give the time-out of a further group while it is made."""
+    try:
+        with _interface(joined.own_address):
+            yield timedelta(seconds=rank_waits.CONNECT)
+    except RuntimeError as problem:
+        raise RankLost(
+            f"rank {joined.rank} of {joined.place.size} could not reach the others ({problem}); "
+            "the trial is retried"
+        ) from problem
+
+
+def _await_arrivals(
+    store: Store, rank: int, place: GroupPlace, has_lost: Callable[[], bool]
+) -> None:
+    """Wait on the first rank until all have come: making a group does not notice that one ends.
+
+    Raises:
+        RuntimeError: A rank has ended, or did not come in time.
+    """
+    store.set(f"arrived/{rank}", "")
+    if rank:
+        return
+    arrivals = [f"arrived/{other}" for other in range(place.size)]
+    deadline = time.monotonic() + place.join_timeout
+    while True:
+        try:
+            store.wait(arrivals, timedelta(seconds=rank_waits.ARRIVAL_PROBE))
+            return
+        except RuntimeError:
+            if has_lost():
+                raise RuntimeError("the process of a rank has ended") from None
+            if time.monotonic() > deadline:
+                raise
 
 
 def _have_own_devices(store: Store, rank: int, size: int, device: torch.device) -> bool:

@@ -147,12 +147,14 @@ def measure(
     """
     from trainable.optim import state_bytes, trained
     from trainable.precision import device_name
+    from trainable.sharded_state import largest_part_bytes
 
     parameters = trained(groups)
     train, val = plans
     return {
         "num_parameters": sum(p.numel() for p in parameters),
         "weight_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "shard_bytes": largest_part_bytes(parameters, config.workers),
         "optimizer_bytes": state_bytes(config.train.optimizer, parameters),
         "num_train": train.samples,
         "num_val": val.samples,

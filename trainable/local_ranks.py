@@ -102,7 +102,10 @@ def local_ranks(
             accept_workers=accept_workers,
         )
         try:
-            with RankGroup.join(place, 0, device=found, listening=listening) as ranks:
+            joined = RankGroup.join(
+                place, 0, device=found, listening=listening, has_lost=children.has_lost
+            )
+            with joined as ranks:
                 yield ranks
         except RankLost as problem:
             if (cause := children.cause()) is None:
@@ -164,6 +167,10 @@ class LocalRanks:
     def ends(self) -> list[ChildEnd]:
         """Wait until all ranks have ended, and return how."""
         return [child.end() for child in self._children]
+
+    def has_lost(self) -> bool:
+        """Return whether the process of a rank has ended."""
+        return any(child.has_ended() for child in self._children)
 
     def cause(self) -> TrainingError | None:
         """Return why a rank ended that the others lost: killed, or failed; None if unknown."""

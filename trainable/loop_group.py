@@ -35,7 +35,7 @@ class LoopGroup:
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
-        ranks.collectives.leave_default_group()
+        ranks.leave_default_group()
         variables = _variables(ranks)
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError
+from trainable.object_values import has_overlap
 
 
 def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
@@ -43,6 +44,14 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
         torch.compiler.reset()
         model.forward = torch.compile(model.forward, dynamic=False)
     return model
+
+
+def make_buffers_writable(model: nn.Module) -> None:
+    """Give each element of expanded buffers, which share memory, memory of its own."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not is_lazy(buffer) and has_overlap(buffer):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
 
 
 def _lay_out_channels_last(model: nn.Module) -> None:

@@ -24,6 +24,7 @@ from trainable.collectives import Collectives
 from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group
+from trainable.rank_buffers import SyncedBuffers
 from trainable.rank_errors import as_error, as_note, is_shared, mark_shared
 from trainable.ranks import Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
@@ -31,7 +32,7 @@ from trainable.snapshot import parse_state, snapshot, write_state
 _END = object()
 _FIRST_BYTES = 4096
 """Bytes of the first operation of a message; what is longer takes a second one."""
-_NUM_NUMBERS = 5 + len(Decisions._fields)
+_NUM_NUMBERS = 6 + len(Decisions._fields)
 """How many numbers of each rank travel with the gradients: see `exchange`."""
 
 
@@ -50,7 +51,7 @@ class RankGroup(Ranks):
         self._sends_early = False
         self._decide: Callable[[], Decisions] = Decisions
         self._decided: Decisions | None = None
-        self._buffers: tuple[nn.Module, list[tuple[dict[str, Any], str]]] | None = None
+        self._buffers: SyncedBuffers | None = None
 
     @classmethod
     def join(
@@ -61,6 +62,7 @@ class RankGroup(Ranks):
         device: torch.device | None = None,
         listening: socket.socket | None = None,
         own_address: str | None = None,
+        has_lost: Callable[[], bool] = lambda: False,
     ) -> RankGroup:
         """Join the ranks of a trial; returns once all have joined.
 
@@ -72,9 +74,10 @@ class RankGroup(Ranks):
             device: The rank's device; None: the CPU.
             listening: On the first rank, what `listen` returned.
             own_address: The address of this rank's machine; None: that of the place.
+            has_lost: On the first rank, returns whether the process of another one has ended.
 
         Raises:
-            RankLost: A rank did not join in time.
+            RankLost: A rank has ended, or did not join in time.
         """
         joined = join_group(
             place,
@@ -82,6 +85,7 @@ class RankGroup(Ranks):
             device=device or torch.device("cpu"),
             listening=listening,
             own_address=own_address or place.address,
+            has_lost=has_lost,
         )
         return cls(Collectives(joined))
 
@@ -110,10 +114,14 @@ class RankGroup(Ranks):
         stays = device is not None and self.collectives.direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         own = decisions if self.is_first else Decisions()  # a sum is a broadcast
-        numbers = [error is not None, passes, gradients.is_stale, *values, *own]
-        failed, total_passes, is_stale, *sums = gradients.add_up(numbers, present)
+        changed = self._buffers is not None and self._buffers.have_changed()
+        numbers = [error is not None, passes, gradients.is_stale(), changed, *values, *own]
+        failed, total_passes, is_stale, some_changed, *sums = gradients.add_up(numbers, present)
         if failed:
             self.gather_plain(None, error)  # raises
+        if some_changed:
+            assert self._buffers is not None
+            self._buffers.agree(self.gather_plain(self._buffers.note()))
         if is_stale:
             gradients.add_up_again()
         gradients.give_back(parameters, [count > 0 for count in sums[2 + len(own) :]])
@@ -212,9 +220,20 @@ class RankGroup(Ranks):
 
     def beside(self) -> RankGroup:
         """Return the same ranks in a second group, for another thread of each."""
+        self._meet()
         other = copy.copy(self)
         other.collectives = self.collectives.beside()
         return other
+
+    def group_of_model(self) -> Any:
+        """Return a process group for the collective operations inside a sharded model."""
+        self._meet()
+        return self.collectives.group_of_model()
+
+    def leave_default_group(self) -> None:
+        """End torch's default group; the ranks exchange over another one from now on."""
+        self._meet()
+        self.collectives.leave_default_group()
 
     def leave_on_failure(self) -> None:
         """Let a rank that fails leave at once, and not tell the others at the next exchange."""
@@ -233,18 +252,9 @@ class RankGroup(Ranks):
 
     def sync_buffers(self, model: nn.Module) -> None:
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
-        if self._buffers is None or self._buffers[0] is not model:
-            self._buffers = (
-                model,
-                [
-                    (module._buffers, name)
-                    for module in model.modules()
-                    for name in module._buffers
-                    if name not in module._non_persistent_buffers_set
-                ],
-            )
-        found = [owner.get(name) for owner, name in self._buffers[1]]
-        self.copy_from_first([buffer for buffer in found if buffer is not None])
+        if self._buffers is None or self._buffers.model is not model:
+            self._buffers = SyncedBuffers(model)
+        self.copy_from_first(self._buffers.tensors())
 
     def next_report(self, *, go_on: bool = True) -> bool:
         """Wait until the first rank says whether the run continues, without a limit."""
@@ -287,6 +297,10 @@ class RankGroup(Ranks):
             self._sends_early = self.collectives.direct or kinds == {"cpu"}
         self._gradients.begin()
         return self._gradients
+
+    def _meet(self) -> None:
+        """Wait until all ranks are about to make a group; raise if one has failed or ended."""
+        self.gather_plain(None)
 
     def _leave(self, error: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""

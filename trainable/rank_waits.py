@@ -11,6 +11,10 @@ JOIN = 120.0
 """Without Ray, until all ranks have joined, opened the run and begun its first report."""
 JOIN_SWEEP = 600.0
 """The same in a sweep, as the driver waits for a trial that opens its run."""
+CONNECT = 60.0
+"""Until the ranks, which have just met, have connected to a further group."""
+ARRIVAL_PROBE = 0.1
+"""While a rank has not come to the group, between two looks whether one has ended."""
 STEP = 1800.0
 """In a step of a sweep, unless `failures.step_timeout` says otherwise; as long as gloo waits by
 default. A rank may save while the others wait."""

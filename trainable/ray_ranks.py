@@ -202,7 +202,13 @@ class OtherRanks:
             )
             for rank in range(1, size)
         }
-        return RankGroup.join(place, 0, device=find_device(None), listening=listening)
+        return RankGroup.join(
+            place,
+            0,
+            device=find_device(None),
+            listening=listening,
+            has_lost=lambda: bool(ray.wait(list(self._runs.values()), timeout=0)[0]),
+        )
 
     def cause(self, error: RankLost) -> RankLost | dict[str, Any]:
         """Return why a rank was lost: the failure of its code, or the loss with all that is known.

@@ -9,7 +9,8 @@ What must not live here: torch.distributed (`sharding.py`), and files (`checkpoi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,15 @@ def cut(whole: Tensor, rank: int, size: int) -> Tensor:
     """Return a rank's part of a tensor; it may be empty."""
     rows = -(-len(whole) // size)
     return whole[rank * rows : (rank + 1) * rows]
+
+
+def largest_part_bytes(tensors: Iterable[Tensor], size: int) -> int:
+    """Return the bytes of the parts of the first rank, whose parts are the largest; see `cut`."""
+    found = 0
+    for tensor in tensors:  # which may be cut already: their shapes are those of the whole ones
+        rows, *row = tensor.shape or (1,)
+        found += -(-rows // size) * math.prod(row) * tensor.element_size()
+    return found
 
 
 def flat(state: dict[str, Any]) -> dict[str, Any]:

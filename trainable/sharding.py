@@ -144,7 +144,7 @@ def shard_model(
     units = [*_units(model, task), model]
     check_units(units, model)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
-    mesh = DeviceMesh.from_group(ranks.collectives.group_of_model(), device.type)
+    mesh = DeviceMesh.from_group(ranks.group_of_model(), device.type)
     policy = MixedPrecisionPolicy()
     if precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

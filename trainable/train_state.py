@@ -24,8 +24,8 @@ from trainable.averaging import Average
 from trainable.base_run import describe
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.frozen_base import FrozenBase, completed
+from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState
-from trainable.object_values import has_overlap
 from trainable.optimizer_state import OptimizerState
 from trainable.optimizers import evaluated_weights, modal_parameters
 from trainable.precision import Precision
@@ -379,10 +379,7 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
     Raises:
         RuntimeError: The state does not fit the model.
     """
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and not is_lazy(buffer) and has_overlap(buffer):
-                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    make_buffers_writable(model)
     model.load_state_dict(state, strict=True)
 
 

@@ -20,7 +20,8 @@ class RankSizes:
 
     With ranks that hold the whole model, each one has all weights, gradients and optimizer state,
     and a copy of the gradients for the exchange. With `train.sharding: fsdp` each has its part of
-    the three, which is `ceil(bytes / workers)`; the block in use comes on top, gathered whole.
+    the three; the block in use comes on top, gathered whole. Parameters are cut between rows, so
+    the parts of the first rank are the largest: `ceil(rows / workers)` rows of each.
 
     Attributes:
         workers: How many ranks a trial has; where that is searched, the most.
@@ -28,6 +29,7 @@ class RankSizes:
         batch_size: Samples of a step, over all ranks.
         micro_batch_size: The most samples that a rank takes through the model at once.
         weight_bytes: The weights of the whole model that are trained.
+        shard_bytes: The first rank's part of them, if they are divided.
         optimizer_bytes: The optimizer's state for all of them; None: unknown.
         fewest_workers: The fewest ranks of a trial; None: all trials have as many.
     """
@@ -37,6 +39,7 @@ class RankSizes:
     batch_size: int
     micro_batch_size: int
     weight_bytes: int
+    shard_bytes: int
     optimizer_bytes: int | None
     fewest_workers: int | None = None
 
@@ -59,6 +62,7 @@ class RankSizes:
             batch_size=config.train.batch_size,
             micro_batch_size=-(-config.train.micro_batch_size // config.workers),
             weight_bytes=facts.weight_bytes,
+            shard_bytes=facts.shard_bytes,
             optimizer_bytes=facts.optimizer_bytes,
             fewest_workers=fewest,
         )
@@ -70,8 +74,8 @@ class RankSizes:
 
     @property
     def part_bytes(self) -> int:
-        """The same of one rank, if they are divided."""
-        return -(-self.whole_bytes // self.workers)
+        """The same of the first rank, if they are divided: moments are cut as the weights are."""
+        return -(-self.whole_bytes * self.shard_bytes // self.weight_bytes)
 
     @property
     def exchange_bytes(self) -> int:

@@ -72,6 +72,8 @@ class TaskFacts:
     device: str = ""
     precision: str = ""
     weight_bytes: int = 0
+    shard_bytes: int = 0
+    """Bytes of the weights of the rank with the most of them, if they are cut among ranks."""
     optimizer_bytes: int | None = 0
     """Bytes of the optimizer's state; None: unknown until the optimizer has stepped."""
     own_loop: bool = False

@@ -46,6 +46,9 @@ DRAWN: dict[str, Any] = {
     "every": "4 steps",
 }
 # the plateau's drops and the end by patience follow from the metric, which the first rank tells
+REDUCED = {"name": "tests.rank_training:Reduced"}
+IN_EQUAL_PARTS: dict[str, Any] = {"accumulation": 1, "loader": {"drop_last": True}, "epochs": 3}
+LATE = {"name": "tests.rank_training:LateHooks"}
 GROUPED: dict[str, Any] = {
     "ema": {"decay": 0.5},
     "schedule": {"name": "plateau", "patience": 0, "gamma": 0.5, "warmup": 0},
@@ -87,6 +90,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "three": (config(3), "three"),
         "passes within": (config(3, {"checkpoints": True}), "within"),
         "grouped": (_grouped(3), "grouped"),
+        "late hooks": (config(3, LATE, accumulation=1), "hooks"),
         "whole": (config(3, DRAWING, **DRAWN), "whole"),
         "cut": (config(3, DRAWING, **DRAWN), "cut"),
         "resumed": (config(3, DRAWING, **DRAWN), "cut"),
@@ -96,6 +100,10 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
         "hook": (config(3, {"fails": "2 hook 3"}), "hook"),
         "nan": (config(3, {"fails": "1 nan 5"}), "nan"),
         "drift": (config(3, {"fails": "1 drift 3"}), "drift"),
+        "reduced": (config(3, REDUCED, **IN_EQUAL_PARTS), "reduced"),
+        "grows": (config(3, _growing("samples")), "grows"),
+        "grows in hook": (config(3, _growing("rank 1")), "grows in hook"),
+        "grows alike": (config(3, _growing("batches"), epochs=2), "grows alike"),
         "begun": (config(2), "begun"),
         "refused": (config(3), "begun"),
         "more": (config(3), "begun"),
@@ -116,11 +124,18 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
             done.others[name] = [end.result[number] for end in ended if end.result]
         _train_alone("one", config(), root, done)
         _train_alone("within", config(task={"checkpoints": True}), root, done)
+        _train_alone("hooks alone", config(task=LATE, accumulation=1), root, done)
+        _train_alone("reduced alone", config(task=REDUCED, **IN_EQUAL_PARTS), root, done)
         _train_alone("grouped alone", _grouped(1), root, done)
         yield done
     finally:
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode("default")
+
+
+def _growing(counts: str) -> dict[str, Any]:
+    """Return a task whose windows give the three ranks 4, 4 and 4 samples, at the end 4, 3, 3."""
+    return {"name": "tests.rank_training:Growing", "counts": counts, "samples": 46}
 
 
 def _grouped(workers: int) -> TrialConfig:
@@ -181,14 +196,21 @@ def _trained(trainer: Trainer, directory: Path) -> Trained:
 # a checkpointed layer makes gradients twice, the second time after they were sent
 @pytest.mark.parametrize(
     ("name", "alone"),
-    [("two", "one"), ("three", "one"), ("passes within", "within"), ("grouped", "grouped alone")],
+    [
+        ("two", "one"),
+        ("three", "one"),
+        ("passes within", "within"),
+        ("late hooks", "hooks alone"),
+        ("reduced", "reduced alone"),
+        ("grouped", "grouped alone"),
+    ],
 )
 def test_ranks_train_as_one_process_does(ends: Ends, name: str, alone: str) -> None:
     one, several = ends.runs[alone], ends.runs[name]
     for mine, other in zip(several.weights, one.weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
     assert len(several.rows) == len(one.rows)
-    assert alone == "grouped alone" or len(one.rows) == 52
+    assert alone in ("grouped alone", "reduced alone") or len(one.rows) == 52
     for mine, other in zip(several.rows, one.rows, strict=True):
         assert mine.metrics == pytest.approx(other.metrics, rel=0, abs=1e-12)
 
@@ -268,6 +290,20 @@ def test_weights_that_drift_on_one_rank_are_refused(ends: Ends) -> None:
     assert isinstance(error, TaskError)
     assert "rank 1" in str(error)
     assert ends.others["drift"] == [f"task: {error}"]
+
+
+def test_buffers_that_grow_apart_are_refused(ends: Ends) -> None:
+    error = ends.errors["grows"]
+    assert isinstance(error, TaskError)
+    assert "buffer norm.rows has the shape (15, 2) on rank 1, and (16, 2) on rank 0" in str(error)
+    assert ends.others["grows"] == [f"task: {error}"]
+    error = ends.errors["grows in hook"]
+    assert isinstance(error, TaskError)
+    assert "rank 1: the buffer norm.rows has had the shape (0, 2), and has (1, 2)" in str(error)
+
+
+def test_buffers_may_grow_alike(ends: Ends) -> None:
+    assert ends.runs["grows alike"].state["model"]["norm.rows"].shape == (16, 2)
 
 
 def test_a_killed_rank_is_lost_to_the_others(ends: Ends) -> None:

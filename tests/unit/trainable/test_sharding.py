@@ -6,7 +6,7 @@ import errno
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from sweeps.engine.rank_sizes import RankSizes
+from sweeps.engine.task_check import TaskFacts
 from tests.rank_training import TIMEOUT, Groups, config, curve, to_end
 from tests.sharded_tasks import Deep
 from trainable.build import open_trainer
@@ -21,9 +23,10 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import ConfigError, RankLost, TaskError, TrainingError
 from trainable.export import export_weights
+from trainable.inspect_task import inspect_config
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
-from trainable.sharding import check_shardable, check_units
+from trainable.sharding import check_shardable, check_units, local_part
 from trainable.snapshot import snapshot
 from trainable.trial_failure import failure_of
 
@@ -52,6 +55,8 @@ class _Runs(NamedTuple):
     failed: dict[str, TrainingError]
     seen: dict[int, dict[str, Any]]
     seconds: dict[str, float]
+    held: tuple[int, int]
+    """Bytes of weights and of moments on the first rank."""
 
 
 class _Observer:
@@ -107,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "full": _config(task={"fails": "1 full 5"}),
         "killed": _config(task={"fails": "2 killed 5"}),
     }
-    failed, seen, seconds = {}, _Observer(), {}
+    failed, seen, seconds, held = {}, _Observer(), {}, (0, 0)
     with LocalRanks(RANKS) as children:
         places = {"resumed": "stopped", "two": "half"}
         groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
@@ -123,6 +128,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
                     if name == "plain":
                         trainer.store.observer = seen
                     to_end(trainer)
+                    held = _held(trainer) if name == "plain" else held
             except TrainingError as error:
                 failed[name] = error
             seconds[name] = time.monotonic() - begun
@@ -134,7 +140,31 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         assert isinstance(one, Trainer)
         with one:
             to_end(one)
-    return _Runs(root, failed, seen.states, seconds)
+    return _Runs(root, failed, seen.states, seconds, held)
+
+
+def _held(trainer: Trainer) -> tuple[int, int]:
+    """Return the bytes of weights and moments on this rank."""
+    optimizer = trainer._step.optimizer
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = [v for p in weights for v in optimizer.state[p].values() if v.ndim]
+    return _bytes(weights), _bytes(moments)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(local_part(tensor).nbytes for tensor in tensors)
+
+
+@pytest.mark.integration
+def test_announced_sizes_are_those_of_the_first_rank(runs: _Runs) -> None:
+    answer = inspect_config(_config())
+    told = TaskFacts(**{key: answer[key] for key in answer if key.endswith("_bytes")})
+    sizes = RankSizes.of(_config(), told)
+    assert sizes is not None
+    weights, moments = runs.held
+    assert sizes.shard_bytes == weights > -(-sizes.weight_bytes // RANKS)
+    without = 2 * 2 * 8  # two rows of `unused`, which has no gradient and so no moments
+    assert sizes.part_bytes == 2 * weights + moments + without
 
 
 @pytest.mark.integration

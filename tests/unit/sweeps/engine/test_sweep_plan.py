@@ -161,12 +161,13 @@ def test_wording_of_a_plan(case: str, request: pytest.FixtureRequest) -> None:
 def test_ranks_divide_a_step_and_what_is_sharded(sharding: str) -> None:
     more = "resources: {workers: 3, gpu: 0}\n" + SPACE
     more += f"train: {{batch_size: 64, accumulation: 4, sharding: {sharding}}}\n"
-    plan = _plan(more, weight_bytes=3_000, optimizer_bytes=6_000)
+    # 3,000 bytes of weights, of which a matrix of one row cannot be divided
+    plan = _plan(more, weight_bytes=3_000, shard_bytes=1_200, optimizer_bytes=6_000)
     assert plan.ranks is not None
     assert plan.ranks.micro_batch_size == 6
     # weights, gradients and two moments; whole ones also have the exchanged copy of the gradients
-    assert plan.ranks.rank_bytes == (12_000 / 3 if sharding == "fsdp" else 12_000 + 3_000)
-    verb = "saves 7.812 KiB" if sharding == "fsdp" else "would save 10.74 KiB"
+    assert plan.ranks.rank_bytes == (4 * 1_200 if sharding == "fsdp" else 12_000 + 3_000)
+    verb = "saves 7.031 KiB" if sharding == "fsdp" else "would save 9.961 KiB"
     assert verb in " ".join(plan.ranks.sentences())
     assert plan.as_dict()["ranks"]["rank_bytes"] == plan.ranks.rank_bytes
 
@@ -175,7 +176,8 @@ def test_plan_of_searched_ranks_is_that_of_the_most() -> None:
     space = "space:\n  resources.workers: {choice: [1, 4]}\n"
     spec = parse_spec(SPEC + space, "s.yaml")
     resources = ResourcePlan(1, 0, 2, workers=4, fewest_workers=1, most_trials=8, capacity=8)
-    plan = make_plan(spec, resources, TaskFacts(**FACTS), memory=None)
+    facts = TaskFacts(**FACTS, weight_bytes=12, shard_bytes=4)
+    plan = make_plan(spec, resources, facts, memory=None)
     assert plan.ranks is not None
     assert (plan.ranks.workers, plan.ranks.fewest_workers) == (4, 1)
     assert plan.ranks.sentences()[0].startswith("1 to 4 for each trial; of 4, each takes ")
