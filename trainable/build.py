@@ -239,6 +239,7 @@ def start_together(step: Step, seed: int) -> None:
         ranks.copy_from_first([*model.parameters(), *model.buffers()])
     inside = {id(parameter) for parameter in model.parameters()}
     ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
+    ranks.name_parameters(model)
     if not ranks.is_first:
         set_seed(derive_seed(seed, "rank", ranks.rank))
 
