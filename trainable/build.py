@@ -213,6 +213,7 @@ def open_trainer(
         readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory) if ranks.is_first else (),
+        seed=config.seed,
         val_seed=val_seed(config),
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
