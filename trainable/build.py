@@ -180,6 +180,7 @@ def open_trainer(
         )
         if step.is_sharded:
             store.shard_group = ShardGroup(files, ranks)
+            step.objects = state.objects
         if resumes:
             saved = ranks.broadcast(saved)
             assert saved is not None
