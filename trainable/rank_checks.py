@@ -97,8 +97,8 @@ def check_weights_alike(norms: Sequence[list[str]]) -> None:
             raise TaskError(
                 f"the weights of rank {rank} differ from those of rank 0; each rank takes the "
                 "same step, and what else changes weights must do the same on each: let no hook "
-                "and no optimizer draw from the global random generators, or depend on the rank; "
-                "seed a generator of its own"
+                "depend on the rank, no evaluate() of the task's own change weights, and no "
+                "optimizer draw from the global random generators; seed one of its own"
             )
 
 
