@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainable.checkpoint import CheckpointStore
 from trainable.config import Mode
-from trainable.errors import ConfigError, TaskError
+from trainable.errors import ConfigError, RankLost, TaskError
 from trainable.health import HealthMonitor
 from trainable.manifest import Pointer
 from trainable.metrics_file import History, Row
@@ -151,8 +151,12 @@ class BaseRun(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            self.close()
+        except RankLost:  # a rank that fails leaves the others, which may be saving together
+            if error is None:
+                raise
 
     @abstractmethod
     def _release(self) -> None:

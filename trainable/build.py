@@ -180,6 +180,7 @@ def open_trainer(
         )
         if step.is_sharded:
             store.shard_group = ShardGroup(files, ranks)
+            step.objects = state.objects
         if resumes:
             saved = ranks.broadcast(saved)
             assert saved is not None
@@ -213,6 +214,7 @@ def open_trainer(
         readable_layers=rules_of(config.training_rules).readable_layers,
         measure_device_time=train.measure_device_time,
         earlier=read_rows(directory) if ranks.is_first else (),
+        seed=config.seed,
         val_seed=val_seed(config),
         held_out=HeldOut.of(parts.data),
         should_stop=should_stop,
@@ -239,6 +241,7 @@ def start_together(step: Step, seed: int) -> None:
         ranks.copy_from_first([*model.parameters(), *model.buffers()])
     inside = {id(parameter) for parameter in model.parameters()}
     ranks.copy_from_first([p for p in step.parameters if id(p) not in inside])
+    ranks.name_parameters(model)
     if not ranks.is_first:
         set_seed(derive_seed(seed, "rank", ranks.rank))
 

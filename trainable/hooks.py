@@ -4,7 +4,9 @@
     on_step_end(step)        after each optimizer step
     on_epoch_end(epoch)      after the last step of an epoch, before its evaluation
 
-Epochs count from 0 and steps from 1. A hook that is not overridden costs nothing. What must not
+Epochs count from 0 and steps from 1. A hook that is not overridden costs nothing. On several ranks
+each hook draws the same random numbers on every rank: those of the first one in the hooks of an
+epoch, and those of a seed of the step in `on_step_end`, for which no rank waits. What must not
 live here: when a run calls them (`loop.py`), and what is saved of their changes (`task_state.py`,
 `object_state.py`).
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,9 @@ from torch import Tensor, nn
 from trainable.errors import TaskError
 from trainable.logged import Log
 from trainable.optimizers import members
+from trainable.rank_sync import random_of_first
+from trainable.ranks import ALONE, Ranks
+from trainable.seeding import derive_seed, seeded
 from trainable.task import Task
 from trainable.task_code import task_code
 
@@ -35,12 +41,22 @@ class Hooks:
         log: Receives what the hooks log; what the hooks of an epoch log counts for the epoch.
         model: The model in training.
         trained: All parameters of the optimizer.
+        ranks: The ranks of the trial; every one calls each hook.
+        seed: Seed of the run.
     """
 
     def __init__(
-        self, task: Task, log: Log, model: nn.Module, trained: Collection[Tensor]
+        self,
+        task: Task,
+        log: Log,
+        model: nn.Module,
+        trained: Collection[Tensor],
+        ranks: Ranks = ALONE,
+        seed: int = 0,
     ) -> None:
         self._task, self._log, self._model = task, log, model
+        self._ranks, self._seed = ranks, seed
+        self._device = next((p.device for p in trained), torch.device("cpu"))
         self._defined = {name for name in HOOKS if is_overridden(task, name)}
         self._known = {id(parameter) for parameter in trained} if self._defined else set()
         # left out by param_groups() on purpose
@@ -58,7 +74,9 @@ class Hooks:
     def step_end(self, step: int) -> None:
         """Call `on_step_end`."""
         if "on_step_end" in self._defined:
-            self._call("on_step_end", step)
+            alone = self._ranks.size == 1
+            seed = None if alone else derive_seed(self._seed, "on_step_end", step)
+            self._call("on_step_end", step, seeded(seed))
 
     def epoch_end(self, epoch: int) -> None:
         """Call `on_epoch_end`.
@@ -89,16 +107,16 @@ class Hooks:
         self._log.in_epoch_hook = True
         try:
             if name in self._defined:
-                self._call(name, epoch)
+                self._call(name, epoch, random_of_first(self._ranks, self._device))
         finally:
             self._log.in_epoch_hook = False
         if self._defined:
             self._check_parameters()
 
-    def _call(self, name: str, number: int) -> None:
+    def _call(self, name: str, number: int, drawing: AbstractContextManager[None]) -> None:
         self._running.append(name)
         try:
-            with task_code():
+            with drawing, task_code():
                 getattr(self._task, name)(number)
         finally:
             self._running.pop()

@@ -55,8 +55,7 @@ from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
 
-# After this many halvings of the first scale (2**10), the scale cannot be the cause of an
-# overflow: the gradient itself is not finite.
+# After this many halvings of the first scale (2**10), the gradient itself is not finite.
 _MAX_SKIPPED_IN_A_ROW = 40
 # How often per report the memory in use is sampled: enough to detect growth within three reports.
 _MEMORY_SAMPLES = 4
@@ -87,8 +86,8 @@ class Trainer(BaseRun):
         measure_device_time: Report `train/device_seconds` beside `train/seconds`; waits for the
             device twice a step.
         earlier: Rows written before the run was interrupted.
-        val_seed: Seed of each evaluation; training's generators then stay untouched. None:
-            evaluation draws from training's generators.
+        seed: Seed of the run.
+        val_seed: Seed of each evaluation; None: it draws from training's generators.
         held_out: Test samples, which training never opens.
         should_stop: Called after every step; once it returns true, the run saves and ends.
         wall_clock: Seconds since the Unix epoch, for the timestamps of rows.
@@ -113,6 +112,7 @@ class Trainer(BaseRun):
         readable_layers: bool = True,
         measure_device_time: bool = False,
         earlier: Sequence[Row] = (),
+        seed: int = 0,
         val_seed: int | None = None,
         held_out: HeldOut | None = None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -141,7 +141,7 @@ class Trainer(BaseRun):
         self._sample_memory_every = max(1, plan.windows_per_report // _MEMORY_SAMPLES)
         self._log = open_log(step.task, history.directory, writes=self._ranks.is_first)
         self._log.resume_epoch(state.progress.sums)
-        self._hooks = Hooks(step.task, self._log, step.model, step.parameters)
+        self._hooks = Hooks(step.task, self._log, step.model, step.parameters, step.ranks, seed)
         self._hooks.forbid_steps(step.optimizer)
         self._rows = StepRows(state, history, self._log, self._health, self._ranks, earlier)
         self._should_stop, self._must_stop = should_stop, False
@@ -429,6 +429,7 @@ class Trainer(BaseRun):
                     ranks=self._ranks,
                     take_logged=self._log.take,
                     on_all=step.is_sharded,
+                    objects=self.state.objects,
                 )
         finally:
             self._log.prefix = ""

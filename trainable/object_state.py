@@ -11,6 +11,8 @@ signatures and encodings of single values (`object_values.py`), or what of a run
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -39,6 +41,7 @@ from trainable.object_values import (
     tensor_entry,
     value_kind,
 )
+from trainable.snapshot import snapshot
 
 Path = tuple[tuple[str, Any], ...]
 """The steps from the root to a value: pairs of a kind of step and a name, key or index."""
@@ -72,6 +75,8 @@ class ObjectState:
         remedy: What the user can do about a value that cannot be saved.
     """
 
+    _lost = "a resumed run builds it again and would lose the change"
+
     def __init__(
         self,
         root: object,
@@ -87,7 +92,7 @@ class ObjectState:
         self._device = device or torch.device("cpu")
         self._model = model
         self._created_late: set[Path] = set()
-        self._built = {path: found._replace(value=None) for path, found in self._walk().items()}
+        self._built = self._signatures()
 
     def state_dict(self) -> list[Any]:
         """Return what has changed since the root was built, as plain data and tensors.
@@ -114,14 +119,49 @@ class ObjectState:
         ]
         return entries
 
+    def from_now(self, *, lost: str) -> ObjectState:
+        """Return one that finds what has changed since this call, and not since the build.
+
+        Args:
+            lost: Why a change that cannot be restored is refused.
+        """
+        other = copy.copy(self)
+        other._lost = lost
+        other._created_late = set()
+        other._built = other._signatures()
+        return other
+
+    @contextlib.contextmanager
+    def kept(self, *, lost: str) -> Iterator[None]:
+        """Restore on exit what changes within the context.
+
+        Costs a copy of all values but those of data sets.
+
+        Args:
+            lost: Why a change that cannot be restored is refused.
+
+        Raises:
+            TaskError: There is one.
+        """
+        before = self.from_now(lost=lost)
+        values = snapshot({"values": self._present()})["values"]
+        had = {path: entry for path, *entry in map(_from_lists, values)}
+        yield
+        for path, *_ in map(_from_lists, before.state_dict()):
+            if path in had:
+                self._restore(path, *had[path])
+            elif path in before._built or path[-1][0] not in ("a", "b"):
+                before._refuse(path, None, "has changed")
+            else:
+                _remove(_follow(self._root, path[:-1]), path[-1])
+
     def load_state_dict(self, entries: list[Any]) -> None:
         """Restore what `state_dict` returned, in place where that is possible.
 
         Raises:
             CheckpointError: A value does not fit the root.
         """
-        for written, kind, payload in entries:
-            path = tuple((step, key) for step, key in written)
+        for path, kind, payload in map(_from_lists, entries):
             try:
                 self._restore(path, kind, payload)
             except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as problem:
@@ -132,6 +172,10 @@ class ObjectState:
                 ) from problem
 
     # Finding values
+
+    def _signatures(self) -> dict[Path, _Found]:
+        """Return what is compared later, without references to the values."""
+        return {path: found._replace(value=None) for path, found in self._walk().items()}
 
     def _walk(self) -> dict[Path, _Found]:
         found: dict[Path, _Found] = {}
@@ -187,6 +231,23 @@ class ObjectState:
 
     # Saving
 
+    def _present(self) -> list[Any]:
+        """Return the entries of all values that could be restored, but for those of data sets."""
+        return [
+            [_to_lists(path), *entry]
+            for path, found in self._walk().items()
+            if not found.in_data
+            and (
+                found.kind == "tensor"
+                or (found.kind == "value" and not self._is_in_tuple(path))
+                or (found.kind in STATEFUL_KINDS and get_internal_state(found.value) is not None)
+            )
+            and (entry := self._entry(path, found, found)) is not None
+        ]
+
+    def _is_in_tuple(self, path: Path) -> bool:
+        return path[-1][0] == "i" and isinstance(_follow(self._root, path[:-1]), tuple)
+
     def _accept(self, path: Path, found: _Found) -> None:
         """Treat a value created after the build as a constant: a resumed run creates it again."""
         self._built[path] = found._replace(value=None)
@@ -208,7 +269,7 @@ class ObjectState:
                 persistent = path[-1][1] not in owner._non_persistent_buffers_set
             return "tensor", tensor_entry(value, persistent)
         if found.kind == "value":
-            if step == "i" and isinstance(_follow(self._root, path[:-1]), tuple):
+            if self._is_in_tuple(path):
                 self._refuse(path, value, "has another value than when it was built, in a tuple")
             return "value", encode(value)
         if found.kind in STATEFUL_KINDS and before is not None and before.kind == found.kind:
@@ -253,10 +314,7 @@ class ObjectState:
 
     def _refuse(self, path: Path, value: object, what: str) -> NoReturn:
         shown = "" if value is None else f" (an object of type {type(value).__qualname__})"
-        raise TaskError(
-            f"{self._text(path)}{shown} {what}; a resumed run builds it again and would lose the "
-            f"change; {self._remedy}"
-        )
+        raise TaskError(f"{self._text(path)}{shown} {what}; {self._lost}; {self._remedy}")
 
     def _text(self, path: Path) -> str:
         text = self._name
@@ -338,6 +396,11 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _to_lists(path: Path) -> list[Any]:
     return [[step, key] for step, key in path]
+
+
+def _from_lists(entry: list[Any]) -> tuple[Path, str, Any]:
+    written, kind, payload = entry
+    return tuple((step, key) for step, key in written), kind, payload
 
 
 def _shape(found: _Found | None) -> object:

@@ -7,7 +7,7 @@ samples. What must not live here: how samples are divided (`rank_data.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -97,8 +97,36 @@ def check_weights_alike(norms: Sequence[list[str]]) -> None:
             raise TaskError(
                 f"the weights of rank {rank} differ from those of rank 0; each rank takes the "
                 "same step, and what else changes weights must do the same on each: let no hook "
-                "and no optimizer draw from the global random generators, or depend on the rank; "
-                "seed a generator of its own"
+                "depend on the rank, no evaluate() of the task's own change weights, and no "
+                "optimizer draw from the global random generators; seed one of its own"
+            )
+
+
+def check_trained_alike(
+    parameters: Sequence[Tensor], names: Mapping[int, str], ranks: Ranks
+) -> None:
+    """Refuse a parameter that one rank trains and another does not; every rank must call it.
+
+    Args:
+        parameters: Those of the optimizer, on each rank in this order.
+        names: Their names, by id; a parameter outside the model has none.
+        ranks: The ranks of the trial.
+
+    Raises:
+        TaskError: It requires a gradient on some ranks alone.
+    """
+    of_ranks = ranks.gather_plain("".join("01"[p.requires_grad] for p in parameters))
+    for parameter, *flags in zip(parameters, *of_ranks, strict=True):
+        if len(set(flags)) > 1:
+            name = names.get(id(parameter), f"of shape {list(parameter.shape)}")
+            rank = flags.index("1" if flags[0] == "0" else "0")
+            trains, other = ("rank 0", f"rank {rank}")[:: 1 if flags[0] == "1" else -1]
+            raise TaskError(
+                f"the parameter {name} requires a gradient on {trains} and not on {other}; ranks "
+                "add up the gradients of the same parameters; freeze and unfreeze them in "
+                "on_epoch_start() or on_epoch_end(), by what is the same on each rank: the "
+                "number of the epoch, what evaluate() has found, or a loss that is added up by "
+                "torch.distributed.all_reduce()"
             )
 
 

@@ -25,6 +25,7 @@ from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
 from trainable.group_joining import GroupPlace, join_group
 from trainable.rank_buffers import SyncedBuffers
+from trainable.rank_checks import check_trained_alike
 from trainable.rank_errors import as_error, as_note, is_shared, mark_shared
 from trainable.ranks import Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
@@ -32,7 +33,7 @@ from trainable.snapshot import parse_state, snapshot, write_state
 _END = object()
 _FIRST_BYTES = 4096
 """Bytes of the first operation of a message; what is longer takes a second one."""
-_NUM_NUMBERS = 6 + len(Decisions._fields)
+_NUM_NUMBERS = 7 + len(Decisions._fields)
 """How many numbers of each rank travel with the gradients: see `exchange`."""
 
 
@@ -48,6 +49,7 @@ class RankGroup(Ranks):
         self.collectives = collectives
         self._leaves_on_failure = False
         self._gradients: GradientSums | None = None
+        self._names: dict[int, str] = {}
         self._sends_early = False
         self._decide: Callable[[], Decisions] = Decisions
         self._decided: Decisions | None = None
@@ -114,15 +116,20 @@ class RankGroup(Ranks):
         stays = device is not None and self.collectives.direct
         values = [0.0, 0.0] if stays else [float(loss), float(weight)]
         own = decisions if self.is_first else Decisions()  # a sum is a broadcast
+        fits = gradients.fits(parameters)  # else some are trained now, or are no longer
         changed = self._buffers is not None and self._buffers.have_changed()
-        numbers = [error is not None, passes, gradients.is_stale(), changed, *values, *own]
-        failed, total_passes, is_stale, some_changed, *sums = gradients.add_up(numbers, present)
+        found = [error is not None, passes, gradients.is_stale(), not fits, changed]
+        sums = gradients.add_up([*found, *values, *own], present)
+        failed, total_passes, is_stale, misfits, some_changed, *sums = sums
         if failed:
             self.gather_plain(None, error)  # raises
         if some_changed:
             assert self._buffers is not None
             self._buffers.agree(self.gather_plain(self._buffers.note()))
-        if is_stale:
+        if misfits:
+            del gradients  # its memory is needed
+            gradients = self._cut(parameters)
+        if misfits or is_stale:
             gradients.add_up_again()
         gradients.give_back(parameters, [count > 0 for count in sums[2 + len(own) :]])
         self._decided = Decisions(*map(bool, sums[2 : 2 + len(own)]))
@@ -235,6 +242,10 @@ class RankGroup(Ranks):
         self._meet()
         self.collectives.leave_default_group()
 
+    def name_parameters(self, model: nn.Module) -> None:
+        """Call parameters in errors as this model does."""
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+
     def leave_on_failure(self) -> None:
         """Let a rank that fails leave at once, and not tell the others at the next exchange."""
         self._leaves_on_failure = True
@@ -288,19 +299,35 @@ class RankGroup(Ranks):
         return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
     def _gradients_of(self, parameters: Sequence[Tensor]) -> GradientSums:
-        """Return the buckets of parameters, ready for a step."""
-        if self._gradients is None or not self._gradients.fits(parameters):
-            if self._gradients is not None:
-                self._gradients.close()
-            self._gradients = GradientSums(parameters, self.collectives, _NUM_NUMBERS)
-            kinds = {p.device.type for p in parameters}
-            self._sends_early = self.collectives.direct or kinds == {"cpu"}
+        """Return the buckets of parameters, ready for a step.
+
+        They are those of the step before, on every rank: what requires a gradient since then may
+        not be the same on each. `exchange` finds that out.
+        """
+        if self._gradients is None:
+            self._cut(parameters)
+        assert self._gradients is not None
         self._gradients.begin()
         return self._gradients
 
     def _meet(self) -> None:
         """Wait until all ranks are about to make a group; raise if one has failed or ended."""
         self.gather_plain(None)
+
+    def _cut(self, parameters: Sequence[Tensor]) -> GradientSums:
+        """Cut parameters into buckets; every rank calls this.
+
+        Raises:
+            TaskError: Others require gradients on one rank than on another.
+        """
+        check_trained_alike(parameters, self._names, self)
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+        self._gradients = GradientSums(parameters, self.collectives, _NUM_NUMBERS)
+        kinds = {p.device.type for p in parameters}
+        self._sends_early = self.collectives.direct or kinds == {"cpu"}
+        return self._gradients
 
     def _leave(self, error: Exception) -> Exception:
         """Leave the group after an error inside a sharded model, and return its cause."""

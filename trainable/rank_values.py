@@ -16,8 +16,10 @@ from trainable.averaging import Average
 from trainable.default_evaluation import EvaluationSums, evaluation_sums
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
 from trainable.group_joining import hidden_group
+from trainable.object_state import ObjectState
 from trainable.precision import Precision
 from trainable.rank_data import share_of
+from trainable.rank_sync import ChangesOfFirst
 from trainable.ranks import Ranks
 from trainable.sums import Sums, combined, fetched, means_of
 from trainable.task import Batch, Task
@@ -55,13 +57,14 @@ def evaluate(
     ranks: Ranks,
     take_logged: Callable[[], Sums],
     on_all: bool = False,
+    objects: Sequence[ObjectState] = (),
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the metrics of a split, and those that it logs; every rank must call it.
 
     They are the same on all ranks.
 
     The default evaluation adds up the sums of all ranks. A task's own `evaluate()` runs on the
-    first rank, and the others wait for it.
+    first rank, and the others wait for it, and receive what it has changed.
 
     Args:
         task: The task.
@@ -75,6 +78,7 @@ def evaluate(
         ranks: The ranks of the trial.
         take_logged: Returns what this rank has logged in the evaluation.
         on_all: Call a task's own `evaluate()` on all ranks: each has a part of the model.
+        objects: The task's attributes and what else it may change, besides weights and buffers.
 
     Raises:
         TaskError: The task broke its contract.
@@ -86,10 +90,12 @@ def evaluate(
             with ranks.together() as message:
                 sums = _own_sums(task, model, windows, ranks)
                 message.own = [sums, fetched([take_logged()])]
-        found = _sums_of_ranks([sums for sums, _ in message.of_ranks]).metrics()
+        found = _sums_of_ranks([sums for sums, *_ in message.of_ranks]).metrics()
         metrics = as_metrics(found, task, precision.device, split)
+        counted = message.of_ranks
     else:
         with ranks.together(seconds=rank_waits.WITHOUT_END) as message:
+            changes = ChangesOfFirst(() if on_all else objects, ranks)
             own: dict[str, float] | None = None
             if ranks.is_first or on_all:
                 batches = (batch for window in windows for batch in window)
@@ -98,9 +104,12 @@ def evaluate(
                         task, model, batches, precision=precision, seed=seed, average=average
                     )
                 own = as_metrics(result, task, precision.device, split)
-            message.own = [own, fetched([take_logged()])]
-        metrics = message.of_ranks[0][0]
-    (logged,) = means_of([combined([sums for _, (sums,) in message.of_ranks])])
+            message.own = [own, fetched([take_logged()]), changes.find()]
+        counted = message.of_ranks[:1]  # the others have logged nothing, or the same
+        ((metrics, _, has_changes),) = counted
+        if has_changes:
+            changes.send()
+    (logged,) = means_of([combined([sums for _, (sums,), *_ in counted])])
     return metrics, logged
 
 

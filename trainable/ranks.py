@@ -144,6 +144,9 @@ class Ranks:
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
 
+    def name_parameters(self, model: nn.Module) -> None:
+        """Call parameters in errors as this model does."""
+
     def leave_on_failure(self) -> None:
         """Let a rank that fails leave at once, and not tell the others at the next exchange.
 

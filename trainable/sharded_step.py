@@ -6,7 +6,9 @@ What must not live here: how a model is sharded (`sharding.py`), and the order o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +20,10 @@ from trainable.data import Source
 from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
 from trainable.logged import muted
+from trainable.object_state import ObjectState
 from trainable.optim import Clipper
 from trainable.precision import Precision
+from trainable.rank_checks import check_trained_alike
 from trainable.ranks import Ranks
 from trainable.seeding import seeded
 from trainable.sharding import Layout, is_sharded, local_part, sharded_parameters, sharded_units
@@ -31,6 +35,15 @@ _CONSTANT = (
     "the loss of a micro-batch does not depend on the model, and under train.sharding: fsdp every "
     "rank computes each backward pass; compute it from the model's output, such as "
     "(output * 0).sum() where there are no targets"
+)
+_LOST = (
+    "under train.sharding: fsdp a rank calls loss() once more on a batch that it has seen, where "
+    "other ranks have more, and the change cannot be undone"
+)
+_UNFROZEN = (
+    "loss() has changed which parameters of the model require a gradient, and under "
+    "train.sharding: fsdp the ranks must agree on that before a pass; do so in on_epoch_start(), "
+    "on_step_end() or on_epoch_end()"
 )
 _NO_BATCH = (
     "this rank has had no sample yet, and the window has fewer samples than the trial has "
@@ -87,11 +100,13 @@ class LockStep:
     """Let each rank compute as many passes as the rank with the most micro-batches.
 
     A rank without a further one computes a pass on a batch that it has seen, in evaluation mode
-    and with the factor 0: no gradient, buffer, random generator or logged value changes.
+    and with the factor 0. No gradient, buffer, random generator or logged value changes, and what
+    `loss` changes of the task and the model is restored.
 
     Args:
         task: The task.
         model: Its sharded model.
+        objects: Return what is restored.
         precision: Autocast of the passes.
         ranks: This rank of the trial.
         val: Samples for a rank that has had none yet.
@@ -106,12 +121,14 @@ class LockStep:
         ranks: Ranks,
         val: Source,
         used: UsedParameters,
+        objects: Callable[[], Sequence[ObjectState]],
     ) -> None:
-        self._used = used
+        self._used, self._objects = used, objects
         self._task, self._model, self._precision = task, model, precision
         self._ranks = ranks
         self._val = val
         self._seen: Any = None
+        self._trained = 0
 
     def __call__(self, batches: Iterable[Batch], *, backward: bool) -> Iterator[Batch]:
         """Yield this rank's batches; compute further passes while other ranks have batches.
@@ -121,6 +138,7 @@ class LockStep:
             backward: Each of them is followed by a backward pass.
         """
         remaining = iter(batches)
+        self._trained = self._digest_of_trained()
         while True:
             found, error = [], None
             try:
@@ -129,8 +147,12 @@ class LockStep:
                 pass
             except Exception as problem:  # of a data set
                 error = problem
-            (more,) = self._ranks.sum([len(found)], error)
-            if not more:
+            of_ranks = self._ranks.gather_plain([len(found), self._trained], error)
+            if any(trained != self._trained for _, trained in of_ranks):
+                parameters = dict(self._model.named_parameters())
+                names = {id(p): name for name, p in parameters.items()}
+                check_trained_alike([*parameters.values()], names, self._ranks)
+            if not any(count for count, _ in of_ranks):
                 return
             if not found:
                 self._pass(backward)
@@ -139,20 +161,34 @@ class LockStep:
                 self._seen = found[0]
             yield found[0]
 
+    def check_trained(self) -> None:
+        """Refuse a loss that freezes or unfreezes: the other ranks cannot be asked in a pass.
+
+        Raises:
+            TaskError: It did.
+        """
+        if self._digest_of_trained() != self._trained:
+            raise TaskError(_UNFROZEN)
+
+    def _digest_of_trained(self) -> int:
+        return zlib.crc32(bytes(p.requires_grad for p in self._model.parameters()))
+
     def _pass(self, backward: bool) -> None:
         if self._seen is None:
             self._seen = _first_batch(self._val)
         if self._seen is None:
             raise TaskError(_NO_BATCH)
-        with (
-            evaluation_mode(self._model),
-            seeded(0),  # restores the generators
-            muted(self._task),
-            torch.set_grad_enabled(backward),
-        ):
+        with contextlib.ExitStack() as passing:
+            for one in self._objects():  # first: not the modes of evaluation
+                passing.enter_context(one.kept(lost=_LOST))
+            passing.enter_context(evaluation_mode(self._model))
+            passing.enter_context(seeded(0))  # restores the generators
+            passing.enter_context(muted(self._task))
+            passing.enter_context(torch.set_grad_enabled(backward))
             with self._precision.autocast():
                 loss, _ = self._task.loss(self._model, self._seen)
             if backward:
+                self.check_trained()
                 self._used.is_counting = False
                 (loss * 0).backward()  # type: ignore[no-untyped-call]
                 self._used.is_counting = True
@@ -185,7 +221,13 @@ class ShardedStep(Step):
         self.exchanged = [p for p in self.parameters if not is_sharded(p)]
         self._used = UsedParameters(self.model)
         self._lock_step = LockStep(
-            self.task, self.model, self.precision, self.ranks, val, self._used
+            self.task,
+            self.model,
+            self.precision,
+            self.ranks,
+            val,
+            self._used,
+            lambda: self.objects,
         )
 
     def passes(self, window: Iterable[Batch], *, backward: bool = False) -> Iterable[Batch]:
@@ -195,6 +237,7 @@ class ShardedStep(Step):
     def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:
             raise TaskError(_CONSTANT)
+        self._lock_step.check_trained()
         super()._backward(loss)
 
     def _gradients(self) -> list[Tensor]:

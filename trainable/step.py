@@ -6,7 +6,7 @@ What must not live here: where batches come from, what is logged, when anything 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +29,7 @@ from trainable.schedule import Schedule
 from trainable.task import Batch, Task
 
 if TYPE_CHECKING:
+    from trainable.object_state import ObjectState
     from trainable.sharding import Layout
 
 _NO_GRADIENT = (
@@ -84,6 +85,8 @@ class Step:
 
     layout: Layout | None = None
     """How the tensors of a sharded model are saved and restored; None: the model is whole."""
+    objects: Sequence[ObjectState] = ()
+    """What the further passes of a sharded model leave as it is, besides weights and buffers."""
 
     @property
     def is_sharded(self) -> bool:

@@ -151,6 +151,11 @@ class TrainState:
         self._base = FrozenBase(model, files) if trained_only else None
         self._held = None if task is None else TaskState(task, model, trained, data)
 
+    @property
+    def objects(self) -> list[ObjectState]:
+        """What is saved of the model besides its state dict, and of the task."""
+        return [self._modules, *([] if self._held is None else [self._held])]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Its tensors are not copies: copy or write them before the next step.
 
@@ -193,7 +198,7 @@ class TrainState:
         check_state(held, "the state of the task")
         check_state(modules, "the state of the model's modules")
         position = {} if self._position is None else {"position": self._position.state_dict()}
-        return position | {"modules": modules, "task": held, "random": _capture_random()}
+        return position | {"modules": modules, "task": held, "random": capture_random()}
 
     def _weights(self) -> dict[str, Any]:
         """Return the model's state, and the weights in training if it has others."""
@@ -261,7 +266,7 @@ class TrainState:
         if self._position is not None:
             self._position.load_state_dict(own["position"])
         if "random" in own:
-            _restore_random(own["random"])
+            restore_random(own["random"])
 
     def _own_part(self, state: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the part of a state that belongs to this rank.
@@ -421,12 +426,13 @@ def _check_keys(what: str, found: dict[str, Any], expected: set[str]) -> None:
         )
 
 
-def _capture_random() -> dict[str, Any]:
+def capture_random(*, devices: bool = True) -> dict[str, Any]:
+    """Return the state of the host's random generators and, if asked, of each CUDA device."""
     kind, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state_all() if devices and torch.cuda.is_available() else [],
         "numpy": [
             str(kind),
             torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)),
@@ -438,7 +444,8 @@ def _capture_random() -> dict[str, Any]:
     }
 
 
-def _restore_random(state: dict[str, Any]) -> None:
+def restore_random(state: dict[str, Any]) -> None:
+    """Restore what `capture_random` returned; CUDA generators if there are as many devices."""
     _check_keys("the random state", state, {"torch", "cuda", "numpy", "python"})
     torch.set_rng_state(state["torch"].cpu())
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():

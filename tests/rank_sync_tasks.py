@@ -1,0 +1,246 @@
+"""Tasks whose hooks, or whose own `evaluate`, change what the next steps of all ranks use."""
+
+# ruff: noqa: ARG002  hooks and evaluate have the arguments that Task gives them
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import rank_training
+from trainable.task import Batch, Data, Task
+
+
+class Plain(Task):
+    """Float64; draws nothing in its steps, so that all draws are those of its hooks."""
+
+    def __init__(self) -> None:
+        self.smooth, self.strength, self.noise = 0.3, 0.0, torch.zeros(3).double()
+
+    def build_model(self) -> nn.Module:
+        self.net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        self.net.register_buffer("shift", torch.zeros(5).double(), persistent=False)
+        self.teacher = nn.Linear(5, 3).double().requires_grad_(False)
+        return self.net
+
+    def build_data(self) -> Data:
+        generator = torch.Generator().manual_seed(3)
+        inputs = torch.randn(37, 5, generator=generator).double()
+        targets = torch.randint(3, (37,), generator=generator)
+        return Data(train=(inputs, targets), val=(inputs[:13], targets[:13]))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        inputs, targets = batch
+        inputs = inputs * (1 + self.strength) - self.net.shift
+        logits = model(inputs) + self.teacher(inputs) + self.noise
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.smooth)
+        return loss, len(targets)
+
+
+class Changing(Plain):
+    """Changes each kind of value in its own `evaluate`, and unfreezes by what that found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone, self.kept = "until the first evaluation", [0.0]
+        self.queue = deque([1, 2, 3], maxlen=3)
+        self.table: dict[str, Any] = {"best": None, "all": []}
+        self.array, self.found = numpy.zeros(3), torch.zeros(2)
+        self.own, self.python = torch.Generator(), random.Random(1)
+        self.own.manual_seed(1)
+        self.numpy = numpy.random.default_rng(1)
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        self.net[0].requires_grad_(False)
+        self.dropout = nn.Dropout(0.0)
+        model.rate = 1.0  # type: ignore[assignment]
+        return model
+
+    def on_epoch_start(self, epoch: int) -> None:
+        if epoch and self.smooth < 0.2:
+            self.net[0].requires_grad_(True)
+
+    def evaluate(self, model: nn.Module, batches: Any) -> dict[str, Any]:
+        batches = list(batches)
+        found = Task.evaluate(self, model, batches)
+        accuracy = float(found["accuracy"])
+        self.log("seen", sum(len(targets) for _, targets in batches), reduce="sum")
+        self.smooth /= 2
+        self.newest = accuracy
+        vars(self).pop("gone", None)
+        self.kept.append(accuracy)
+        self.queue.append(len(self.kept))
+        self.table["best"] = max(accuracy, self.table["best"] or 0.0)
+        self.table["all"].append((accuracy, len(self.kept)))
+        self.array[1] += accuracy
+        self.found += accuracy
+        self.noise = torch.randn(3, generator=self.own).double() / 10
+        self.strength = self.python.random() / 10 + float(self.numpy.random()) / 10
+        with torch.no_grad():
+            self.teacher.weight.add_(0.01)
+        self.net.shift = batches[0][0].mean(0) / 10
+        self.net.rate *= 2.0  # type: ignore[operator]
+        self.net[2].bias.requires_grad_(len(self.kept) % 2 == 0)
+        self.dropout.p += 0.1
+        return dict(found)
+
+
+class Deep(Changing):
+    """The same with weights that `train.sharding: fsdp` cuts, and that all passes use."""
+
+    def on_epoch_start(self, epoch: int) -> None:
+        """Unfreeze nothing."""
+
+
+class Counting(Plain):
+    """An iterator of its own moves on in `evaluate`, which no other rank can be given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = zip(itertools.count(), itertools.count(), strict=False)
+
+    def evaluate(self, model: nn.Module, batches: Any) -> Any:
+        next(self.numbers)
+        return Task.evaluate(self, model, batches)
+
+
+class Best:
+    """What an evaluation has found."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class Making(Plain):
+    """Makes an object in its first evaluation, and changes it in the second."""
+
+    best: Best | None = None
+
+    def evaluate(self, model: nn.Module, batches: Any) -> Any:
+        found = Task.evaluate(self, model, batches)
+        if self.best is None:
+            self.best = Best()
+        else:
+            self.best.value = float(found["loss"])
+        return found
+
+
+class EpochDraws(Plain):
+    """Draws in the hooks of an epoch, from each generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def on_epoch_start(self, epoch: int) -> None:
+        self.strength = random.choice([0.0, 0.5, 1.0, 2.0])
+        self.drawn += [self.strength, float(numpy.random.rand())]
+
+    def on_epoch_end(self, epoch: int) -> None:
+        with torch.no_grad():
+            self.teacher.weight.add_(torch.randn_like(self.teacher.weight), alpha=0.1)
+        self.drawn += [random.random(), float(torch.rand(()))]
+
+
+class StepDraws(Plain):
+    """Draws in the hook of a step, from each generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def on_step_end(self, step: int) -> None:
+        with torch.no_grad():
+            self.teacher.weight.add_(torch.randn_like(self.teacher.weight), alpha=0.1)
+        self.drawn += [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+
+
+class Unfreezing(Plain):
+    """Unfreezes its first weight in one place.
+
+    Args:
+        where: `epoch`, `step` or `loss`: where it does so in the second epoch; with `alone`
+            behind it, on rank 1 only, as if by that rank's own loss.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, *self.alone = where.split()
+        self.steps = 0
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        self.net[0].weight.requires_grad_(False)
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        if model.training and self.steps == 5:
+            self._unfreeze("loss")
+        return super().loss(model, batch)
+
+    def on_epoch_start(self, epoch: int) -> None:
+        if epoch == 1:
+            self._unfreeze("epoch")
+
+    def on_step_end(self, step: int) -> None:
+        self.steps = step
+        if step == 5:
+            self._unfreeze("step")
+
+    def _unfreeze(self, where: str) -> None:
+        if where == self.where and (not self.alone or rank_training.rank_of_process == 1):
+            self.net[0].weight.requires_grad_(True)
+
+
+class Recording(Plain):
+    """Its loss changes each kind of value, on the task and on the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.lengths = 0, [0]
+        self.queue = deque([0], maxlen=3)
+        self.table: dict[str, Any] = {"all": []}
+        self.mean, self.array = torch.zeros(5).double(), numpy.zeros(2)
+        self.pair = (Best(), 1)
+        self.own = torch.Generator()
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.calls = 0  # type: ignore[assignment]
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        self.calls += 1
+        self.lengths.append(len(batch[1]))
+        self.queue.append(len(batch[1]))
+        self.table["all"].append(self.calls)
+        self.mean += batch[0].mean(0)
+        self.array += 1
+        self.pair[0].value += 1
+        self.newest = self.calls
+        self.noise = torch.randn(3, generator=self.own).double() / 10
+        with torch.no_grad():
+            self.teacher.weight.add_(0.01)
+        self.net.shift = batch[0].mean(0) / 10
+        self.net.calls += 1  # type: ignore[operator]
+        return super().loss(model, batch)
+
+
+class Exhausting(Recording):
+    """Its loss moves an iterator on, which nothing can set back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = zip(itertools.count(), itertools.count(), strict=False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        next(self.numbers)
+        return super().loss(model, batch)

@@ -1,0 +1,152 @@
+"""Hooks on several ranks: they draw the same on each, and train the same parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.rank_training import Groups, config, curve, to_end
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.compare_states import state_differences
+from trainable.config import TrialConfig
+from trainable.errors import TaskError
+from trainable.local_ranks import LocalRanks
+from trainable.loop import Trainer
+
+pytestmark = pytest.mark.integration
+
+CUT = 6
+"""In the second epoch of three."""
+ALIKE = ("epoch", "step", "loss")
+APART = [f"{where} alone{sharded}" for where in ALIKE for sharded in ("", " sharded")]
+
+
+def _config(workers: int, name: str, where: str = "", **train: Any) -> TrialConfig:
+    task = {"name": f"tests.rank_sync_tasks:{name}", **({"where": where} if where else {})}
+    return config(workers, task, **{"epochs": 3, "accumulation": 1, "every": "1 epoch", **train})
+
+
+class _Runs(NamedTuple):
+    """The directories of the runs, errors of those that failed, and how others saw them."""
+
+    root: Path
+    errors: dict[str, Exception]
+    others: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
+    """One group of two processes trains all runs."""
+    root = tmp_path_factory.mktemp("hooks")
+    torch.set_num_threads(1)
+    plan = {
+        "epochs": _config(2, "EpochDraws"),
+        "steps": _config(2, "StepDraws"),
+        "cut": _config(2, "StepDraws"),
+        "resumed": _config(2, "StepDraws"),
+        **{where: _config(2, "Unfreezing", where) for where in ALIKE},
+    }
+    for name in APART:
+        where, _, sharded = name.partition(" alone")
+        train = {"sharding": "fsdp"} if sharded else {}
+        plan[name] = _config(2, "Unfreezing", f"{where} alone", **train)
+    errors: dict[str, Exception] = {}
+    with LocalRanks(2) as children:
+        places = {"resumed": "cut"}
+        groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
+        groups.begin()
+        for number, name in enumerate(plan):
+            try:
+                with groups.first(number) as trainer:
+                    if name == "cut":
+                        trainer.stop_at = CUT
+                    to_end(trainer)
+            except Exception as error:  # what a run ends with is compared below
+                errors[name] = error
+        (other,) = children.ends()
+    assert other.error is None, errors
+    for name in ("EpochDraws", "Unfreezing"):
+        made = _config(1, name, "epoch" if name == "Unfreezing" else "")
+        with open_trainer(made, root / name, device="cpu") as alone:
+            assert isinstance(alone, Trainer)
+            to_end(alone)
+    return _Runs(root, errors, dict(zip(plan, other.result, strict=True)))
+
+
+def _state(directory: Path) -> dict[str, Any]:
+    store = CheckpointStore(directory)
+    newest = store.newest()
+    assert newest is not None
+    return store.load(newest)
+
+
+def _drawn(state: dict[str, Any]) -> list[float]:
+    held = {path[-1][1]: payload for path, _, payload in state["task"]["held"]}
+    drawn: list[float] = held["drawn"]["list"]
+    return drawn
+
+
+def _compare_curves(first: Path, second: Path) -> None:
+    rows, expected = curve(first), curve(second)
+    assert len(rows) == len(expected) == 12
+    for row, other in zip(rows, expected, strict=True):
+        assert row.metrics == pytest.approx(other.metrics, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["epochs", "steps"])
+def test_ranks_draw_the_same_in_hooks(runs: _Runs, name: str) -> None:
+    state = _state(runs.root / name)
+    (second,) = state["ranks"]
+    assert list(state_differences({"task": state["task"]}, {"task": second["task"]})) == []
+    drawn = _drawn(state)
+    assert len(drawn) == (12 if name == "epochs" else 36)
+    assert len(set(drawn)) >= len(drawn) - 3, "each hook draws anew"
+
+
+def test_ranks_have_numbers_of_their_own_after_hooks(runs: _Runs) -> None:
+    for name in ("epochs", "steps"):
+        state = _state(runs.root / name)
+        (second,) = state["ranks"]
+        for generator in ("torch", "numpy", "python"):
+            both = ({"": state["random"][generator]}, {"": second["random"][generator]})
+            assert list(state_differences(*both)), (name, generator)
+
+
+def test_hooks_of_an_epoch_draw_as_in_one_process(runs: _Runs) -> None:
+    several, alone = (_state(runs.root / name) for name in ("epochs", "EpochDraws"))
+    assert _drawn(several) == _drawn(alone)
+    both = ({"random": several["random"]}, {"random": alone["random"]})
+    assert list(state_differences(*both)) == []
+    _compare_curves(runs.root / "epochs", runs.root / "EpochDraws")
+
+
+def test_resumed_run_draws_on_exactly(runs: _Runs) -> None:
+    assert runs.others["cut"] == runs.others["resumed"] == ""
+    assert curve(runs.root / "cut") == curve(runs.root / "steps")
+    states = [_state(runs.root / name) for name in ("steps", "cut")]
+    measured = ("train/samples_per_second", "memory/process_mb")
+    assert list(state_differences(*states, ignored=measured)) == []
+
+
+def test_unfreezing_alike_trains_as_one_process(runs: _Runs) -> None:
+    _compare_curves(runs.root / "epoch", runs.root / "Unfreezing")
+    for name in ALIKE:
+        assert name not in runs.errors
+        state = _state(runs.root / name)
+        moments = [len(one) for one in state["optimizer"]["state"].values()]
+        assert len(moments) == 4, "the unfrozen weight has moments, too"
+
+
+@pytest.mark.parametrize("name", APART)
+def test_unfreezing_on_one_rank_is_refused(runs: _Runs, name: str) -> None:
+    error = runs.errors[name]
+    assert isinstance(error, TaskError), error
+    said = "the parameter 0.weight requires a gradient on rank 1 and not on rank 0"
+    if name == "loss alone sharded":  # within a pass the ranks cannot ask each other
+        said = "rank 1: loss() has changed which parameters"
+    assert said in str(error)
+    assert runs.others[name].startswith("task: ")
