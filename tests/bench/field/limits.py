@@ -58,6 +58,7 @@ class Foreseeing:
         self._shown, self._known = (_ours(one, meets) for one in (spec, bare))
         self.scheduler, self.searcher = self._shown.scheduler, self._shown.searcher
         self._propose = self._known.searcher._suggester.propose
+        self.reads_results = False  # each report is written at once
         self.searcher._suggester = self  # type: ignore[assignment]
         self._records, self._goes_on = records, goes_on
         self._lowest = math.inf
