@@ -112,6 +112,64 @@ class Counting(Plain):
         return Task.evaluate(self, model, batches)
 
 
+class Scale(nn.Module):
+    """A factor that only `get_extra_state()` saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits * self.factor
+
+    def get_extra_state(self) -> Any:
+        return {"factor": self.factor}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.factor = state["factor"]
+
+
+class Saving(Counting):
+    """The same iterator in a task that says by methods of its own what matters of it."""
+
+    def build_model(self) -> nn.Module:
+        net = super().build_model()
+        self.net, self.outer = net, Scale()
+        return nn.Sequential(net, Scale())
+
+    def evaluate(self, model: nn.Module, batches: Any) -> Any:
+        self.smooth /= 2
+        self.outer.factor *= 1.1
+        model[1].factor *= 0.9
+        return super().evaluate(model, batches)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        total, weight = super().loss(model, batch)
+        return total * self.outer.factor, weight
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"smooth": self.smooth, "outer": self.outer.factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.smooth, self.outer.factor = state["smooth"], state["outer"]
+
+
+class Freezing(Plain):
+    """Freezes a layer in the second micro-batch of each odd step, after the first had its own."""
+
+    passes, step = 0, 0
+
+    def on_step_end(self, step: int) -> None:
+        self.passes, self.step = 0, step
+        self.net[0].requires_grad_(True)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        self.passes += model.training
+        if self.passes == 2:
+            self.net[0].requires_grad_(self.step % 2 == 1)
+        return super().loss(model, batch)
+
+
 class Best:
     """What an evaluation has found."""
 

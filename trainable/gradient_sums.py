@@ -124,6 +124,14 @@ class GradientSums:
             for p, view in zip(bucket.parameters, bucket.views, strict=True):
                 p.grad = view if id(p) in given else None
 
+    def give_back_frozen(self, parameters: Sequence[Tensor], present: Sequence[bool]) -> None:
+        """Let parameters that were frozen within the step have their sums, as they will step."""
+        given = {id(p) for p, some in zip(parameters, present, strict=True) if some}
+        for bucket in self._buckets:
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                if id(p) in given and not p.requires_grad:
+                    p.grad = view.clone()  # the bucket goes
+
     def close(self) -> None:
         """Remove the hooks from the parameters."""
         for hook in self._hooks:

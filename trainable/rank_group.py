@@ -126,12 +126,16 @@ class RankGroup(Ranks):
         if some_changed:
             assert self._buffers is not None
             self._buffers.agree(self.gather_plain(self._buffers.note()))
+        counts = [count > 0 for count in sums[2 + len(own) :]]
         if misfits:
+            if is_stale:
+                gradients.add_up_again()
+            gradients.give_back_frozen(parameters, counts)
             del gradients  # its memory is needed
             gradients = self._cut(parameters)
         if misfits or is_stale:
             gradients.add_up_again()
-        gradients.give_back(parameters, [count > 0 for count in sums[2 + len(own) :]])
+        gradients.give_back(parameters, counts)
         self._decided = Decisions(*map(bool, sums[2 : 2 + len(own)]))
         if device is None or not stays:
             return sums[0], sums[1], int(total_passes)
@@ -265,6 +269,7 @@ class RankGroup(Ranks):
         """Copy the first rank's buffers, those of the state dict, into the other ranks' model."""
         if self._buffers is None or self._buffers.model is not model:
             self._buffers = SyncedBuffers(model)
+            self._buffers.agree(self.gather_plain(self._buffers.note()))
         self.copy_from_first(self._buffers.tensors())
 
     def next_report(self, *, go_on: bool = True) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trainable.errors import CheckpointError, TaskError
-from trainable.object_state import ObjectState
+from trainable.own_state import KeptState
 from trainable.ranks import Ranks
 from trainable.seeding import HostRngState
 from trainable.train_state import capture_random, check_state, restore_random
@@ -33,7 +33,7 @@ class ChangesOfFirst:
         ranks: The ranks of the trial.
     """
 
-    def __init__(self, objects: Sequence[ObjectState], ranks: Ranks) -> None:
+    def __init__(self, objects: Sequence[KeptState], ranks: Ranks) -> None:
         self._objects, self._ranks = objects, ranks
         watched = objects if ranks.is_first and ranks.size > 1 else ()
         self._watched = [one.from_now(lost=_LOST) for one in watched]
@@ -62,7 +62,7 @@ class ChangesOfFirst:
                 _restore(self._objects, changes["changes"])
 
 
-def _restore(objects: Sequence[ObjectState], changes: Sequence[list[Any]]) -> None:
+def _restore(objects: Sequence[KeptState], changes: Sequence[list[Any]]) -> None:
     try:
         for one, entries in zip(objects, changes, strict=True):
             one.load_state_dict(entries)

@@ -29,7 +29,7 @@ from trainable.schedule import Schedule
 from trainable.task import Batch, Task
 
 if TYPE_CHECKING:
-    from trainable.object_state import ObjectState
+    from trainable.own_state import KeptState
     from trainable.sharding import Layout
 
 _NO_GRADIENT = (
@@ -85,7 +85,7 @@ class Step:
 
     layout: Layout | None = None
     """How the tensors of a sharded model are saved and restored; None: the model is whole."""
-    objects: Sequence[ObjectState] = ()
+    objects: Sequence[KeptState] = ()
     """What the further passes of a sharded model leave as it is, besides weights and buffers."""
 
     @property

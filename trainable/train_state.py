@@ -28,12 +28,13 @@ from trainable.model import make_buffers_writable
 from trainable.object_state import ObjectState
 from trainable.optimizer_state import OptimizerState
 from trainable.optimizers import evaluated_weights, modal_parameters
+from trainable.own_state import KeptState, OwnState, extra_states
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.sums import Sums, combined
 from trainable.task import Task
-from trainable.task_state import TaskState, modules_state
+from trainable.task_state import TaskState, held_modules, modules_state
 
 if TYPE_CHECKING:
     from trainable.data import Position
@@ -142,7 +143,7 @@ class TrainState:
         self._schedule = schedule
         self._precision = precision
         self._average = average
-        self._task = task
+        self._task, self._data = task, data
         self._was_read_back = False
         trained = [*model.parameters(), *self._outside]
         internals = [] if layout is None else layout.internals()
@@ -152,9 +153,19 @@ class TrainState:
         self._held = None if task is None else TaskState(task, model, trained, data)
 
     @property
-    def objects(self) -> list[ObjectState]:
-        """What is saved of the model besides its state dict, and of the task."""
-        return [self._modules, *([] if self._held is None else [self._held])]
+    def objects(self) -> list[KeptState]:
+        """What is saved of the model besides weights and buffers, and of the task.
+
+        A task with a `state_dict()` of its own says itself what matters of it.
+        """
+        task = self._task
+        kept: list[KeptState] = [self._modules, *extra_states(self._model)]
+        if task is not None:
+            for _, module in held_modules(task, self._data):
+                kept += extra_states(module)
+            if type(task).state_dict is not Task.state_dict:
+                return [*kept, OwnState(task.state_dict, task.load_state_dict)]
+        return [*kept, *([] if self._held is None else [self._held])]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Its tensors are not copies: copy or write them before the next step.

@@ -223,7 +223,7 @@ def _circumstances(data: Mapping[str, Any]) -> Circumstances:
     reports = _reports(data.get("budget", {}))
     startup = _whole(search.get("startup_trials"), _STARTUP)
     trials = _whole(data.get("trials"), _LONG)
-    points = num_points(data, min(trials, startup + 1))
+    points = num_points(data, min(trials, max(startup, 1) + 1))
     points = trials if points is None else min(trials, points)
     return Circumstances(
         trials=points,

@@ -127,7 +127,8 @@ def _not_compared(spec: SweepSpec, taken: Sequence[PriorTrial]) -> str:
     return (
         f"; {num} of these trials have no reports like those of this sweep, so its own stopped "
         "trials rank behind all complete ones and are not compared at rungs; for that, let both "
-        "budgets report alike (unit, report_every, val_batches), or leave search.warm_start out"
+        "budgets report alike (unit, report_every, val_batches), take no population (pbt, pb2), "
+        "or leave search.warm_start out"
     )
 
 

@@ -158,10 +158,11 @@ def _judged(
 def _is_decided(trial: TrialState) -> bool:
     """Return whether a driver is known to have decided on the last report of a trial.
 
-    The ledger has a report of an exempt trial with the decision on it, or has neither.
+    Whoever has trained past its report was told to continue. The ledger has a report of an exempt
+    trial with the decision on it, or has neither.
     """
     record = trial.record
-    if not record.exempt:
+    if trial.trained_past_report or not record.exempt:
         return trial.trained_past_report
     is_known = not trial.curve or trial.curve[-1].epoch in record.reports
     return is_known or record.would_stop_at is not None

@@ -87,7 +87,9 @@ class ShownTrials:
         warm = ledger.warm_start
         self.warm_start = list(self._earlier(warm))
         """The trials of a warm start, as points of the space."""
-        self._is_warm_start_comparable = all(prior.reports for prior in warm.trials)
+        self._is_warm_start_comparable = all(
+            prior.reports for prior in warm.trials if self.space.project(prior.params) is not None
+        )
         # By position: the point of a trial, which never changes, and what the trial was and how it
         # was shown.
         self._points: dict[int, dict[str, Any] | None] = {}

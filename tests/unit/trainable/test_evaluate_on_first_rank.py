@@ -46,6 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "cut": _config(2, "Changing"),
         "resumed": _config(2, "Changing"),
         "sharded": _config(2, "Deep", sharding="fsdp"),
+        "saving": _config(2, "Saving"),
         "Counting": _config(2, "Counting"),
         "Making": _config(2, "Making"),
     }
@@ -64,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
                 errors[name] = error
         (other,) = children.ends()
     assert other.error is None
-    for name, task in (("one", "Changing"), ("one deep", "Deep")):
+    for name, task in (("one", "Changing"), ("one deep", "Deep"), ("one saving", "Saving")):
         with open_trainer(_config(1, task), root / name, device="cpu") as alone:
             assert isinstance(alone, Trainer)
             to_end(alone)
@@ -95,7 +96,7 @@ def test_all_ranks_have_what_an_evaluation_changes(runs: _Runs) -> None:
 
 
 def test_curve_is_that_of_one_process(runs: _Runs) -> None:
-    for name, alone in (("two", "one"), ("sharded", "one deep")):
+    for name, alone in (("two", "one"), ("sharded", "one deep"), ("saving", "one saving")):
         rows, expected = curve(runs.root / name), curve(runs.root / alone)
         assert len(rows) == len(expected) == 12
         for row, other in zip(rows, expected, strict=True):
@@ -103,6 +104,14 @@ def test_curve_is_that_of_one_process(runs: _Runs) -> None:
             assert row.metrics["train/loss"] == pytest.approx(
                 other.metrics["train/loss"], rel=1e-12
             )
+
+
+def test_all_ranks_have_what_is_saved_by_own_methods(runs: _Runs) -> None:
+    assert "saving" not in runs.errors
+    state = _state(runs.root / "saving")
+    (second,) = state["ranks"]
+    assert state["task"] == second["task"] == {"smooth": 0.3 / 8, "outer": pytest.approx(1.1**3)}
+    assert state["model"]["1._extra_state"] == {"factor": pytest.approx(0.9**3)}
 
 
 def test_logged_sums_count_the_samples_once(runs: _Runs) -> None:

@@ -49,6 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         "cut": _config(2, "StepDraws"),
         "resumed": _config(2, "StepDraws"),
         **{where: _config(2, "Unfreezing", where) for where in ALIKE},
+        "freezing": _config(2, "Freezing", accumulation=2),
     }
     for name in APART:
         where, _, sharded = name.partition(" alone")
@@ -139,6 +140,13 @@ def test_unfreezing_alike_trains_as_one_process(runs: _Runs) -> None:
         state = _state(runs.root / name)
         moments = [len(one) for one in state["optimizer"]["state"].values()]
         assert len(moments) == 4, "the unfrozen weight has moments, too"
+
+
+def test_parameter_frozen_within_a_step_takes_the_sum_of_all_ranks(runs: _Runs) -> None:
+    """Each report compares the weights of the ranks."""
+    assert "freezing" not in runs.errors
+    assert runs.others["freezing"] == ""
+    assert len(curve(runs.root / "freezing")) == 12
 
 
 @pytest.mark.parametrize("name", APART)

@@ -49,6 +49,7 @@ def _taken(more: str, *overrides: str) -> tuple[str, str]:
         ((f"space={{{LR}: {{choice: [1, 2]}}, {NORM}: {{choice: [1, 2, 3, 4, 5, 6]}}}}",), LARGE),
         ((*FORBIDDEN, f"search.constraints=[{LR} <= {NORM}]"), SMALL),
         (FORBIDDEN, LARGE),
+        ((*FORBIDDEN, f"search.constraints=[{LR} <= {NORM}]", "search.startup_trials=0"), LARGE),
         (("space={}",), LARGE),
         (("budget.epochs=1",), ("tpe", "none")),
         (("budget.epochs=2",), ("tpe", "asha_promote")),

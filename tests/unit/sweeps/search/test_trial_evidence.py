@@ -105,6 +105,7 @@ def _told(spec: SweepSpec, ledger: Ledger, sampler: BaseSampler | None = None) -
         ("none", 9, 0, "failed", NAN, WORST),
         ("median", 9, 8, "pruned", BY_THE_USER, NOTHING),
         ("median", 9, 8, "pruned", RULE, BEHIND),
+        ("median", 3, 4, "pruned", BY_THE_USER, 0.1),
         ("asha_promote", 3, 1, "pruned", BY_THE_USER, BEHIND),  # as before, while it was paused
         ("asha_promote", 3, 1, "pruned", OVER, BEHIND),
         ("asha_promote", 3, 2, "pruned", BY_THE_USER, NOTHING),
