@@ -439,20 +439,23 @@ def test_trial_the_scheduler_would_stop_is_not_resumed(
     assert run.tags["reason"].startswith(reason)
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["recovered", "decided on before"])
+@pytest.mark.parametrize("decided", ["", "in the ledger", "trained on"])
 def test_recovered_report_shows_where_an_exempt_trial_would_stop(
-    sweep: Sweep, is_known: bool
+    sweep: Sweep, decided: str
 ) -> None:
-    """A report in the ledger was decided on when fewer trials had made one."""
+    """A report was decided on, when fewer trials had made one, if the ledger has it, or the trial
+    trained on: the driver may have been killed before it wrote."""
     number = sweep.ask_after_better_ones()
     sweep.ledger.set_attr(number, EXEMPT, True)
     sweep.train(number, [0.9])
-    if is_known:
+    if decided == "in the ledger":
         sweep.ledger.report(number, epoch=1, step=2, value=0.9)
+    elif decided == "trained on":
+        append_rows(sweep.paths.trial(number), [Row(3, 0, {"train/loss": 0.9})])
     sweep.apply()
     record = sweep.ledger.trial(number)
     assert (record.state, record.reports) == ("running", {1: 0.9})
-    assert record.would_stop_at == (None if is_known else 1)
+    assert record.would_stop_at == (None if decided else 1)
     assert (record.would_stop_reason or "asha at epoch 1").startswith("asha at epoch 1")
     sweep.apply()
     assert sweep.ledger.trial(number) == record
