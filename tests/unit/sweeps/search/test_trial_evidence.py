@@ -15,6 +15,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.search.prior_evidence import Comparison
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
@@ -218,3 +219,18 @@ def test_tpe_returns_to_a_place_where_trials_were_stopped(tmp_path: Path, reason
         ledger.finish(number, "complete")
     drawn = [suggester.propose(number).params["task.x"] for number in range(40, 60)]
     assert sum(0.7 < x < 0.8 for x in drawn) / 20 > 0.6, drawn
+
+
+@pytest.mark.parametrize(("outside", "told"), [(2.0, 0.1), (0.5, BEHIND)])
+def test_earlier_trial_outside_the_space_decides_nothing(
+    tmp_path: Path, outside: float, told: Any
+) -> None:
+    """An earlier release stored no reports. Only where such a trial counts is nothing compared."""
+    spec = _spec("asha")
+    ledger = _ledger(tmp_path, spec)
+    ledger.store_warm_start(WarmStart([PriorTrial({"task.x": outside}, 0.2, 9, True)]))
+    _rivals(ledger, spec, 3)
+    number = _add(ledger, spec)
+    _train(ledger, number, 4, 0.3)
+    ledger.finish(number, "pruned", reason=RULE)
+    assert _told(spec, ledger) == told
