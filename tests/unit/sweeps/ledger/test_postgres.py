@@ -455,9 +455,11 @@ def _do(cluster: Cluster, statement: str) -> None:
 
 
 def _end_sessions(cluster: Cluster) -> None:
-    """End every connection, as a restart or a cut cable does."""
-    ending = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-    cluster.query(f"{ending} AND application_name LIKE 'gradsweep%'")
+    """End every connection, as a restart or a cut cable does; returns once all have ended."""
+    ours = "FROM pg_stat_activity WHERE application_name LIKE 'gradsweep%'"
+    known = cluster.query(f"SELECT pid, pg_terminate_backend(pid) {ours}")
+    pids = ", ".join(str(pid) for pid, _ in known)
+    _soon(lambda: not pids or not cluster.query(f"SELECT pid {ours} AND pid IN ({pids})"))
 
 
 def _soon(condition: Callable[[], bool]) -> None:
