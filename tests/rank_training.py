@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainable import gradient_sums
 from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import TrainingError
 from trainable.group_joining import GroupPlace, listen
@@ -372,3 +373,46 @@ def curve(directory: Path) -> list[Row]:
 
 def _measured(name: str) -> bool:
     return name == "train/samples_per_second" or name.startswith("memory/")
+
+
+class Runs(NamedTuple):
+    """The directories of some runs, the errors of those that failed, and how others saw them."""
+
+    root: Path
+    errors: dict[str, Exception]
+    others: dict[str, str]
+
+
+def train_in_turn(root: Path, plan: Mapping[str, TrialConfig], *, cut: int) -> Runs:
+    """Train runs one after the other, with one group of two processes.
+
+    Args:
+        root: Each run has a directory here by its name; `resumed` goes on with that of `cut`.
+        plan: The runs.
+        cut: The step at which the run `cut` ends.
+    """
+    torch.set_num_threads(1)
+    places = {name: root / ("cut" if name == "resumed" else name) for name in plan}
+    errors: dict[str, Exception] = {}
+    with LocalRanks(2) as children:
+        groups = Groups(children, [(one, places[name]) for name, one in plan.items()])
+        groups.begin()
+        for number, name in enumerate(plan):
+            try:
+                with groups.first(number) as trainer:
+                    if name == "cut":
+                        trainer.stop_at = cut
+                    to_end(trainer)
+            except Exception as error:  # what a run ends with is compared by the test
+                errors[name] = error
+        (other,) = children.ends()
+    assert other.error is None, errors
+    return Runs(root, errors, dict(zip(plan, other.result, strict=True)))
+
+
+def newest_state(directory: Path) -> dict[str, Any]:
+    """Return the newest saved state of a run."""
+    store = CheckpointStore(directory)
+    newest = store.newest()
+    assert newest is not None
+    return store.load(newest)

@@ -49,10 +49,10 @@ class OwnState:
     @contextlib.contextmanager
     def kept(self, *, lost: str) -> Iterator[None]:
         """Load on exit the state that was there, if it has changed within the context."""
-        state, _ = self._taken()
-        watched = self.from_now(lost=lost)
+        del lost
+        state, before = self._taken()
         yield
-        if watched.state_dict():
+        if self._taken()[1] != before:
             self._load(state)
 
     def _taken(self) -> tuple[Any, bytes]:
@@ -61,11 +61,11 @@ class OwnState:
         return taken["own"], file.getvalue()
 
 
-def extra_states(model: nn.Module) -> list[OwnState]:
-    """Return the states of a model's modules that have `get_extra_state()`."""
+def extra_states(*roots: nn.Module) -> list[OwnState]:
+    """Return the states of modules with `get_extra_state()`, each once."""
     return [
         OwnState(module.get_extra_state, module.set_extra_state)
-        for module in model.modules()
+        for module in dict.fromkeys(one for root in roots for one in root.modules())
         if type(module).get_extra_state is not nn.Module.get_extra_state
     ]
 

@@ -159,12 +159,10 @@ class TrainState:
         A task with a `state_dict()` of its own says itself what matters of it.
         """
         task = self._task
-        kept: list[KeptState] = [self._modules, *extra_states(self._model)]
-        if task is not None:
-            for _, module in held_modules(task, self._data):
-                kept += extra_states(module)
-            if type(task).state_dict is not Task.state_dict:
-                return [*kept, OwnState(task.state_dict, task.load_state_dict)]
+        held = () if task is None else (one for _, one in held_modules(task, self._data))
+        kept: list[KeptState] = [self._modules, *extra_states(self._model, *held)]
+        if task is not None and type(task).state_dict is not Task.state_dict:
+            return [*kept, OwnState(task.state_dict, task.load_state_dict)]
         return [*kept, *([] if self._held is None else [self._held])]
 
     def state_dict(self) -> dict[str, Any]:

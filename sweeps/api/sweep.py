@@ -187,9 +187,9 @@ class Sweep:
         """Run the sweep to its end, in a child process; returns the sweep, to be read.
 
         A terminal shows the live table, a notebook a progress bar, and what `auto` took. An
-        interrupt drains the trials
-        and raises KeyboardInterrupt; `resume` continues. If this process is killed, the driver is
-        killed, too, and `resume` continues from the newest checkpoints.
+        interrupt drains the trials and raises KeyboardInterrupt; `resume` continues. If this
+        process is killed, the driver is killed, too, and `resume` continues from the newest
+        checkpoints.
 
         Examples:
             >>> Sweep.from_file("sweep.yaml").run().trials()

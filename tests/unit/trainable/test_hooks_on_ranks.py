@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
 
-from tests.rank_training import Groups, config, curve, to_end
+from tests.rank_training import Runs, config, curve, newest_state, to_end, train_in_turn
 from trainable.build import open_trainer
-from trainable.checkpoint import CheckpointStore
 from trainable.compare_states import state_differences
 from trainable.config import TrialConfig
 from trainable.errors import TaskError
-from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
 
 pytestmark = pytest.mark.integration
@@ -30,19 +27,10 @@ def _config(workers: int, name: str, where: str = "", **train: Any) -> TrialConf
     return config(workers, task, **{"epochs": 3, "accumulation": 1, "every": "1 epoch", **train})
 
 
-class _Runs(NamedTuple):
-    """The directories of the runs, errors of those that failed, and how others saw them."""
-
-    root: Path
-    errors: dict[str, Exception]
-    others: dict[str, str]
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """One group of two processes trains all runs."""
     root = tmp_path_factory.mktemp("hooks")
-    torch.set_num_threads(1)
     plan = {
         "epochs": _config(2, "EpochDraws"),
         "steps": _config(2, "StepDraws"),
@@ -55,34 +43,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
         where, _, sharded = name.partition(" alone")
         train = {"sharding": "fsdp"} if sharded else {}
         plan[name] = _config(2, "Unfreezing", f"{where} alone", **train)
-    errors: dict[str, Exception] = {}
-    with LocalRanks(2) as children:
-        places = {"resumed": "cut"}
-        groups = Groups(children, [(c, root / places.get(n, n)) for n, c in plan.items()])
-        groups.begin()
-        for number, name in enumerate(plan):
-            try:
-                with groups.first(number) as trainer:
-                    if name == "cut":
-                        trainer.stop_at = CUT
-                    to_end(trainer)
-            except Exception as error:  # what a run ends with is compared below
-                errors[name] = error
-        (other,) = children.ends()
-    assert other.error is None, errors
+    found = train_in_turn(root, plan, cut=CUT)
     for name in ("EpochDraws", "Unfreezing"):
         made = _config(1, name, "epoch" if name == "Unfreezing" else "")
         with open_trainer(made, root / name, device="cpu") as alone:
             assert isinstance(alone, Trainer)
             to_end(alone)
-    return _Runs(root, errors, dict(zip(plan, other.result, strict=True)))
-
-
-def _state(directory: Path) -> dict[str, Any]:
-    store = CheckpointStore(directory)
-    newest = store.newest()
-    assert newest is not None
-    return store.load(newest)
+    return found
 
 
 def _drawn(state: dict[str, Any]) -> list[float]:
@@ -99,8 +66,8 @@ def _compare_curves(first: Path, second: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["epochs", "steps"])
-def test_ranks_draw_the_same_in_hooks(runs: _Runs, name: str) -> None:
-    state = _state(runs.root / name)
+def test_ranks_draw_the_same_in_hooks(runs: Runs, name: str) -> None:
+    state = newest_state(runs.root / name)
     (second,) = state["ranks"]
     assert list(state_differences({"task": state["task"]}, {"task": second["task"]})) == []
     drawn = _drawn(state)
@@ -108,41 +75,41 @@ def test_ranks_draw_the_same_in_hooks(runs: _Runs, name: str) -> None:
     assert len(set(drawn)) >= len(drawn) - 3, "each hook draws anew"
 
 
-def test_ranks_have_numbers_of_their_own_after_hooks(runs: _Runs) -> None:
+def test_ranks_have_numbers_of_their_own_after_hooks(runs: Runs) -> None:
     for name in ("epochs", "steps"):
-        state = _state(runs.root / name)
+        state = newest_state(runs.root / name)
         (second,) = state["ranks"]
         for generator in ("torch", "numpy", "python"):
             both = ({"": state["random"][generator]}, {"": second["random"][generator]})
             assert list(state_differences(*both)), (name, generator)
 
 
-def test_hooks_of_an_epoch_draw_as_in_one_process(runs: _Runs) -> None:
-    several, alone = (_state(runs.root / name) for name in ("epochs", "EpochDraws"))
+def test_hooks_of_an_epoch_draw_as_in_one_process(runs: Runs) -> None:
+    several, alone = (newest_state(runs.root / name) for name in ("epochs", "EpochDraws"))
     assert _drawn(several) == _drawn(alone)
     both = ({"random": several["random"]}, {"random": alone["random"]})
     assert list(state_differences(*both)) == []
     _compare_curves(runs.root / "epochs", runs.root / "EpochDraws")
 
 
-def test_resumed_run_draws_on_exactly(runs: _Runs) -> None:
+def test_resumed_run_draws_on_exactly(runs: Runs) -> None:
     assert runs.others["cut"] == runs.others["resumed"] == ""
     assert curve(runs.root / "cut") == curve(runs.root / "steps")
-    states = [_state(runs.root / name) for name in ("steps", "cut")]
+    states = [newest_state(runs.root / name) for name in ("steps", "cut")]
     measured = ("train/samples_per_second", "memory/process_mb")
     assert list(state_differences(*states, ignored=measured)) == []
 
 
-def test_unfreezing_alike_trains_as_one_process(runs: _Runs) -> None:
+def test_unfreezing_alike_trains_as_one_process(runs: Runs) -> None:
     _compare_curves(runs.root / "epoch", runs.root / "Unfreezing")
     for name in ALIKE:
         assert name not in runs.errors
-        state = _state(runs.root / name)
+        state = newest_state(runs.root / name)
         moments = [len(one) for one in state["optimizer"]["state"].values()]
         assert len(moments) == 4, "the unfrozen weight has moments, too"
 
 
-def test_parameter_frozen_within_a_step_takes_the_sum_of_all_ranks(runs: _Runs) -> None:
+def test_parameter_frozen_within_a_step_takes_the_sum_of_all_ranks(runs: Runs) -> None:
     """Each report compares the weights of the ranks."""
     assert "freezing" not in runs.errors
     assert runs.others["freezing"] == ""
@@ -150,7 +117,7 @@ def test_parameter_frozen_within_a_step_takes_the_sum_of_all_ranks(runs: _Runs) 
 
 
 @pytest.mark.parametrize("name", APART)
-def test_unfreezing_on_one_rank_is_refused(runs: _Runs, name: str) -> None:
+def test_unfreezing_on_one_rank_is_refused(runs: Runs, name: str) -> None:
     error = runs.errors[name]
     assert isinstance(error, TaskError), error
     said = "the parameter 0.weight requires a gradient on rank 1 and not on rank 0"
