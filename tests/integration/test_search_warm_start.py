@@ -356,8 +356,8 @@ def test_other_reports_are_not_compared_and_the_run_says_so(tmp_path: Path, budg
     assert ledger.warm_start.summary == (
         "warm start from 1 trials of 'old'; 1 of these trials have no reports like those of this "
         "sweep, so its own stopped trials rank behind all complete ones and are not compared at "
-        "rungs; for that, let both budgets report alike (unit, report_every, val_batches), or "
-        "leave search.warm_start out"
+        "rungs; for that, let both budgets report alike (unit, report_every, val_batches), take "
+        "no population (pbt, pb2), or leave search.warm_start out"
     )
     for silent in (_warm("budget.epochs=9"), _warm(*ASHA, sampler="nsgaii")):
         told = collect_warm_start(tmp_path, silent).summary

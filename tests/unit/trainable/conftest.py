@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainable.build import open_trainer
+from trainable import build
 from trainable.config import TrialConfig
 from trainable.loop import Trainer
 from trainable.task import Data, Task
@@ -106,12 +108,22 @@ def configure() -> Callable[..., TrialConfig]:
 
 
 @pytest.fixture
+def even_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers measure with a clock of their own: each look at it is a second later.
+
+    What else runs on this machine then does not change what a test sees of their speed.
+    """
+    clock = functools.partial(next, itertools.count(0.0))
+    monkeypatch.setattr(build, "Trainer", functools.partial(Trainer, clock=clock))
+
+
+@pytest.fixture
 def opened() -> Iterator[Callable[..., Trainer]]:
     """Open trainers that are closed when the test ends."""
     trainers: list[Trainer] = []
 
     def start(config: TrialConfig, directory: Path, task: Task, **options: Any) -> Trainer:
-        trainers.append(open_trainer(config, directory, device="cpu", task=task, **options))
+        trainers.append(build.open_trainer(config, directory, device="cpu", task=task, **options))
         return trainers[-1]
 
     yield start

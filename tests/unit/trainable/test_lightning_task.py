@@ -227,6 +227,7 @@ def test_new_learning_rate_scales_the_restored_schedule(tmp_path, interval):
         assert again[-1]["lr-SGD"] == pytest.approx(lr / 0.1 * rows[-1]["lr-SGD"], rel=1e-12)
 
 
+@pytest.mark.usefixtures("even_clock")
 def test_schedulers_of_a_module_are_no_signal(tmp_path):
     """The rate that they leave constant for many steps is not that of the spec."""
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from trainable import build
 from trainable.build import open_trainer
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import ConfigError
@@ -229,12 +228,10 @@ def test_settings_without_effect_are_refused(options, message):
 
 
 @pytest.mark.seeds("S23")
-def test_time_on_the_device_is_measured_on_request(tmp_path, opened, configure, toy, monkeypatch):
-    """Each look at this clock is a second later: a step takes one, an epoch all looks in it."""
-    ticks = functools.partial(next, iter(range(10_000)))
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "Trainer", functools.partial(build.Trainer, clock=ticks))
-        trainer = opened(configure(measure_device_time=True), tmp_path, toy())
+@pytest.mark.usefixtures("even_clock")
+def test_time_on_the_device_is_measured_on_request(tmp_path, opened, configure, toy):
+    """A step takes a second by this clock, and an epoch one for each look in it."""
+    trainer = opened(configure(measure_device_time=True), tmp_path, toy())
     reports = list(trainer.events())
     assert [report.metrics["train/device_seconds"] for report in reports] == [4.0, 4.0, 4.0]
     assert [report.metrics["train/seconds"] for report in reports] == [9.0, 9.0, 9.0]
