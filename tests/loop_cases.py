@@ -136,9 +136,7 @@ def follow_all(rank: int, place: dict[str, Any], cases: list[dict[str, Any]]) ->
             continue
         met = GroupPlace("127.0.0.1", case["port"], config.workers)
         try:
-            follow(
-                config, Path(case["directory"]), met, rank, device="cpu", accept_workers=True
-            )
+            follow(config, Path(case["directory"]), met, rank, device="cpu", accept_workers=True)
         except Exception as problem:
             kept.append(problem)  # as a log or a debugger may
             ends.append(f"{type(problem).__name__}: {problem}")
