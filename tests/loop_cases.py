@@ -32,7 +32,8 @@ def plain(config, context):
     if context.restored:
         model.module.load_state_dict(context.restored["model"])
         optimizer.load_state_dict(context.restored["optimizer"])
-        own.set_state(context.restored["per_rank"]["own"])
+        if kept := context.restored.get("per_rank"):  # a rank that is new has none
+            own.set_state(kept["own"])
     arguments = config.task.arguments
     for epoch in context.remaining_epochs():
         order = torch.randperm(12)[context.rank :: context.world_size]
@@ -135,7 +136,7 @@ def follow_all(rank: int, place: dict[str, Any], cases: list[dict[str, Any]]) ->
             continue
         met = GroupPlace("127.0.0.1", case["port"], config.workers)
         try:
-            follow(config, Path(case["directory"]), met, rank, device="cpu")
+            follow(config, Path(case["directory"]), met, rank, device="cpu", accept_workers=True)
         except Exception as problem:
             kept.append(problem)  # as a log or a debugger may
             ends.append(f"{type(problem).__name__}: {problem}")

@@ -151,6 +151,26 @@ class Reduced(Odd):
         return loss, weight
 
 
+class Counting(Odd):
+    """Counts the samples of an epoch on each rank, and adds them up at its end."""
+
+    def on_epoch_start(self, epoch: int) -> None:
+        del epoch
+        self.seen = torch.zeros(())
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        if model.training:
+            self.seen += len(batch[1])
+            self.log("logged", len(batch[1]), reduce="sum", over="epoch")
+        return super().loss(model, batch)
+
+    def on_epoch_end(self, epoch: int) -> None:
+        del epoch
+        if dist.is_initialized():
+            dist.all_reduce(self.seen)
+        self.log("seen", self.seen)
+
+
 class Growing(Odd):
     """A buffer with a row for each sample that a rank has seen, or for each of its batches.
 

@@ -105,6 +105,7 @@ class BaseRun(ABC):
         self.resumed_at = resumed_at
         self.ranks_before: int | None = None
         """The number of ranks that saved the state from which it resumed; None without one."""
+        self.resumed_within_epoch = False
         self.stop_at = math.inf
         """The `position` at which the run saves and ends; exact also with several ranks, where
         `should_stop` is asked while a step is computed."""
@@ -124,12 +125,17 @@ class BaseRun(ABC):
     def workers(self, now: int) -> dict[str, str]:
         """Return the number of ranks, and an earlier one by the step of the change; none for one.
 
+        Within an epoch the earlier one says so: what a task collects on each rank in that epoch is
+        counted otherwise.
+
         Args:
             now: The present number.
         """
         before = self.ranks_before or now
         if before != now:
-            return {"workers": str(now), f"workers.before_step_{self.resumed_at}": str(before)}
+            where = ", within an epoch" if self.resumed_within_epoch else ""
+            earlier = {f"workers.before_step_{self.resumed_at}": f"{before}{where}"}
+            return {"workers": str(now), **earlier}
         return {} if now == 1 else {"workers": str(now)}
 
     @property

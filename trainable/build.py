@@ -220,6 +220,7 @@ def open_trainer(
         should_stop=should_stop,
     )
     trainer.ranks_before = num_ranks_of(saved)
+    trainer.resumed_within_epoch = progress.window > 0
     return trainer
 
 

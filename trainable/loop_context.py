@@ -40,7 +40,9 @@ class Context:
             or tokens, `config.budget` has them, and the loop counts them itself.
         device: Where to train.
         restored: The state from which the run resumes, as the loop yielded it, with every tensor
-            on the CPU; None when the run starts from the beginning.
+            on the CPU; None when the run starts from the beginning. On several ranks it is what
+            rank 0 yielded, with this rank's own entry `per_rank`, which a rank that the
+            checkpoint has none of lacks.
         epoch: Number of earlier reports; 0 when the run starts from the beginning.
         data_seed: Seed shared by all trials of a sweep. Split the samples and draw validation
             from your own generator with this seed: all trials then use the same data.

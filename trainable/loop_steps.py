@@ -149,6 +149,8 @@ def restored_state(
 ) -> dict[str, Any]:
     """Return the state from which a rank resumes: the first rank's, with its own part.
 
+    A rank that yielded no such part, or that the run did not have before, gets none.
+
     Args:
         saved: What the first rank read.
         ranks: This rank.

@@ -281,16 +281,22 @@ class TrainState:
         """Return the part of a state that belongs to this rank.
 
         A rank that the run did not have before has the first rank's part, without its random
-        generators and sums.
+        generators and sums. So it also has what the task has collected on that rank, and what was
+        collected on a rank that is no more is lost: none of its attributes says what it counts.
 
         Raises:
             ConfigError: The state is of another number of ranks, which is not accepted.
         """
         before, now = len(others) + 1, self._ranks.size
         if before != now and not self._accept_workers:
+            collected = (
+                "; what the task collects on each rank in the epoch, of which it has trained a "
+                "part, is then counted otherwise"
+            )
             raise ConfigError(
                 f"{now}, and the checkpoint is of a run on {before}; a run resumes bit for bit on "
-                "as many ranks as it had, and on another number it is equal up to rounding; write "
+                "as many ranks as it had, and on another number it is equal up to rounding"
+                f"{collected if state['progress'].get('window') else ''}; write "
                 f"workers: {before}, or accept the change",
                 key="resources.workers",
             )

@@ -21,9 +21,13 @@ from trainable.storage.local import LocalFiles
 
 _DIRECTORY = "inherited"
 _POSITION = "position"
-_RANKS, _SUMS, _RANDOM = "ranks", "sums", "random"
-_NOT_INHERITED = ("progress", _RANDOM, _POSITION, _RANKS)
+_RANKS, _SUMS, _LOOP = "ranks", "sums", "loop"
+_NOT_INHERITED = ("progress", "random", _POSITION, _RANKS, _SUMS)
 """The entries of a state that a run keeps from its own state."""
+_COUNTED = (_POSITION, _SUMS)
+"""Those that belong to its counters."""
+_TAKEN_BY_NEW = ("modules", "task", _POSITION)
+"""What a rank that a state has nothing of takes from the first one."""
 _BEST = ("best", "since_best")
 """The counters that it keeps of its own even if it has lost later checkpoints."""
 
@@ -103,8 +107,10 @@ def with_inheritance(
     """Return the state from which a run resumes: its own, or merged with the inherited one.
 
     A run that has inherited a state keeps its own counters, best value, random generators, and
-    position in the data. Weights, optimizer, schedule and loss scale come from the other run.
-    Once the run has saved a later state, it resumes from that.
+    position in the data. Weights, optimizer, schedule and loss scale come from the other run. So
+    does all that a custom loop yields. Each further rank takes what it had there; where the other
+    run had fewer, the rest take what a new rank takes. Once the run has saved a later state, it
+    resumes from that.
 
     Args:
         run: Its directory.
@@ -125,25 +131,39 @@ def with_inheritance(
     latest = own if _position(own) == (generation.epoch, 0) else state
     own_best = {key: own["progress"][key] for key in _BEST if key in own["progress"]}
     progress = latest["progress"] | own_best
-    learned = {key: value for key, value in state.items() if key not in _NOT_INHERITED}
-    place = {key: latest[key] for key in (_POSITION,) if key in latest}  # where the counters are
-    ranks = _merged_ranks(own.get(_RANKS, []), state.get(_RANKS, []), latest.get(_RANKS, []))
-    return {**own, **learned, **place, **ranks, "progress": progress}
+    of_ranks = []
+    for rank in range(len(own.get(_RANKS, []))):
+        mine, other, now = (_part(one, rank) for one in (own, state, latest))
+        of_ranks.append(other if _LOOP in own else _merged(mine, other, now))
+    further = {_RANKS: of_ranks} if of_ranks else {}
+    return {**_merged(own, state, latest), **further, "progress": progress}
 
 
-def _merged_ranks(
-    own: list[dict[str, Any]], learned: list[dict[str, Any]], latest: list[dict[str, Any]]
-) -> dict[str, list[dict[str, Any]]]:
-    """Merge what differs on the further ranks, as the rest of the state is merged."""
-    if not own or not len(own) == len(learned) == len(latest):
-        return {_RANKS: own} if own else {}
-    counted = (_POSITION, _SUMS)
-    return {
-        _RANKS: [
-            {**other, _RANDOM: mine[_RANDOM], **{key: now[key] for key in counted if key in now}}
-            for mine, other, now in zip(own, learned, latest, strict=True)
-        ]
-    }
+def _merged(
+    own: dict[str, Any], learned: dict[str, Any], latest: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a state, or a further rank's part of one, with what another run has learned.
+
+    Args:
+        own: That of the run.
+        learned: That of the other run.
+        latest: The one of the two that has the run's counters.
+    """
+    taken = {key: value for key, value in learned.items() if key not in _NOT_INHERITED}
+    return {**own, **taken, **{key: latest[key] for key in _COUNTED if key in latest}}
+
+
+def _part(state: dict[str, Any], rank: int) -> Any:
+    """Return what a state has of a further rank; else what a new rank takes.
+
+    Of a custom loop, which yields these parts, that is nothing, and else what the first rank has.
+    """
+    of_ranks = state.get(_RANKS, [])
+    if rank < len(of_ranks):
+        return of_ranks[rank]
+    if _LOOP in state:
+        return None
+    return {_SUMS: {}, **{key: state[key] for key in _TAKEN_BY_NEW if key in state}}
 
 
 def _position(state: dict[str, Any] | None) -> tuple[int, int]:

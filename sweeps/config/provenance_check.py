@@ -73,7 +73,9 @@ def check_origin(
         raise OriginChanged(
             f"trials of this sweep were trained with {_workers(old)}, and this resume asks for "
             f"{new.resources.workers}: a trial that has begun goes on as before up to rounding, "
-            "not bit for bit; undo the change, or accept it with --accept-changes"
+            "not bit for bit; of one that stopped within an epoch, what its task collects on each "
+            "rank in that epoch is counted otherwise; undo the change, or accept it with "
+            "--accept-changes"
         )
     found = [*_spec_differences(differing), *_code_differences(before.code, now.code)]
     if before.data is not None and now.data != before.data:

@@ -3,8 +3,9 @@
 Compared with `plain_loop.py` it has no `.to(context.device)` and no `.cpu()`, because model,
 optimizer and loaders pass through `accelerator.prepare(...)`. It adds two data loaders and
 gradient accumulation, with `accelerator.accumulate(model)` and `accelerator.backward(loss)`. Plain
-PyTorch would count micro-batches and divide the loss by their number. A trial of several processes
-(`resources.workers`) needs no change: each micro-batch is split between them.
+PyTorch would count micro-batches and divide the loss by their number. In a trial of several
+processes (`resources.workers`) Accelerate splits each micro-batch into equal parts, so
+`batch_size / accumulation` must be a multiple of their number.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainable import Context, TrialConfig
+from trainable.errors import ConfigError
 
 try:
     from accelerate import Accelerator
@@ -34,6 +36,14 @@ def run(
     config: TrialConfig, context: Context
 ) -> Iterator[tuple[dict[str, float], dict[str, Any]]]:
     """Train two layers on handwritten digits, in micro-batches."""
+    ranks, micro_batch = context.world_size, config.train.micro_batch_size
+    if micro_batch % ranks:
+        raise ConfigError(
+            f"{config.train.batch_size} makes micro-batches of {micro_batch} samples, and "
+            f"Accelerate splits each evenly between {ranks} workers; write a multiple of "
+            f"{ranks * config.train.accumulation}, or another number of workers",
+            key="train.batch_size",
+        )
     AcceleratorState._reset_state(reset_partial_state=True)  # a warm worker trains many trials
     accelerator = Accelerator(
         gradient_accumulation_steps=config.train.accumulation,
@@ -51,8 +61,8 @@ def run(
     model, optimizer, train, val = accelerator.prepare(
         network,
         torch.optim.AdamW(network.parameters(), lr=config.train.optimizer.lr),
-        DataLoader(samples, batch_size=config.train.micro_batch_size, shuffle=True),
-        DataLoader(held_out, batch_size=360),
+        DataLoader(samples, batch_size=micro_batch, shuffle=True),
+        DataLoader(held_out, batch_size=-(-len(held_out) // ranks) * ranks),  # one batch
     )
     if context.restored:
         accelerator.unwrap_model(model).load_state_dict(context.restored["model"])

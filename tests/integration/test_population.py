@@ -23,6 +23,7 @@ from tests.chaos.killed_runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
+from trainable.local_ranks import local_ranks
 from trainable.metrics_file import read_rows
 from trainable.storage.local import LocalFiles
 from trainable.warm_start import inherited
@@ -79,7 +80,11 @@ class Driver:
                 return self
             number, pause = config["number"], config["pause_at_epoch"]
             made = TrialConfig.model_validate(config["config"])
-            with open_trainer(made, Path(config["directory"]), device="cpu", until=pause) as one:
+            directory = Path(config["directory"])
+            with (
+                local_ranks(made, directory, device="cpu", threads=1) as ranks,
+                open_trainer(made, directory, device="cpu", until=pause, ranks=ranks) as one,
+            ):
                 for report in one.events():
                     told = report.metrics["val/loss"]
                     self.ledger.report(number, epoch=report.epoch, step=report.step, value=told)
@@ -295,3 +300,26 @@ def test_stopped_or_failed_member_is_no_donor(once: Driver, tmp_path: Path) -> N
     assert not trials[0].lineage
     assert not trials[3].lineage
     assert all(max(trials[number].reports) == 3 for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        pytest.param("{name: digits, model: mlp, width: 8}", "random", id="task"),
+        pytest.param("tests.loop_cases:plain", "own", id="loop"),
+    ],
+)
+def test_member_of_two_ranks_copies_another(tmp_path: Path, task: str, own: str) -> None:
+    text = SPEC.replace("{name: digits, model: mlp, width: 8}", task).replace(
+        "epochs: 3", "epochs: 2"
+    )
+    text = text.replace("trials: 4", "trials: 2\nresources: {workers: 2, cpu: 1, gpu: 0}")
+    driver = Driver(SweepPaths(tmp_path, "s"), parse_spec(text, "s.yaml")).run()
+    trials = driver.ledger.trials()
+    assert [trial.state for trial in trials] == ["complete"] * 2
+    assert driver.warned == []
+    (heir,) = (trial for trial in trials if trial.lineage)
+    members = [driver.newest(number) for number in (heir.lineage[0].donor, heir.number)]
+    (theirs,), (ours,) = (state["ranks"] for state in members)
+    # what a loop keeps for its second rank is the donor's; a task's random numbers stay the run's
+    assert (differences(theirs[own], ours[own]) == []) == ("loop" in members[0])

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import torch
 
 from sweeps.config.spec import load_spec
 from sweeps.engine.resources import ResourcePlan
@@ -19,6 +20,7 @@ from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
 from trainable.errors import ConfigError
 from trainable.find_task import load_loop, load_task
+from trainable.loop_context import Context
 from trainable.metrics_file import read_rows
 
 EXAMPLES = Path(str(files("sweeps.examples")))
@@ -108,6 +110,19 @@ def test_loop_learns_and_resumes_exactly(tmp_path, name):
         for run in ("whole", "cut")
     ]
     assert curves[0] == curves[1]
+
+
+@NEEDS_ACCELERATE
+def test_batch_that_ranks_cannot_divide_is_refused():
+    from sweeps.examples.accelerate_loop import run
+
+    train = {"batch_size": 64, "accumulation": 2, "optimizer": {"lr": 0.01}}
+    config = TrialConfig.model_validate(
+        {"task": {"name": "loop"}, "metric": "val/loss", "mode": "min", "train": train}
+    )
+    context = Context(Path(), 0, 1, torch.device("cpu"), world_size=3)
+    with pytest.raises(ConfigError, match=r"train.batch_size: 64 .* 32 samples.*multiple of 6"):
+        next(run(config, context))
 
 
 def test_missing_loop_package_names_what_to_install(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from typing import Any
 
 import pytest
@@ -58,7 +59,12 @@ def _run(case: Case, stop_after: int | None = None) -> Outcome:
         with (
             case.join() as ranks,
             open_trainer(
-                case.config, case.directory, device="cpu", ranks=ranks, should_stop=should_stop
+                case.config,
+                case.directory,
+                device="cpu",
+                ranks=ranks,
+                should_stop=should_stop,
+                accept_workers=True,
             ) as run,
         ):
             outcome.resumed_at = run.resumed_at
@@ -113,6 +119,9 @@ def runs(tmp_path_factory):
         "rank 0 ends early": Case(config_of(PLAIN, workers=3, skips=0), base / "late"),
         "two": Case(config_of(PLAIN), base / "two"),
         "continued": Case(config_of(PLAIN), base / "killed"),
+        "more stopped": Case(config_of(PLAIN), base / "more"),
+        "more resumed": Case(config_of(PLAIN, workers=3), base / "more"),
+        "fewer resumed": Case(config_of(PLAIN, workers=2), base / "fewer"),
         "apart": Case(config_of("tests.loop_cases:apart"), base / "apart"),
     }
     for name in INSTALLED:
@@ -125,6 +134,8 @@ def runs(tmp_path_factory):
         outcomes = {"killed": _run(dies)}
         for name, case in cases.items():
             outcomes[name] = _run(case, 2 if name.endswith("stopped") else None)
+            if name == "stopped":
+                shutil.copytree(base / "cut", base / "fewer")
         ends = [dict(zip(cases, end.result, strict=True)) for end in ranks.ends()]
     return base, outcomes, ends
 
@@ -163,6 +174,23 @@ def test_stopped_and_resumed_it_equals_a_whole_run(runs):
     own = [part["own"] for part in cut["ranks"]]
     assert not torch.equal(*own), "each rank keeps its own generator"
     assert [end["stopped"] for end in ends] == ["", ""]
+
+
+@pytest.mark.parametrize(("name", "before", "now"), [("more", 2, 3), ("fewer", 3, 2)])
+def test_ranks_resume_in_another_number(runs, name, before, now):
+    """Each continues with its own generator, and a rank that is new begins one."""
+    base, outcomes, ends = runs
+    assert outcomes[f"{name} resumed"].error is None
+    assert outcomes[f"{name} resumed"].resumed_at == 2
+    assert [end[f"{name} resumed"] for end in ends] == ["", ""]
+    others = [part["own"] for part in _state(base / name)["ranks"]]
+    assert len(others) == now - 1
+    for rank, state in enumerate(others, start=1):
+        generator = torch.Generator().manual_seed(3 + rank)
+        for ranks in (*[before] * 2, *[now] * 2):
+            if rank < ranks:
+                torch.rand(12 // ranks, 3, generator=generator)
+        assert torch.equal(state, generator.get_state())
 
 
 @pytest.mark.parametrize("which", ["rank 1 ends early", "rank 0 ends early"])

@@ -243,26 +243,81 @@ def test_run_with_copied_generations_continues_the_other(tmp_path: Path, train: 
     assert saved(tmp_path / "first") == before
 
 
-def test_further_ranks_keep_their_random_numbers(tmp_path: Path) -> None:
-    def save(run: Path, name: str, reports: int) -> None:
-        store = CheckpointStore(run, CheckpointConfig())
-        own = {key: f"{name}'s {key}" for key in ("random", "position", "task")}
-        progress = {"reports": reports, "since_report": 0}
-        state = {**own, "progress": progress, "ranks": [{**own, "sums": f"{name}'s sums"}]}
-        store.maybe_save(lambda: state, step=reports, epoch=reports, final=True)
+def _inherit(tmp_path: Path, donor: dict[str, Any], heir: dict[str, Any]) -> dict[str, Any]:
+    """Save both states, after 3 and 2 reports; return the one from which the heir resumes.
 
-    save(tmp_path / "donor", "donor", 3)
-    save(tmp_path / "heir", "heir", 2)
+    So it has the donor's counters, as if it had lost newer checkpoints of its own.
+    """
+    for name, state, reports in (("donor", donor, 3), ("heir", heir, 2)):
+        progress = {"reports": reports, "since_report": 0}
+        store = CheckpointStore(tmp_path / name, CheckpointConfig())
+        store.maybe_save(
+            lambda state=state, progress=progress: {**state, "progress": progress},
+            step=reports,
+            epoch=reports,
+            final=True,
+        )
     link_checkpoint_from_donor(saved(tmp_path / "donor"), tmp_path / "heir")
     merged = with_inheritance(tmp_path / "heir", newest(tmp_path / "heir"), [])
     assert merged is not None
-    assert merged["ranks"] == [
-        {
-            "random": "heir's random",
-            "task": "donor's task",
-            "position": "donor's position",
-            "sums": "donor's sums",
-        }
-    ]
-    assert merged["random"] == "heir's random"
-    assert merged["position"] == "donor's position"
+    return merged
+
+
+def _task_state(name: str, ranks: int) -> dict[str, Any]:
+    """Return the entries that differ on the ranks; a value says whose it is."""
+
+    def part(rank: int) -> dict[str, str]:
+        keys = ("random", "position", "modules", "task")
+        return {key: f"{name}'s {key} {rank}" for key in keys}
+
+    others = [{**part(rank), "sums": f"{name}'s sums {rank}"} for rank in range(1, ranks)]
+    return part(0) | ({"ranks": others} if others else {})
+
+
+@pytest.mark.parametrize(("donor", "heir"), [(2, 2), (1, 3), (2, 3), (3, 2), (3, 1)])
+def test_further_ranks_of_a_task_take_what_theirs_learned(
+    tmp_path: Path, donor: int, heir: int
+) -> None:
+    """One that the donor did not have takes from the first one, as a new rank does."""
+    merged = _inherit(tmp_path, _task_state("donor", donor), _task_state("heir", heir))
+    parts = [merged, *merged.get("ranks", [])]
+    assert len(parts) == heir
+    for rank, part in enumerate(parts):
+        of = rank if rank < donor else 0
+        assert part["random"] == f"heir's random {rank}"
+        for key in ("position", "modules", "task"):
+            assert part[key] == f"donor's {key} {of}"
+        if rank:
+            assert part["sums"] == (f"donor's sums {rank}" if of else {})
+
+
+@pytest.mark.parametrize("kept", [None, {"random": 1, "position": 2}])
+@pytest.mark.parametrize(("donor", "heir"), [(2, 2), (1, 3), (2, 3), (3, 2), (3, 1)])
+def test_ranks_of_a_loop_take_what_theirs_yielded(
+    tmp_path: Path, donor: int, heir: int, kept: dict[str, Any] | None
+) -> None:
+    """Whatever the keys are called. One that the donor did not have takes nothing."""
+
+    def state(name: str, ranks: int) -> dict[str, Any]:
+        others = [kept and {**kept, "of": f"{name} {rank}"} for rank in range(1, ranks)]
+        return {"format": 1, "loop": {"of": name}} | ({"ranks": others} if others else {})
+
+    merged = _inherit(tmp_path, state("donor", donor), state("heir", heir))
+    assert merged["loop"] == {"of": "donor"}
+    of_ranks = merged.get("ranks", [])
+    assert len(of_ranks) == heir - 1
+    for rank, part in enumerate(of_ranks, start=1):
+        has = kept is not None and rank < donor
+        assert part == ({**kept, "of": f"donor {rank}"} if has else None)
+
+
+def test_further_ranks_keep_their_place_in_the_data(tmp_path: Path) -> None:
+    _inherit(tmp_path, _task_state("donor", 2), _task_state("heir", 2))
+    own = {**newest(tmp_path / "heir"), "progress": {"reports": 3, "since_report": 0}}
+    again = with_inheritance(tmp_path / "heir", own, [])
+    assert again is not None
+    assert again["position"] == "heir's position 0"
+    (second,) = again["ranks"]
+    assert {key: value for key, value in second.items() if "donor" in value} == {
+        key: f"donor's {key} 1" for key in ("modules", "task")
+    }

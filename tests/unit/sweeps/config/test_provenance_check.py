@@ -68,7 +68,7 @@ def test_ranking_settings_never_change(spec: SweepSpec, settings: list[str]) -> 
 def test_other_number_of_workers_must_be_accepted(spec: SweepSpec) -> None:
     two, three = (with_overrides(spec, [f"resources.workers={n}"]) for n in (2, 3))
     for old, new in ((spec, two), (two, three), (two, spec)):
-        with pytest.raises(OriginChanged, match=r"up to rounding.*--accept-changes"):
+        with pytest.raises(OriginChanged, match=r"up to rounding.*within an epoch.*--accept-"):
             check_origin(BEFORE, BEFORE, old, new, accepted=False)
         check_origin(BEFORE, BEFORE, old, new, accepted=True)
     spread = with_overrides(two, ["resources.placement=spread"])
