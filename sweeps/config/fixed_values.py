@@ -1,6 +1,6 @@
 """Which fields of the spec may be searched, and the values that the file gives them without that.
 
-Whatever may be searched has a value here where it is not: for constraints, and for the first trial.
+Whatever may be searched has a value here where it is not, for constraints and for the first trial.
 What must not live here: whether a distribution fits its field (`cross_checks`).
 """
 
