@@ -25,6 +25,8 @@ DUMP_STACKS = signal.SIGRTMIN + 7
 """On this signal, a worker writes the stacks of all its threads into its log."""
 
 _FORM = struct.Struct("<QdQ?d16s64s")
+OPENING = "opening"
+"""What a run does from its start to its first step."""
 _WRITE_SECONDS = 0.25
 _FIRST_BEATS = 3  # always written: the driver has other limits for a start and a first step
 
@@ -36,7 +38,7 @@ class Stamp(NamedTuple):
     created: float
     """When the process started; distinguishes it from a later process with the same number."""
     beats: int
-    """The number of beats since the run was opened; 0: it is being opened."""
+    """The number of beats; it changes with each progress."""
     busy: bool
     """Whether the process is training; if false, it waits for Ray's next call."""
     slowest: float
@@ -70,7 +72,7 @@ class Heartbeat:
         self._slowest: dict[str, float] = {}
         # An activity may have several beats: its longest time is known once it has ended.
         self._done = {"step"}
-        self._count, self._what, self._busy = 0, "opening", False
+        self._count, self._what, self._busy = 0, OPENING, False
         self._last = self._written = clock()
 
     def beat(self, what: str) -> None:

@@ -94,7 +94,9 @@ def evaluate(
         metrics = as_metrics(found, task, precision.device, split)
         counted = message.of_ranks
     else:
-        with ranks.together(seconds=rank_waits.WITHOUT_END) as message:
+        # The others wait for the first rank. It comes last, and waits as in a step.
+        seconds = None if ranks.is_first else rank_waits.WITHOUT_END
+        with ranks.together(seconds=seconds) as message:
             changes = ChangesOfFirst(() if on_all else objects, ranks)
             own: dict[str, float] | None = None
             if ranks.is_first or on_all:

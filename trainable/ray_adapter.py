@@ -320,6 +320,7 @@ class TuneTrial(tune.Trainable):
                 f"{problem.filename} cannot be written ({problem.strerror}), so the driver would "
                 "not see that the trial hangs; free space or correct the permissions, then resume"
             ) from problem
+        heartbeat.beat(heartbeat.OPENING)  # again, where it goes on with smaller micro-batches
         run_log(self._directory)  # before the task is built: it may log in its constructor
         self._ranks = self._join_ranks()
         self._trainer = open_trainer(

@@ -23,11 +23,11 @@ from sweeps.config.error_messages import (
     expectation,
     field_at,
     is_argument,
-    leaves,
     nearest,
     section_of,
     unknown_key,
 )
+from sweeps.config.fixed_values import searchable_fields
 from sweeps.config.repeats_checks import repeats_faults
 from sweeps.config.search_checks import search_faults, sound_constraints
 from sweeps.config.search_space import UNFIT, SearchSpace, mutable
@@ -354,8 +354,7 @@ def _space_faults(
     if is_argument(tuple(key.split("."))):
         yield from reserved_faults(path, key)
         return
-    fields = {f"train.{name}": info for name, info in leaves(TrainConfig).items()}
-    fields[WORKERS] = leaves(ResourcesConfig)["workers"]
+    fields = searchable_fields()
     if key.endswith(".arguments"):
         yield Issue(
             path,

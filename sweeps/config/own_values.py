@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sweeps.config.logged_params import flatten
+from sweeps.config.fixed_values import fixed_values
 from sweeps.config.prior_checks import prior_cautions
-from sweeps.config.searched_workers import WORKERS
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
 from sweeps.quoting import shown
@@ -61,15 +60,10 @@ def resolve_search(spec: SweepSpec, task_defaults: Mapping[str, Any]) -> Resolve
 def own_values(spec: SweepSpec) -> dict[str, Any]:
     """Return the values that a spec has beside its space, by dotted key; none if they conflict."""
     try:
-        data = spec.trial_config(0, {}).model_dump(mode="json")
+        config = spec.trial_config(0, {})
     except SpecError:  # a parameter has no value but in the space
         return {}
-    arguments = data.pop("task")  # whose values may be mappings
-    return {
-        **dict(flatten(data)),
-        **{f"{_ARGUMENT}{key}": one for key, one in arguments.items()},
-        WORKERS: spec.resources.workers,
-    }
+    return fixed_values(config.train, config.task, spec.resources)
 
 
 def _few_points(spec: SweepSpec) -> str:

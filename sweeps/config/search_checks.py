@@ -16,11 +16,13 @@ from pydantic import ValidationError
 
 from sweeps.config.constraints import Constraint, parse_constraint
 from sweeps.config.error_messages import nearest
+from sweeps.config.fixed_values import fixed_values
 from sweeps.config.prior_checks import prior_faults
 from sweeps.config.range_checks import range_faults
 from sweeps.config.search_space import MOST_DRAWS, SearchSpace
 from sweeps.config.search_validators import LEARN_NOTHING
-from sweeps.config.sections import SearchConfig
+from sweeps.config.searched_workers import WORKERS
+from sweeps.config.sections import ResourcesConfig, SearchConfig
 from sweeps.config.space import WHEN, Choice, Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.yaml_scalars import write_flow
@@ -32,17 +34,17 @@ Show = Callable[[KeyPath, object], str]
 
 
 def search_space(
-    space: Mapping[str, Distribution], search: SearchConfig, train: TrainConfig, task: TaskConfig
+    space: Mapping[str, Distribution],
+    search: SearchConfig,
+    train: TrainConfig,
+    task: TaskConfig,
+    resources: ResourcesConfig,
 ) -> SearchSpace:
     """Return the search space of a spec whose conditions are valid."""
     constraints = [parse_constraint(text) for text in search.constraints]
     wanted = {key for constraint in constraints for key in constraint.keys} - space.keys()
-    # With a searched optimizer, defaults that depend on it are not values of this spec.
-    follows = "train.optimizer.name" in space
-    data = {"train": train.model_dump(), "task": task.model_dump()}
-    if follows:
-        data["train"]["optimizer"] = train.optimizer.model_dump(exclude_unset=True)
-    fixed = {key: value for key in wanted if (value := _leaf(data, key)) is not None}
+    values = fixed_values(train, task, resources, own_optimizer="train.optimizer.name" in space)
+    fixed = {key: value for key in wanted if (value := values.get(key)) is not None}
     return SearchSpace(space, constraints, fixed)
 
 
@@ -121,7 +123,8 @@ def _whole(
     named = {"name": task} if isinstance(task, str) else task
     try:
         train = TrainConfig.model_validate(data.get("train", {}))
-        return search_space(sound, search, train, TaskConfig.model_validate(named))
+        resources = ResourcesConfig.model_validate(data.get("resources", {}))
+        return search_space(sound, search, train, TaskConfig.model_validate(named), resources)
     except ValidationError:
         return None
 
@@ -218,7 +221,7 @@ def _key_faults(constraint: Constraint, whole: SearchSpace) -> Iterator[str]:
             fix = f"did you mean '{meant}'?" if meant else "give it a number in the file"
             yield (
                 f"'{key}' is not searched and has no value; a constraint names keys of the "
-                f"space, or numbers below train. and task.; {fix}"
+                f"space, or numbers below train. and task., or {WORKERS}; {fix}"
             )
             continue
         distribution = whole.distributions.get(key)
@@ -312,11 +315,3 @@ def _value_faults(
             "one of these values to the point",
             True,
         )
-
-
-def _leaf(data: Mapping[str, Any], key: str) -> Any:
-    head, _, rest = key.partition(".")
-    found: Any = data.get(head)
-    for part in rest.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found

@@ -309,7 +309,7 @@ class SweepSpec(Section):
 
     def search_space(self) -> SearchSpace:
         """Return `space` with its conditions and with the constraints of `search`."""
-        return search_space(self.space, self.search, self.train, self.task)
+        return search_space(self.space, self.search, self.train, self.task, self.resources)
 
     def to_yaml(self) -> str:
         """Return the spec with all defaults as YAML; `load_spec` reads an equal spec from it.

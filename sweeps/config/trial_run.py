@@ -12,9 +12,6 @@ from typing import Literal, NamedTuple
 from trainable import rank_waits
 from trainable.config import TrialConfig
 
-_YEAR_SECONDS = 365 * 24 * 3600.0
-_OF_STEP_TIMEOUT = 0.9
-
 
 class TrialSeed(NamedTuple):
     """What the seed of a trial is derived from, besides the seed of the sweep.
@@ -43,12 +40,11 @@ def rank_timeout(step_timeout: float | Literal["off"] | None) -> float:
     """Return for how many seconds a rank of a trial waits for the others in a step.
 
     Args:
-        step_timeout: `failures.step_timeout` of the spec. A rank that does not come in that time
-            is known as lost before the driver ends the whole trial as hanging.
+        step_timeout: `failures.step_timeout` of the spec.
     """
     if step_timeout is None:
         return rank_waits.STEP
-    return _YEAR_SECONDS if step_timeout == "off" else _OF_STEP_TIMEOUT * step_timeout
+    return rank_waits.WITHOUT_END if step_timeout == "off" else step_timeout
 
 
 def with_accumulation(config: TrialConfig, stored: int | None) -> TrialConfig:

@@ -18,10 +18,11 @@ from typing import Literal
 
 import psutil
 
+from sweeps.config.trial_run import rank_timeout
 from sweeps.formatting import format_duration
 from sweeps.paths import SweepPaths
-from trainable import heartbeat
-from trainable.heartbeat import Stamp
+from trainable import heartbeat, rank_waits
+from trainable.heartbeat import OPENING, Stamp
 
 _LOOK_SECONDS = 0.5
 _COUNTED_SECONDS = 2.0
@@ -36,19 +37,25 @@ _BETWEEN = "wait for its next step"
 
 @dataclass(frozen=True)
 class Hang:
-    """A trial that makes no progress, with the seconds since the last progress and the limit."""
+    """A trial that makes no progress: the seconds since the last progress, and what is allowed.
+
+    `limit` is what one process may take, `rank_wait` what it may wait for other ranks besides.
+    """
 
     number: int
     what: str
     seconds: float
     limit: float
+    rank_wait: float = 0.0
 
     @property
     def reason(self) -> str:
         """The reason of the failure, in one line."""
+        wait = f" and {format_duration(self.rank_wait)} to wait for its other ranks"
         return (
             f"hang: no progress for {format_duration(self.seconds)} in its {self.what}; "
-            f"failures.step_timeout allows {format_duration(self.limit)}; the stacks of its "
+            f"failures.step_timeout allows {format_duration(self.limit)}"
+            f"{wait if self.rank_wait else ''}; the stacks of its "
             "threads are in trial.log; correct the code that blocks, or raise "
             "failures.step_timeout"
         )
@@ -62,6 +69,10 @@ class _LastStamp:
 
 class ProgressWatch:
     """Detects trials that make no progress.
+
+    The heartbeat of a trial of several ranks is that of the first one. It may wait for the others
+    besides, as long as ranks do before they give one up: so a lost rank is always known before the
+    trial counts as hanging.
 
     Args:
         paths: The sweep, whose workers write their heartbeats to `control/`.
@@ -82,6 +93,7 @@ class ProgressWatch:
         self._clock = clock
         self._last = clock()
         self._stamps: dict[int, _LastStamp] = {}
+        self._with_ranks: set[int] = set()
 
     def look(self, numbers: Iterable[int]) -> list[Hang]:
         """Return the trials that make no progress; later calls return them again until `end`.
@@ -105,9 +117,10 @@ class ProgressWatch:
                 continue
             if not _is_stopped(stamp):
                 last.idle += min(passed, _COUNTED_SECONDS)
-            if last.idle > (limit := self._limit(stamp)):
+            limit, wait = self._limit(stamp), self._rank_wait(number, stamp)
+            if last.idle > limit + wait:
                 what = stamp.what if stamp.busy else _BETWEEN
-                hangs.append(Hang(number, what, last.idle, limit))
+                hangs.append(Hang(number, what, last.idle, limit, wait))
         return hangs
 
     def end(self, number: int) -> bool:
@@ -127,9 +140,10 @@ class ProgressWatch:
             process.send_signal(signal.SIGKILL)
         return True
 
-    def forget(self, number: int) -> None:
-        """Forget the heartbeats of a trial's earlier worker when a new one begins."""
+    def begin(self, number: int, ranks: int) -> None:
+        """Forget the heartbeats of a trial's earlier worker when one with so many ranks begins."""
         self._stamps.pop(number, None)
+        (self._with_ranks.add if ranks > 1 else self._with_ranks.discard)(number)
 
     def _stamp(self, number: int) -> Stamp | None:
         stamp = heartbeat.read(self._paths.heartbeat(number))
@@ -139,8 +153,14 @@ class ProgressWatch:
         if not stamp.busy:
             return max(self._timeout, _OPENING) if isinstance(self._timeout, float) else _OPENING
         if isinstance(self._timeout, float):
-            return self._timeout if stamp.beats else max(self._timeout, _OPENING)
+            return max(self._timeout, _OPENING) if stamp.what == OPENING else self._timeout
         return max(_LEAST, _TIMES * stamp.slowest) if stamp.slowest else _FIRST
+
+    def _rank_wait(self, number: int, stamp: Stamp) -> float:
+        if number not in self._with_ranks or not stamp.busy:
+            return 0.0
+        wait = rank_timeout(self._timeout)
+        return max(wait, rank_waits.JOIN_SWEEP) if stamp.what == OPENING else wait
 
 
 def _process(stamp: Stamp) -> psutil.Process | None:

@@ -252,8 +252,8 @@ class TuneEventHandler(Callback):
         self._lost_starts.pop(number, None)
         directory = self._paths.trial(number)
         make_directory(directory)
-        self._progress.forget(number)
         config = self._spec.trial_config(TrialSeed(*trial.config["seed"]), params)
+        self._progress.begin(number, config.workers)
         if not self._spec.early_stopping.rule.is_population:  # whose changes the ledger has
             trained = trial.config.get("config", {}).get("train", {})
             keep_earlier(self._paths, self._spec, number, config, trained.get("accumulation"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,12 +150,34 @@ def test_row_41_first_rank_killed(sandbox: Sandbox, references: References) -> N
 
 @pytest.mark.chaos
 @pytest.mark.fault(42, "SIGSTOP of a rank for longer than failures.step_timeout allows")
-def test_row_42_rank_stopped(sandbox: Sandbox, references: References) -> None:
+@pytest.mark.parametrize("computes", [0.0, 0.5], ids=["at once", "after a long step of the first"])
+def test_row_42_rank_stopped(sandbox: Sandbox, references: References, computes: float) -> None:
+    """The first rank waits for it, at once or when it has computed for most of the time-out."""
     reference = references.of(RANKED)
     sandbox.cli.write("chaos.yaml", f"{RANKED}failures: {{step_timeout: {_STEP_SECONDS}s}}\n")
-    place = sandbox.probe.hold("forward.1", 7)
+    places = [sandbox.probe.hold(f"forward.{rank}", 7) for rank in (0, 1)]
     driver = sandbox.run()
-    stopped = driver.until_held(place)
+    _, stopped = (driver.until_held(place) for place in places)
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(computes * _STEP_SECONDS)
+    for place in places:
+        sandbox.probe.release(place)
+    driver.until(lambda: not psutil.pid_exists(stopped))
+    found = assert_all(sandbox, reference, driver.wait())
+    _assert_attempts(found, losses=1)
+
+
+@pytest.mark.chaos
+@pytest.mark.fault(42, "SIGSTOP of a rank that waits while the first one evaluates")
+@pytest.mark.parametrize("sandbox", [_ON_FIRST_ALONE], indirect=True, ids=["own evaluate"])
+def test_row_42_rank_stopped_while_it_waits(sandbox: Sandbox, references: References) -> None:
+    reference = references.of(_ON_FIRST_ALONE)
+    text = f"{_ON_FIRST_ALONE}failures: {{step_timeout: {_STEP_SECONDS}s}}\n"
+    sandbox.cli.write("chaos.yaml", text)
+    place = sandbox.probe.hold("validation.0", 1)
+    driver = sandbox.run()
+    driver.until_held(place)
+    stopped = sandbox.probe.rank(1)
     os.kill(stopped, signal.SIGSTOP)
     sandbox.probe.release(place)
     driver.until(lambda: not psutil.pid_exists(stopped))

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sweeps.config.spec import parse_spec
+from sweeps.config.trial_run import rank_timeout
 from sweeps.driver.progress import ProgressWatch
 from sweeps.errors import SpecError
 from sweeps.paths import SweepPaths
@@ -41,7 +42,7 @@ def paths(tmp_path: Path) -> SweepPaths:
 def _wait(watch: ProgressWatch, clock: _Clock, seconds: float, *, step: float = 1.0) -> list[str]:
     """Look every second, or every other; return what hangs at the end."""
     found = []
-    for _ in range(round(seconds / step)):
+    for _ in range(int(seconds / step)):
         clock.now += step
         found = [hang.what for hang in watch.look([3])]
     return found
@@ -70,6 +71,64 @@ def test_trial_hangs_after_step_timeout_without_progress(
         assert _wait(watch, clock, 2) == []
     assert _wait(watch, clock, 598) == []  # it waits to be told what to do next
     assert _wait(watch, clock, 5) == ["wait for its next step"]
+
+
+@pytest.mark.parametrize("computes", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize(
+    ("timeout", "slowest", "limit", "waits"),
+    [
+        pytest.param(8.0, 1.0, 8, 8, id="seconds"),
+        pytest.param(900.0, 1.0, 900, 900, id="minutes"),
+        pytest.param(7200.0, 1.0, 7200, 7200, id="hours"),
+        pytest.param(None, 1.0, 600, 1800, id="null, fast steps"),
+        pytest.param(None, 200.0, 4000, 1800, id="null, slow steps"),
+        pytest.param(None, None, 6 * 3600, 1800, id="null, first step"),
+    ],
+)
+def test_lost_rank_is_known_before_the_trial_hangs(
+    paths: SweepPaths,
+    timeout: float | None,
+    slowest: float | None,
+    limit: int,
+    waits: int,
+    computes: float,
+) -> None:
+    """However long the first rank has computed before it waits for the lost one."""
+    clock = _Clock()
+    pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, timeout, clock)
+    watch.begin(3, 2)
+    assert rank_timeout(timeout) == waits
+    with pulse.at_work():
+        kind = "step" if slowest else "save"  # of which none has ended
+        pulse.beat(kind)
+        clock.now += slowest or 0
+        pulse.beat(kind)
+        assert _wait(watch, clock, computes * limit + waits, step=2.0) == []
+        assert _wait(watch, clock, limit * (1 - computes) + 6, step=2.0) == [kind]
+        clock.now += 1
+        (hang,) = watch.look([3])
+    assert (hang.limit, hang.rank_wait) == (limit, waits)
+    assert "to wait for its other ranks" in hang.reason
+    watch.begin(3, 1)  # a resume with one process
+    with pulse.at_work():
+        pulse.beat(kind)
+        assert _wait(watch, clock, limit + 6, step=2.0) == [kind]
+
+
+@pytest.mark.parametrize(("timeout", "waits"), [(8.0, 600), (900.0, 900)])
+def test_opening_of_a_trial_outlasts_the_meeting_of_its_ranks(
+    paths: SweepPaths, timeout: float, waits: int
+) -> None:
+    """Also where it goes on with smaller micro-batches, and opens again."""
+    clock, opening = _Clock(), max(timeout, 600)
+    pulse, watch = Heartbeat(paths.heartbeat(3), clock), ProgressWatch(paths, timeout, clock)
+    watch.begin(3, 2)
+    with pulse.at_work():
+        assert _wait(watch, clock, opening + waits - 2, step=2.0) == []
+        pulse.beat("step")
+        pulse.beat(heartbeat.OPENING)
+        assert _wait(watch, clock, opening + waits - 2, step=2.0) == []
+        assert _wait(watch, clock, 6, step=2.0) == [heartbeat.OPENING]
 
 
 @pytest.mark.parametrize("what", ["opening", "step", "evaluation", "save", "report"])
