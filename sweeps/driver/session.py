@@ -280,6 +280,7 @@ def open_sweep(
     )
     complete_retries(paths, spec, ledger)
     revisions = read_revisions(paths.spec)
+    ledger.earlier_budgets = frozenset(one.budget.reports for one in revisions)
     now = {**provenance(), **ledger.origin.tags(), **workers_tag(revisions)}
     ledger.add_attempt(now)
     root = paths.root
