@@ -340,13 +340,11 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
 
 
 def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | None]:
+    reports = {report.epoch: report.value for report in trial.curve} | trial.record.reports
     if trial.trained:
-        reports = {report.epoch: report.value for report in trial.curve}
-        return end_of_training(
-            reports | trial.record.reports, state.metric, state.select, state.patience
-        )
+        return end_of_training(reports, state.metric, state.select, state.patience)
     if trial.stop_reason is not None and not trial.trained_past_report:
-        return end_of_stopped(trial.record.reports, state.metric, state.select, trial.stop_reason)
+        return end_of_stopped(reports, state.metric, state.select, trial.stop_reason)
     stops = state.stop is not None and trial.record.role in ("search", "repeat")
     return ("pruned", state.stop) if stops else (None, None)
 
