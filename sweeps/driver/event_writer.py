@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +25,7 @@ from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import Failure
 from sweeps.population.pbt_exploit import without_unbegun
 from sweeps.reconciliation.collect_state import trial_state
-from sweeps.reconciliation.reconcile import end_of_training, unreported
+from sweeps.reconciliation.reconcile import end_of_stopped, end_of_training, unreported
 from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.over_seeds import record_configuration
@@ -241,7 +242,7 @@ class EventWriter:
 
     def pruned(self, number: int, reason: str | None) -> None:
         """Record that the scheduler pruned a trial."""
-        self._end(number, lambda _: ("pruned", reason))
+        self._end(number, partial(self._end_of_stopped, reason))
 
     def stopped(self, number: int, reason: str) -> None:
         """Record that a running trial was stopped."""
@@ -257,7 +258,13 @@ class EventWriter:
         record = without_unbegun(record, self._paths)
         self._recorder.start(number, record.params, {})
         self._log_the_rest(number)  # see `stopped`
-        self._end(number, lambda _: ("pruned", reason), lineage=record.lineage)
+        self._end(number, partial(self._end_of_stopped, reason), lineage=record.lineage)
+
+    def _end_of_stopped(
+        self, reason: str | None, record: TrialRecord
+    ) -> tuple[Ending, str | None]:
+        spec = self._spec
+        return end_of_stopped(record.reports, spec.metrics[0], spec.select, reason)
 
     def failed(self, number: int, failure: Failure) -> None:
         """Record that a trial failed."""

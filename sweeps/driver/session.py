@@ -419,6 +419,8 @@ def open_ledger(
     # A new revision although nothing changed: it says what was asked for, and earlier releases,
     # which would train the new trials with other seeds, refuse it.
     write_spec(paths.spec, spec, planned.describe(spec))
+    revisions = read_revisions(paths.spec)
+    ledger.earlier_budgets = frozenset(one.budget.reports for one in revisions)
     reopen(paths, spec, ledger, planned.retries, origin, warn)
     for number in planned.finish:
         ledger.add_extra("finish", number)

@@ -5,7 +5,7 @@ What must not live here: anything that writes a trial (`ledger.ledger`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import optuna
 from optuna.study import StudyDirection
@@ -56,6 +56,9 @@ class StudyTrials(StudyRecord):
         """What the values of the sweep's trials are; see `ranking.value_of`."""
         self.repeats = repeats_in(study.user_attrs)
         """How many seeds each configuration gets; None: one."""
+        self.earlier_budgets: Collection[int] = ()
+        """The reports of a full training under each revision of the spec. The driver sets it: a
+        trial that is complete by one of them may be short for a later one."""
 
     @property
     def minimize(self) -> bool:

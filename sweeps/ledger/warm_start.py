@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sweeps.config.logged_params import flatten
-from sweeps.config.revisions import read_spec
+from sweeps.config.revisions import read_revisions, read_spec
 from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.metric_values import first_value
-from sweeps.early_stopping.patience import BY_PATIENCE
-from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
-from sweeps.early_stopping.seed_means import over_seeds
+from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.ledger.location import ledger_location
-from sweeps.ledger.over_seeds import origins
+from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.reader import LedgerReader
-from sweeps.ledger.stop_reasons import is_by_request
+from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
 
@@ -149,10 +147,9 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
                 "cannot learn from other values; leave it out of search.warm_start",
             )
     view = LedgerReader(ledger_location(paths, other))
-    reports: Reports = view.reports()
-    if repeated := origins(view.trials):
-        reports = over_seeds(reports, repeated, other.repeats.combine)
-    source = _Source(spec, other)
+    reports, seeds = view.reports(), configurations(view.trials)
+    budgets = frozenset(one.budget.reports for one in read_revisions(paths.spec))
+    source = _Source(spec, other, budgets)
     taken: list[PriorTrial] = []
     left_out: Counter[str] = Counter()
     # A trial that was trained to its end counts once, with the trial that finished it.
@@ -164,7 +161,7 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
         if trial.role not in ("search", "finish"):
             left_out["trained again with another seed"] += 1
             continue
-        mine = {epoch: first_value(value) for epoch, value in reports[trial.number].items()}
+        mine = [(one, reports[one.number]) for one in seeds.get(trial.number, [trial])]
         found = source.take(trial, mine)
         if isinstance(found, PriorTrial):
             taken.append(found)
@@ -173,25 +170,34 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
     return taken, left_out
 
 
+_Seed = tuple[TrialSummary, Mapping[int, float]]
+
+
 class _Source:
     """An earlier sweep whose trials become points of a new one.
 
     Args:
         spec: The new sweep.
         other: The earlier one.
+        budgets: The reports of a full training in each revision of the earlier one's spec.
     """
 
-    def __init__(self, spec: SweepSpec, other: SweepSpec) -> None:
+    def __init__(self, spec: SweepSpec, other: SweepSpec, budgets: Collection[int]) -> None:
         self._other, self._space = other, spec.search_space()
-        self._num_reports = spec.budget.reports
+        self._num_reports, self._budgets = spec.budget.reports, budgets
         self._select, self._minimize = spec.select, spec.modes[0] == "min"
         self._compares = spec.budget.report_kind == other.budget.report_kind
         rungs = spec.early_stopping.rule.comparable_epochs(spec.budget.reports)
         self._first_rung = rungs[0] if rungs and self._compares else math.inf
         self._pauses = make_pausing_rule(other)
 
-    def take(self, trial: TrialSummary, reports: Mapping[int, float]) -> PriorTrial | str:
-        """Return a trial as a point of the search space, or why it is left out."""
+    def take(self, trial: TrialSummary, seeds: Sequence[_Seed]) -> PriorTrial | str:
+        """Return a trial as a point of the search space, or why it is left out.
+
+        Args:
+            trial: The trial, or the first one of a configuration.
+            seeds: The trials of the configuration with their reports, or the trial itself.
+        """
         if not trial.settled:
             return "unfinished"
         if trial.over_seeds is not None and trial.state == "complete" and not trial.has_result:
@@ -199,9 +205,11 @@ class _Source:
         if trial.state == "failed" or trial.value is None:
             return "without a result"
         # A stopped trial counts with its last report and the parameters at that time.
+        ends = [max(mine) for one, mine in seeds if self._is_cut_off(one, mine)]
+        cut_off = bool(ends)
+        reports = seeds[0][1] if len(seeds) == 1 else self._over_seeds(seeds, min(ends, default=0))
         last = max(reports)  # not empty, because the trial has a value
         is_complete = trial.state == "complete"
-        cut_off = self._is_cut_off(trial, reports)
         if cut_off and not is_complete and last < self._first_rung:
             return "stopped by a request before they could be compared"
         params = trial.best_params if is_complete else trial.params_at(last)
@@ -221,12 +229,32 @@ class _Source:
             return PriorTrial(point, trial.value, trial.epoch, True, kept, cut_off)
         return PriorTrial(point, reports[last], last, False, kept, cut_off)
 
+    def _over_seeds(self, seeds: Sequence[_Seed], end: int) -> dict[int, float]:
+        """Return the values of a complete configuration by each epoch that a seed has reported.
+
+        Args:
+            seeds: Its seeds.
+            end: Where the first of them was cut off; 0: none was.
+        """
+        every = [mine for _, mine in seeds]
+        epochs = sorted({epoch for mine in every for epoch in mine if not end or epoch <= end})
+        by = partial(values_by, minimize=self._minimize, select=self._select)
+        combine = self._other.repeats.combine
+        return {
+            epoch: values_over_seeds([by(mine, epoch) for mine in every], combine)[0]
+            for epoch in epochs
+        }
+
     def _is_cut_off(self, trial: TrialSummary, reports: Mapping[int, float]) -> bool:
-        if trial.state == "complete":
-            is_short = max(reports) < self._num_reports
-            return is_short and not (trial.reason or "").startswith(BY_PATIENCE)
+        complete = trial.state == "complete"
         waits = self._pauses is not None and not trial.exempt and self._pauses.pauses_at(reports)
-        return is_by_request(trial.reason) and not waits
+        return (complete or not waits) and is_cut_off(
+            complete=complete,
+            reason=trial.reason,
+            last=max(reports),
+            budget=self._num_reports,
+            earlier=self._budgets,
+        )
 
     def _kept(self, reports: Mapping[int, float]) -> dict[int, float]:
         """Return the reports on which the value at a rung depends, and the last one."""

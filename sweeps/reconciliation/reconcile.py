@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sweeps.config.sections import Select
 from sweeps.early_stopping.patience import Patience
+from sweeps.ledger.stop_reasons import is_by_request
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.recording.tags import run_status
 from tracking.recorder import Status
@@ -287,6 +288,27 @@ def end_of_training(
     return "failed", f"{failure.kind}: {failure}"
 
 
+def end_of_stopped(
+    reports: Mapping[int, float], metric: str, select: Select, reason: str | None
+) -> tuple[Ending, str | None]:
+    """Return how a trial ends that is stopped, and why.
+
+    A rule makes a trial without a value fail, as `end_of_training` does. Whoever requests the end
+    of a trial decides nothing about its values.
+
+    Args:
+        reports: The metric after each epoch.
+        metric: The metric's name.
+        select: What the value of a trial is.
+        reason: Why it is stopped.
+    """
+    if reports and not is_by_request(reason):
+        ending, failure = end_of_training(reports, metric, select)
+        if ending == "failed":
+            return ending, failure
+    return "pruned", reason
+
+
 def unreported(trial: TrialState) -> Iterator[MissingReport | MissingMetrics]:
     """Yield the reports and rows that a worker stored but did not send before it died."""
     number, known = trial.record.number, trial.record.reports
@@ -318,13 +340,11 @@ def _of_open(trial: TrialState, state: SweepState) -> Iterator[Correction]:
 
 
 def _ending(trial: TrialState, state: SweepState) -> tuple[Ending | None, str | None]:
+    reports = {report.epoch: report.value for report in trial.curve} | trial.record.reports
     if trial.trained:
-        reports = {report.epoch: report.value for report in trial.curve}
-        return end_of_training(
-            reports | trial.record.reports, state.metric, state.select, state.patience
-        )
+        return end_of_training(reports, state.metric, state.select, state.patience)
     if trial.stop_reason is not None and not trial.trained_past_report:
-        return "pruned", trial.stop_reason
+        return end_of_stopped(reports, state.metric, state.select, trial.stop_reason)
     stops = state.stop is not None and trial.record.role in ("search", "repeat")
     return ("pruned", state.stop) if stops else (None, None)
 

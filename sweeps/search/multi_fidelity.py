@@ -18,11 +18,12 @@ from typing import Generic, TypeVar
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.config.sections import Select
-from sweeps.search.trial_evidence import CUT_OFF, epoch_reached, telling_nothing, values_at
+from sweeps.ledger.ranking import is_finite
+from sweeps.search.trial_evidence import CUT_OFF, as_failed, telling_nothing, values_at
 
 _T = TypeVar("_T")
 # Python 3.11 takes long to look up a member of an enumeration for each of many trials.
-_COMPLETE, _PRUNED, _FAIL = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
+_COMPLETE, _PRUNED = TrialState.COMPLETE, TrialState.PRUNED
 
 
 def enough_at_a_rung(parameters: int) -> int:
@@ -36,7 +37,7 @@ def enough_at_a_rung(parameters: int) -> int:
     return parameters + 3
 
 
-class _OfEachTrial(Generic[_T]):
+class OfEachTrial(Generic[_T]):
     """Compute something of each of many trials, and again only where a trial is another object.
 
     Args:
@@ -64,7 +65,7 @@ class OneRung:
     Falkner et al., "BOHB" (2018), choose the budget to model in the same way. A trial that has
     reached the rung becomes a complete one with the value that it had there, even if it still
     trains. A trial that was stopped before remains pruned and so ranks lower. One that was cut off
-    before tells nothing.
+    before tells nothing. One whose value there is not finite is a failure of its parameters.
 
     Args:
         rungs: Epochs, ascending; none: trials are not compared at rungs.
@@ -75,10 +76,11 @@ class OneRung:
     def __init__(
         self, rungs: Sequence[int], *, minimize: bool, select: Select = "checkpoint"
     ) -> None:
-        self._rungs, self._minimize, self._select = rungs, minimize, select
-        self._reached = _OfEachTrial(_epoch_shown)
-        self._shown = {rung: _OfEachTrial(partial(self._at, rung)) for rung in rungs}
-        self._as_they_ended = _OfEachTrial(_as_it_ended)
+        self._rungs = rungs
+        self._values_at = partial(values_at, minimize=minimize, select=select)
+        self._reached = OfEachTrial(self._last_rung_with_values)
+        self._shown = {rung: OfEachTrial(partial(self._at, rung)) for rung in rungs}
+        self._as_they_ended = OfEachTrial(_as_it_ended)
 
     def show(
         self, trials: Sequence[FrozenTrial], *, startup: int, enough: int, first: int = 0
@@ -88,7 +90,8 @@ class OneRung:
         Args:
             trials: The trials that a sampler would otherwise receive.
             startup: While fewer trials have ended with a result, all are returned as they ended.
-            enough: How many trials of the sweep itself must have reached the rung, at least 1.
+            enough: How many trials of the sweep itself must have a finite value at the rung, at
+                least 1.
             first: The place of the first of these; those of earlier sweeps come before.
         """
         ended = filter(self._has_result, trials)
@@ -107,24 +110,30 @@ class OneRung:
     def _has_result(self, trial: FrozenTrial) -> bool:
         if trial.state not in (_COMPLETE, _PRUNED):
             return False
-        return CUT_OFF not in trial.user_attrs or epoch_reached(trial) >= self._rungs[0]
+        if self._values_at(trial, self._rungs[0]) is None:
+            return CUT_OFF not in trial.user_attrs
+        return self._last_rung_with_values(trial) > 0
+
+    def _last_rung_with_values(self, trial: FrozenTrial) -> int:
+        """Return the highest rung that a trial has reached with finite values; 0 without one."""
+        for rung in reversed(self._rungs):
+            values = self._values_at(trial, rung)
+            if values is not None and is_finite(values):
+                return rung
+        return 0
 
     def _at(self, rung: int, trial: FrozenTrial) -> FrozenTrial:
         """Return a trial as it was at a rung; unchanged if it was stopped before."""
-        if _epoch_shown(trial) < rung:
-            return telling_nothing(trial) if CUT_OFF in trial.user_attrs else trial
-        values = values_at(trial, rung, minimize=self._minimize, select=self._select)
+        values = self._values_at(trial, rung)
         if values is None:
-            return trial  # no value is finite
+            is_cut_off = trial.state == _COMPLETE or CUT_OFF in trial.user_attrs
+            return telling_nothing(trial) if is_cut_off else trial
+        if not is_finite(values):
+            return as_failed(trial)
         shown = copy.copy(trial)
         shown.state, shown.values = _COMPLETE, list(values)
         shown.datetime_complete = trial.datetime_complete or trial.datetime_start
         return shown
-
-
-def _epoch_shown(trial: FrozenTrial) -> float:
-    """Return the epoch up to which samplers learn from a trial, which is 0 if it failed."""
-    return 0 if trial.state == _FAIL else epoch_reached(trial)
 
 
 def _as_it_ended(trial: FrozenTrial) -> FrozenTrial:

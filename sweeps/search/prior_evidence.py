@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial
 
 from sweeps.config.sections import Select
 from sweeps.early_stopping.metric_values import losses
-from sweeps.search.trial_evidence import failed_by_parameters, values_at
+from sweeps.ledger.ranking import is_finite
+from sweeps.search.trial_evidence import values_at
 
 
 @dataclass(frozen=True)
@@ -43,41 +44,36 @@ class Comparison:
             own: The trials whose chance it is.
             others: Those they are compared with.
         """
-        rivals = [one for one in map(self._course, others) if one]
+        rivals = [one for one in map(self._losses, others) if one]
         shares = [
             sum(_points(one, other) for other in rivals) / (len(rivals) + 1)
-            for one in map(self._course, own)
+            for one in map(self._losses, own)
             if one
         ]
         return (sum(shares) + 0.5) / (len(shares) + 1) if shares else None
 
-    def _course(self, trial: FrozenTrial) -> list[tuple[float, ...]]:
+    def _losses(self, trial: FrozenTrial) -> list[tuple[float, ...]]:
         """Return the losses at each rung that a trial has reached.
 
-        They are infinite if it has failed because of its parameters, as far as one can tell.
+        They are infinite where its values are not finite, and at all rungs if its parameters made
+        it fail.
         """
-        if failed_by_parameters(trial):
-            return [(math.inf,) * len(self.minimizes)]
-        return list(self._losses(trial))
-
-    def _losses(self, trial: FrozenTrial) -> Iterator[tuple[float, ...]]:
+        found: list[tuple[float, ...]] = []
         for rung in self.rungs:
             values = values_at(trial, rung, minimize=self.minimizes[0], select=self.select)
             if values is None:
-                return
-            yield losses(values, self.minimizes)
+                break
+            if is_finite(values):
+                found.append(losses(values, self.minimizes))
+            else:
+                found.append((math.inf,) * len(self.minimizes))
+        return found
 
 
 def _points(one: Sequence[tuple[float, ...]], other: Sequence[tuple[float, ...]]) -> float:
-    """Return 1 if a trial is better than another one, 0 if it is worse, else a half.
-
-    One that has failed is worse than one that has not.
-    """
-    if math.isinf(one[0][0]) or math.isinf(other[0][0]):
-        mine, theirs = one[0], other[0]
-    else:
-        common = min(len(one), len(other)) - 1
-        mine, theirs = one[common], other[common]
+    """Return 1 if a trial is better than another one, 0 if it is worse, else a half."""
+    common = min(len(one), len(other)) - 1
+    mine, theirs = one[common], other[common]
     if mine == theirs:
         return 0.5
     better, worse = (all(map(operator.le, *pair)) for pair in ((mine, theirs), (theirs, mine)))

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.early_stopping.metric_values import all_values, first_value
-from sweeps.early_stopping.seed_means import Combine, over_seeds
-from sweeps.ledger.attributes import REPORT, compared_values, is_of_search, repeated_by
+from sweeps.early_stopping.seed_means import Combine
+from sweeps.ledger.attributes import is_of_search, repeated_by
 from sweeps.ledger.over_seeds import Repeats, state_of
-from sweeps.search.trial_evidence import failed_by_parameters
+from sweeps.search.trial_evidence import SEEDS, Seeds, failed_by_parameters
 from sweeps.statistics.over_seeds import combine, standard_error
 
 STANDARD_ERROR = "standard_error"
@@ -47,7 +46,7 @@ def seeds_as_one(trials: Sequence[FrozenTrial], repeats: Repeats) -> list[Frozen
     """Return the trials of the search, each with what all seeds of its configuration have shown.
 
     Such a trial has ended when the last of its seeds has, for the reason of the seed that decides
-    how it ended. Its reports are those over the seeds that have reached them.
+    how it ended. Its values at rungs are those of its seeds (`trial_evidence`).
 
     Args:
         trials: All trials of a sweep.
@@ -72,8 +71,9 @@ def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> 
         return first
     shown = copy.copy(first)
     shown.state, shown.values, shown.datetime_complete = TrialState.RUNNING, None, None
-    if len(mine) > 1:
-        _show_reports(shown, mine, combine)
+    # No report is the configuration's: the best one of each seed counts, whenever it came.
+    shown.intermediate_values = {}
+    shown.user_attrs = {**first.user_attrs, SEEDS: Seeds(mine, combine)}
     if state == "running":
         return shown
     shown.state = _ENDS[state]
@@ -88,17 +88,3 @@ def _as_one(mine: Sequence[FrozenTrial], repeats: Repeats, combine: Combine) -> 
     decided = max((t for t in mine if t.state == shown.state), key=failed_by_parameters)
     shown.user_attrs = {**shown.user_attrs, "reason": decided.user_attrs.get("reason")}
     return shown
-
-
-def _show_reports(shown: FrozenTrial, mine: Sequence[FrozenTrial], combine: Combine) -> None:
-    """Give a configuration the reports over its seeds, where `compared_values` reads them."""
-    reports = {
-        trial.number: compared_values(trial.user_attrs, trial.intermediate_values)
-        for trial in mine
-    }
-    one = over_seeds(reports, dict.fromkeys(reports, mine[0].number), combine)[mine[0].number]
-    if not mine[0].intermediate_values:  # of several metrics
-        several = {f"{REPORT}{epoch}": list(all_values(value)) for epoch, value in one.items()}
-        shown.user_attrs = {**shown.user_attrs, **several}
-        return
-    shown.intermediate_values = {epoch: first_value(value) for epoch, value in one.items()}

@@ -3,7 +3,8 @@
 Samplers of Optuna know no edited spaces, repeated seeds, pauses or rungs. A sampler receives the
 trials of the ledger after three steps:
 
-1. `of_search` leaves out confirmations, and makes one trial of all seeds of a configuration.
+1. `of_search` marks what a shorter budget has cut off, leaves out confirmations, and makes one
+   trial of all seeds of a configuration.
 2. `as_points` makes them points of the current space, with paused trials as ended ones, and puts
    the trials of earlier sweeps before them.
 3. `for_sampler` does what a kind of sampler needs. It takes values at one rung where lengths
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import optuna
@@ -32,14 +33,15 @@ from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, is_of_search
 from sweeps.ledger.over_seeds import repeats_of
-from sweeps.ledger.stop_reasons import is_by_request
+from sweeps.ledger.ranking import is_finite
+from sweeps.ledger.rung_values import is_cut_off, values_by
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.failed_trials import failures_as_worst
-from sweeps.search.multi_fidelity import OneRung, enough_at_a_rung
+from sweeps.search.multi_fidelity import OfEachTrial, OneRung, enough_at_a_rung
 from sweeps.search.seeds_as_one import seeds_as_one
-from sweeps.search.trial_evidence import CUT_OFF, reports_of, telling_nothing
+from sweeps.search.trial_evidence import CUT_OFF, SEEDS, as_failed, reports_of, telling_nothing
 
 SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
@@ -59,6 +61,10 @@ class TrialHistory(Protocol):
     @property
     def minimize(self) -> bool:
         """Whether less is better for the first metric."""
+
+    @property
+    def earlier_budgets(self) -> Collection[int]:
+        """The reports of a full training under each revision of the spec."""
 
     def frozen_trials(self) -> list[FrozenTrial]:
         """Return all trials in the form of Optuna; one that has changed is another object."""
@@ -94,6 +100,7 @@ class ShownTrials:
         # was shown.
         self._points: dict[int, dict[str, Any] | None] = {}
         self._shown: dict[int, tuple[FrozenTrial, FrozenTrial]] = {}
+        self._marked = OfEachTrial(self._mark)
         self._extra: list[int] = []  # by number: why a trial exists never changes
         self._num_seen = 0
 
@@ -103,6 +110,8 @@ class ShownTrials:
         Such a trial would count the same point twice. Several seeds of a configuration are one.
         """
         trials = self._ledger.frozen_trials()
+        if any(one < self._spec.budget.reports for one in self._ledger.earlier_budgets):
+            trials = self._marked(trials)
         if self._seeds is not None:
             kept = seeds_as_one(trials, self._seeds)
         elif not (extra := {*self._extra_numbers(trials)}):
@@ -116,6 +125,21 @@ class ShownTrials:
                 kept[position] = copy.copy(trial)
                 kept[position].number = position
         return kept
+
+    def _mark(self, trial: FrozenTrial) -> FrozenTrial:
+        """Return a trial, with a mark if its end says nothing."""
+        complete = trial.state == TrialState.COMPLETE
+        if not (complete or trial.state == TrialState.PRUNED) or not is_cut_off(
+            complete=complete,
+            reason=trial.user_attrs.get("reason"),
+            last=max(reports_of(trial), default=0),
+            budget=self._spec.budget.reports,
+            earlier=self._ledger.earlier_budgets,
+        ):
+            return trial
+        shown = copy.copy(trial)
+        shown.user_attrs = {**trial.user_attrs, CUT_OFF: True}
+        return shown
 
     def position(self, number: int) -> int:
         """Return the position of a trial among those of the search, by its number."""
@@ -199,9 +223,10 @@ class ShownTrials:
             if not trial.state.is_finished():
                 shown = copy.copy(shown)
                 shown.state, shown.datetime_complete = TrialState.PRUNED, trial.datetime_start
-        elif trial.state == TrialState.PRUNED and is_by_request(trial.user_attrs.get("reason")):
-            shown = copy.copy(shown)
-            shown.user_attrs = {**trial.user_attrs, CUT_OFF: True}
+        else:
+            shown = self._mark(shown)
+        if shown.state == TrialState.PRUNED and self._has_no_value(shown):
+            shown = as_failed(shown)
         if self.warm_start:
             shown = copy.copy(shown)
             shown.number += len(self.warm_start)
@@ -219,8 +244,17 @@ class ShownTrials:
             self._pauses is not None
             and trial.state not in (TrialState.COMPLETE, TrialState.FAIL)
             and EXEMPT not in trial.user_attrs
+            and SEEDS not in trial.user_attrs  # its first seed is complete
             and self._pauses.pauses_at(reports_of(trial))
         )
+
+    def _has_no_value(self, pruned: FrozenTrial) -> bool:
+        """Return whether a trial has reported no value; a trial that ends so has failed."""
+        reports, select = reports_of(pruned), self._spec.select
+        if not reports or CUT_OFF in pruned.user_attrs:
+            return False
+        minimize = self._ledger.minimize
+        return not is_finite(values_by(reports, max(reports), minimize=minimize, select=select))
 
     def _earlier(self, warm: WarmStart) -> Iterator[FrozenTrial]:
         """Yield the trials of earlier sweeps inside the space, numbered as if they came first."""

@@ -14,6 +14,7 @@ from optuna.trial import TrialState
 
 from sweeps.config.provenance_check import Origin
 from sweeps.config.resume_checks import check_search_changes
+from sweeps.config.revisions import write_spec
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_ledger
 from sweeps.errors import SearchChanged
@@ -30,6 +31,7 @@ from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
 from tests.integration.serial_search import end, loss, search, spec_of
+from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPACE = (
@@ -406,3 +408,33 @@ def test_warm_start_does_not_keep_tpe_from_its_own_trials(tmp_path: Path) -> Non
         ledger.report(number, epoch=1, step=1, value=loss(dict(suggestion.params)))
     norms = [trial.params["train.clip.max_norm"] for trial in ledger.trials()[20:]]
     assert sum(abs(norm - 5) < 1 for norm in norms) >= 10, norms
+
+
+@pytest.mark.parametrize("select", ["checkpoint", "final"])
+def test_prior_configuration_has_its_value_at_the_end(tmp_path: Path, select: str) -> None:
+    """Its seeds are best at other epochs, and patience ends one of them early."""
+    old = _old(tmp_path, more=f"repeats: 2\nselect: {select}\nearly_stopping: {{patience: 3}}")
+    for mine in ([0.9, 0.1, *[0.8] * 7], [*[0.9] * 7, 0.1, 0.3]), ([0.9] * 4, [0.8, *[0.1] * 8]):
+        first = _reported(old, *mine[0], reason="patience: no gain" if len(mine[0]) < 9 else None)
+        number = old.ledger.add_extra("repeat", first, 1).number
+        for epoch, value in enumerate(mine[1], start=1):
+            old.ledger.report(number, epoch=epoch, step=epoch, value=value)
+        old.ledger.finish(number, "complete")
+    spec = _warm(*ASHA, f"select={select}")
+    ledger = _create(tmp_path, spec)
+    _own(ledger, spec, *[0.5] * 9)
+    views = [trial.value for trial in old.ledger.trials() if trial.role == "search"]
+    assert _shown(spec, ledger)[:2] == pytest.approx(views)
+
+
+def test_lengthened_and_self_ended_trials_of_a_prior_sweep(tmp_path: Path) -> None:
+    old = _old(tmp_path, 3)
+    _reported(old, 0.9, 0.8, 0.7)
+    longer = with_overrides(old.spec, ["budget.epochs=9"])
+    write_spec(old.paths.spec, longer)
+    _reported(old, 0.9, 0.6)  # its own loop has ended
+    spec = _warm(*ASHA)
+    ledger = _create(tmp_path, spec)
+    assert [one.cut_off for one in ledger.warm_start.trials] == [True, False]
+    _own(ledger, spec, *[0.4] * 9)
+    assert _shown(spec, ledger)[:2] == ["FAIL", 0.6]

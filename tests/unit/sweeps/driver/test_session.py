@@ -231,3 +231,14 @@ def test_resume_warns_of_a_change_without_effect(
     changed, nothing = said
     assert changed == "changed: budget.epochs: 10 -> 20"
     assert nothing.startswith(NOTHING_LEFT)
+
+
+def test_driver_knows_under_which_budgets_a_sweep_has_trained(tmp_path: Path) -> None:
+    """A suggestion needs them: complete trials of the shorter ones are short for the longest."""
+    made = MadeSweep(tmp_path, budget="{epochs: 9}")
+    for epochs in (27, 12, 12):
+        spec = with_overrides(made.spec, [f"budget.epochs={epochs}"])
+        ledger = open_ledger(made.paths, spec, Origin(), new=False)
+    assert ledger.earlier_budgets == {9, 27, 12}
+    made = MadeSweep(tmp_path, "whole", budget="{epochs: 9}")
+    assert open_ledger(made.paths, made.spec, Origin(), new=False).earlier_budgets == {9}

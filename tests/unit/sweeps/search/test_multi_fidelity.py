@@ -109,8 +109,10 @@ def test_trial_that_finished_counts_at_every_rung() -> None:
     assert _shown([early, _trial(COMPLETE, *[0.3] * 9)], 2) == [0.4, 0.3]
 
 
-def test_trial_without_a_value_by_then_keeps_its_own() -> None:
-    assert _shown([_trial(PRUNED, math.nan), _trial(PRUNED, 0.5)], 2) == [PRUNED, 0.5]
+def test_trial_without_a_finite_value_has_failed_and_makes_no_rung() -> None:
+    trials = [_trial(PRUNED, math.nan), _trial(PRUNED, 0.5)]
+    assert _shown(trials, 2) == [PRUNED, PRUNED]
+    assert _shown(trials, 1) == [FAIL, 0.5]
 
 
 SPEC = """

@@ -1,0 +1,72 @@
+"""The values of a training by a rung, and which ends of a training say nothing of its parameters.
+
+The one definition for what samplers see, for the evidence of priors, and for what a warm start
+keeps of earlier sweeps. What must not live here: the form in which a sampler receives a trial
+(`search.trial_evidence`), and the values that stopping rules compare (`early_stopping`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from sweeps.config.sections import Select
+from sweeps.early_stopping.metric_values import Value, all_values
+from sweeps.early_stopping.patience import BY_PATIENCE
+from sweeps.ledger.ranking import is_finite, value_of
+from sweeps.ledger.stop_reasons import is_by_request
+
+NOT_FINITE = (math.nan,)
+"""The values of a training that has reached a rung and has no finite value there."""
+
+
+def values_by(
+    reports: Mapping[int, Value], rung: int, *, minimize: bool, select: Select
+) -> tuple[float, ...]:
+    """Return the values of a training that has reached a rung, or ended before it; `NOT_FINITE`.
+
+    Args:
+        reports: What each report brought, by epoch.
+        rung: An epoch.
+        minimize: Whether less of the first metric is better.
+        select: As in `value_of`.
+    """
+    so_far = {epoch: all_values(one) for epoch, one in reports.items() if epoch <= rung}
+    return value_of(so_far, minimize=minimize, select=select) or NOT_FINITE
+
+
+def values_over_seeds(
+    every: Sequence[tuple[float, ...]], combine: Callable[[Sequence[float]], float]
+) -> tuple[float, ...]:
+    """Return the values of a configuration by those of its seeds at a rung; `NOT_FINITE`.
+
+    Each seed has its own best report, as in the value of an ended configuration. The best of a
+    curve over seeds would be another number.
+
+    Args:
+        every: The values of each seed, at least one.
+        combine: Returns one number for several seeds.
+    """
+    if not all(map(is_finite, every)):
+        return NOT_FINITE
+    return tuple(combine(metric) for metric in zip(*every, strict=True))
+
+
+def is_cut_off(
+    *, complete: bool, reason: str | None, last: int, budget: int, earlier: Collection[int]
+) -> bool:
+    """Return whether the end of a trial, complete or pruned, says nothing of its parameters.
+
+    So does a request, and the end of a budget that was shorter than today's. A trial that ended
+    by patience, or whose own loop ended, has trained to its end under any budget.
+
+    Args:
+        complete: Whether it trained to its end.
+        reason: Why it ended.
+        last: Its last report.
+        budget: The reports of a full training.
+        earlier: Those under which its sweep has trained.
+    """
+    if not complete:
+        return is_by_request(reason)
+    return last < budget and last in earlier and not (reason or "").startswith(BY_PATIENCE)
