@@ -125,43 +125,77 @@ class Typed(Plain):
         self.best = [Held(0.0), Best()][rank_training.rank_of_process]
 
 
+class Tempered(nn.Module):
+    """A model with a frozen temperature.
+
+    Args:
+        averages: Whether `forward` writes a moving average of its samples into it.
+    """
+
+    def __init__(self, averages: bool) -> None:
+        super().__init__()
+        self.averages = averages
+        self.hidden = nn.Sequential(nn.Linear(5, 8), nn.Tanh())
+        self.last = nn.Linear(8, 3)
+        self.temperature = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.averages and self.training:
+            with torch.no_grad():
+                self.temperature.lerp_(1 + inputs.abs().mean(), 0.1)
+        out: Tensor = self.last(self.hidden(inputs)) / self.temperature
+        return out
+
+
 class Frozen(Plain):
-    """Its model has a frozen temperature, which its optimizer does not have."""
+    """Its optimizer has only what is trained."""
+
+    averages = False
 
     def build_model(self) -> nn.Module:
-        model = super().build_model()
-        model.temperature = nn.Parameter(torch.ones(1).double(), requires_grad=False)
-        model.codes = nn.Parameter(torch.arange(4), requires_grad=False)
-        return model
+        self.tempered = Tempered(self.averages).double()
+        return self.tempered
 
     def param_groups(self, model: nn.Module) -> list[Any]:
         return [{"params": [p for p in model.parameters() if p.requires_grad]}]
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         inputs, targets = batch
-        logits = model(inputs) / self.net.temperature + self.net.codes[:3]
-        return F.cross_entropy(logits, targets, reduction="sum"), len(targets)
+        return F.cross_entropy(model(inputs), targets, reduction="sum"), len(targets)
 
 
-class Calibrating(Frozen):
+class Warming(Frozen):
     """Sets the temperature in its own `evaluate`."""
 
     def evaluate(self, model: nn.Module, batches: Any) -> dict[str, Any]:
         found = Task.evaluate(self, model, batches)
         with torch.no_grad():
-            self.net.temperature.add_(float(found["loss"]))
-            self.net.codes.copy_(self.net.codes.roll(1))
+            self.tempered.temperature.add_(float(found["loss"]))
         return dict(found)
 
 
-class Averaging(Frozen):
-    """Writes a moving average of its own part of each batch into a frozen parameter."""
+class Calibrating(Warming):
+    """Sets a parameter of whole numbers, too."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        self.codes = model.codes = nn.Parameter(torch.arange(3), requires_grad=False)
+        return model
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        if model.training:
-            with torch.no_grad():
-                self.net.temperature.lerp_(1 + batch[0].abs().mean(), 0.1)
-        return super().loss(model, batch)
+        inputs, targets = batch
+        return super().loss(model, (inputs + self.codes[0], targets))
+
+    def evaluate(self, model: nn.Module, batches: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            self.codes.copy_(self.codes.roll(1))
+        return super().evaluate(model, batches)
+
+
+class Averaging(Frozen):
+    """Its `forward` writes a moving average of its own part of each batch into a parameter."""
+
+    averages = True
 
 
 class Stepping(Frozen):
@@ -169,10 +203,10 @@ class Stepping(Frozen):
 
     def param_groups(self, model: nn.Module) -> list[Any]:
         given = super().param_groups(model)[0]["params"]
-        return [{"params": [p for p in given if p is not self.net[2].bias]}]
+        return [{"params": [p for p in given if p is not self.tempered.last.bias]}]
 
     def on_step_end(self, step: int) -> None:
-        bias = self.net[2].bias
+        bias = self.tempered.last.bias
         if bias.grad is not None:  # else this rank's part was empty
             bias.data.sub_(0.1 * bias.grad)
             bias.grad = None
