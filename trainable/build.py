@@ -39,6 +39,7 @@ from trainable.precision import Precision, find_device, resolve_precision
 from trainable.rank_checks import check_built_alike
 from trainable.rank_data import check_dealt
 from trainable.rank_group import RankGroup
+from trainable.rank_sync import build_alike
 from trainable.rank_waits import WITHOUT_END
 from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
@@ -157,27 +158,29 @@ def open_trainer(
             )
             opened.enter_context(store.closed_on_error())
             last = until or config.budget.reports
-            message.own = [parts.summary, last, saved is not None]
+            state = TrainState(
+                model=step.model,
+                optimizer=step.optimizer,
+                schedule=parts.schedule,
+                precision=step.precision,
+                task=parts.task,
+                data=parts.data,
+                average=step.average,
+                trained_only=config.checkpoint.parameters == "trained",
+                position=parts.train.position,
+                ranks=ranks,
+                accept_workers=accept_workers,
+                layout=step.layout,
+            )
+            digests = [one.digest() for one in state.built] if ranks.size > 1 else []
+            message.own = [parts.summary, last, saved is not None, digests]
         check_built_alike([summary for summary, *_ in message.of_ranks])
-        _, last, resumes = message.of_ranks[0]
+        build_alike(state.built, [digests for *_, digests in message.of_ranks], ranks)
+        _, last, resumes, _ = message.of_ranks[0]
         if ranks.is_first:
             for caution in parts.cautions:
                 warnings.warn(caution, TrainingCaution, stacklevel=2)
         start_together(step, config.seed)
-        state = TrainState(
-            model=step.model,
-            optimizer=step.optimizer,
-            schedule=parts.schedule,
-            precision=step.precision,
-            task=parts.task,
-            data=parts.data,
-            average=step.average,
-            trained_only=config.checkpoint.parameters == "trained",
-            position=parts.train.position,
-            ranks=ranks,
-            accept_workers=accept_workers,
-            layout=step.layout,
-        )
         if step.is_sharded:
             store.shard_group = ShardGroup(files, ranks)
             step.objects = state.objects

@@ -394,9 +394,9 @@ class Trainer(BaseRun):
 
     def _metrics_of_ranks(self, found: dict[str, float]) -> dict[str, float]:
         """Return the first rank's metrics, after a check that all ranks have the same weights."""
-        norms = weight_norms(self._step.exchanged, self._ranks)
-        of_ranks = self._ranks.gather_plain([norms, self._rows.last_metrics, found])
-        check_weights_alike([norms for norms, *_ in of_ranks])
+        own = [weight_norms(self._step), self._rows.last_metrics, found]
+        of_ranks = self._ranks.gather_plain(own)
+        check_weights_alike([norms for norms, *_ in of_ranks], self._step)
         _, self._rows.last_metrics, found = of_ranks[0]
         return found
 
@@ -429,7 +429,7 @@ class Trainer(BaseRun):
                     ranks=self._ranks,
                     take_logged=self._log.take,
                     on_all=step.is_sharded,
-                    objects=self.state.objects,
+                    objects=[*self.state.objects, step.left_out],
                 )
         finally:
             self._log.prefix = ""

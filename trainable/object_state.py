@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -26,10 +25,22 @@ from torch.utils.data import Dataset
 from torch.utils.hooks import RemovableHandle
 
 from trainable.errors import CheckpointError, TaskError
+from trainable.object_paths import (
+    Path,
+    follow,
+    from_lists,
+    has_member,
+    member,
+    members_of,
+    put_member,
+    remove_member,
+    to_lists,
+)
 from trainable.object_values import (
     STATEFUL_KINDS,
     Stored,
     decode,
+    digest_of,
     encode,
     get_internal_state,
     is_plain_key,
@@ -39,17 +50,11 @@ from trainable.object_values import (
     signature_of,
     signatures_equal,
     tensor_entry,
+    told_of,
     value_kind,
 )
 from trainable.snapshot import snapshot
 
-Path = tuple[tuple[str, Any], ...]
-"""The steps from the root to a value: pairs of a kind of step and a name, key or index."""
-
-_INTERNAL = frozenset(nn.Module().__dict__) - {"training"} | {
-    "forward",  # replaced by compilation and activation checkpointing
-    "cls_to_become",
-}
 _MANY = 1000
 """A data set's collection with more members is compared by its length alone."""
 
@@ -76,6 +81,7 @@ class ObjectState:
     """
 
     _lost = "a resumed run builds it again and would lose the change"
+    _what = ""
 
     def __init__(
         self,
@@ -111,9 +117,9 @@ class ObjectState:
                     self._refuse(path, found.value, "has changed, and was made after it was built")
                 entry = self._entry(path, before, found)
                 if entry is not None:
-                    entries.append([_to_lists(path), *entry])
+                    entries.append([to_lists(path), *entry])
         entries += [
-            [_to_lists(path), "gone", None]
+            [to_lists(path), "gone", None]
             for path, before in self._built.items()
             if path not in now and path[:-1] in now and self._was_removed(path, before, now)
         ]
@@ -145,15 +151,15 @@ class ObjectState:
         """
         before = self.from_now(lost=lost)
         values = snapshot({"values": self._present()})["values"]
-        had = {path: entry for path, *entry in map(_from_lists, values)}
+        had = {path: entry for path, *entry in map(from_lists, values)}
         yield
-        for path, *_ in map(_from_lists, before.state_dict()):
+        for path, *_ in map(from_lists, before.state_dict()):
             if path in had:
                 self._restore(path, *had[path])
             elif path in before._built or path[-1][0] not in ("a", "b"):
                 before._refuse(path, None, "has changed")
             else:
-                _remove(_follow(self._root, path[:-1]), path[-1])
+                remove_member(follow(self._root, path[:-1]), path[-1])
 
     def load_state_dict(self, entries: list[Any]) -> None:
         """Restore what `state_dict` returned, in place where that is possible.
@@ -161,7 +167,7 @@ class ObjectState:
         Raises:
             CheckpointError: A value does not fit the root.
         """
-        for path, kind, payload in map(_from_lists, entries):
+        for path, kind, payload in map(from_lists, entries):
             try:
                 self._restore(path, kind, payload)
             except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as problem:
@@ -170,6 +176,61 @@ class ObjectState:
                     f"({type(problem).__name__}: {problem}); continue with the code, the version "
                     "and the configuration that wrote it, or start a new run"
                 ) from problem
+
+    # Comparing ranks
+
+    def digest(self) -> str:
+        """Return a digest of all values as they were built."""
+        built = [(path, found.kind, found.signature) for path, found in self._built.items()]
+        return digest_of(repr(built))
+
+    def compared(self) -> dict[str, list[str]]:
+        """Return two digests of each value: of all of it, and without what is a process's own."""
+        return {
+            repr(path): [
+                digest_of(repr((found.kind, found.signature))),
+                digest_of(f"{found.kind} {told_of(found.kind, found.value, found.signature)}"),
+            ]
+            for path, found in self._walk().items()
+        }
+
+    def chosen(self, names: Collection[str], *, lost: str, remedy: str) -> list[Any]:
+        """Return the entries of some values, as `compared` names them, for another rank.
+
+        Raises:
+            TaskError: There is one that cannot be restored.
+        """
+        other = copy.copy(self)
+        other._what, other._lost, other._remedy = "is another one on another rank", lost, remedy
+        return [
+            [to_lists(path), *entry]
+            for path, found in self._walk().items()
+            if repr(path) in names and (entry := other._entry(path, found, found)) is not None
+        ]
+
+    def take(self, entries: list[Any], names: Collection[str], first: Collection[str]) -> None:
+        """Restore the entries of the first rank, and remove what it does not have.
+
+        What ranks built differently is built differently at a resume, too. So it is always saved.
+
+        Args:
+            entries: What `chosen` returned on the first rank.
+            names: What differs.
+            first: What the first rank has.
+
+        Raises:
+            CheckpointError: A value does not fit the root.
+        """
+        for path in self._walk():
+            above = repr(path[:-1])
+            if repr(path) not in first and above in first and above not in names:
+                entries = [*entries, [to_lists(path), "gone", None]]
+        self.load_state_dict(entries)
+        self._built = self._signatures()
+        for path, found in self._built.items():
+            if repr(path) in names:
+                form = found.signature if isinstance(found.signature, tuple) else ()
+                self._built[path] = found._replace(signature=(*form, "is always saved"))
 
     # Finding values
 
@@ -219,7 +280,7 @@ class ObjectState:
         """Whether a tensor's values are saved elsewhere."""
         step = path[-1][0] if path else ""
         if step == "b" and self._model is not None and all(one in "mb" for one, _ in path):
-            owner = _follow(self._root, path[:-1])
+            owner = follow(self._root, path[:-1])
             return path[-1][1] not in owner._non_persistent_buffers_set
         return id(tensor) in self._stored
 
@@ -234,7 +295,7 @@ class ObjectState:
     def _present(self) -> list[Any]:
         """Return the entries of all values that could be restored, but for those of data sets."""
         return [
-            [_to_lists(path), *entry]
+            [to_lists(path), *entry]
             for path, found in self._walk().items()
             if not found.in_data
             and (
@@ -246,7 +307,7 @@ class ObjectState:
         ]
 
     def _is_in_tuple(self, path: Path) -> bool:
-        return path[-1][0] == "i" and isinstance(_follow(self._root, path[:-1]), tuple)
+        return path[-1][0] == "i" and isinstance(follow(self._root, path[:-1]), tuple)
 
     def _accept(self, path: Path, found: _Found) -> None:
         """Treat a value created after the build as a constant: a resumed run creates it again."""
@@ -265,7 +326,7 @@ class ObjectState:
                     return "flags", value.requires_grad
             persistent = None
             if step == "b":
-                owner = _follow(self._root, path[:-1])
+                owner = follow(self._root, path[:-1])
                 persistent = path[-1][1] not in owner._non_persistent_buffers_set
             return "tensor", tensor_entry(value, persistent)
         if found.kind == "value":
@@ -301,7 +362,7 @@ class ObjectState:
             self._refuse(path, None, "was there when it was built, and is gone")
         if before.kind == "opaque" or step in ("i", "k", "v"):
             return False
-        return not _has(_follow(self._root, path[:-1]), path[-1])
+        return not has_member(follow(self._root, path[:-1]), path[-1])
 
     def _holds_state(self, value: object) -> bool:
         below = ObjectState(
@@ -314,6 +375,7 @@ class ObjectState:
 
     def _refuse(self, path: Path, value: object, what: str) -> NoReturn:
         shown = "" if value is None else f" (an object of type {type(value).__qualname__})"
+        what = self._what or what
         raise TaskError(f"{self._text(path)}{shown} {what}; {self._lost}; {self._remedy}")
 
     def _text(self, path: Path) -> str:
@@ -325,22 +387,22 @@ class ObjectState:
     # Restoring
 
     def _restore(self, path: Path, kind: str, payload: Any) -> None:
-        owner, step = _follow(self._root, path[:-1]), path[-1]
+        owner, step = follow(self._root, path[:-1]), path[-1]
         if kind == "gone":
-            _remove(owner, step)
+            remove_member(owner, step)
             return
-        live: Any = _get(owner, step) if _has(owner, step) else None
+        live: Any = member(owner, step) if has_member(owner, step) else None
         if kind == "flags":
             if live.requires_grad != payload:  # a lazy parameter rejects even an equal value
                 live.requires_grad_(payload)
         elif kind == "tensor":
             tensor = restore_tensor(live, payload, self._device)
             if tensor is not live:
-                _put(owner, step, tensor, persistent=payload.get("persistent"))
+                put_member(owner, step, tensor, persistent=payload.get("persistent"))
         elif kind == "value":
             value = decode(payload, live, self._device)
             if value is not live:
-                _put(owner, step, value)
+                put_member(owner, step, value)
         else:
             if value_kind(live) != kind:
                 raise TypeError(f"it is a {type(live).__qualname__}")
@@ -358,122 +420,8 @@ def _form(value: Any, kind: str) -> object:
     return kind, name, len(value), keys
 
 
-def members_of(value: Any, kind: str) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """Yield the members of a module, an object or a collection, each with the step to it."""
-    if kind == "container":
-        if isinstance(value, dict):
-            for index, (key, part) in enumerate(value.items()):
-                yield ("k", key) if is_plain_key(key) else ("v", index), part
-        elif not isinstance(value, (set, frozenset)):
-            yield from ((("i", index), part) for index, part in enumerate(value))
-        return
-    if kind == "module":
-        yield from ((("p", name), p) for name, p in value._parameters.items() if p is not None)
-        yield from ((("b", name), b) for name, b in value._buffers.items())
-        yield from ((("m", name), m) for name, m in value._modules.items() if m is not None)
-        if type(value).get_extra_state is not nn.Module.get_extra_state:
-            yield ("a", "training"), value.training  # get_extra_state() returns the rest
-            return
-    yield from ((("a", name), part) for name, part in _attributes(value).items())
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    own = getattr(value, "__dict__", {})
-    internal = _INTERNAL if isinstance(value, nn.Module) else ()
-    found = {
-        name: part
-        for name, part in list(own.items())
-        if name not in internal
-        and not isinstance(getattr(type(value), name, None), functools.cached_property)
-    }
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found.setdefault(name, getattr(value, name))
-    return found
-
-
-def _to_lists(path: Path) -> list[Any]:
-    return [[step, key] for step, key in path]
-
-
-def _from_lists(entry: list[Any]) -> tuple[Path, str, Any]:
-    written, kind, payload = entry
-    return tuple((step, key) for step, key in written), kind, payload
-
-
 def _shape(found: _Found | None) -> object:
     """Return the shape that a tensor had; None if it was lazy and had no shape yet."""
     assert found is not None
     assert isinstance(found.signature, tuple)
     return None if found.signature[1] is None else torch.Size(found.signature[1])
-
-
-def _follow(root: Any, path: Path) -> Any:
-    for step in path:
-        root = _get(root, step)
-    return root
-
-
-def _get(owner: Any, step: tuple[str, Any]) -> Any:
-    kind, key = step
-    match kind:
-        case "p":
-            return owner._parameters[key]
-        case "b":
-            return owner._buffers[key]
-        case "m":
-            return owner._modules[key]
-        case "i" | "k":
-            return owner[key]
-        case "v":
-            return list(owner.values())[key]
-        case _:
-            return (
-                vars(owner)[key] if key in getattr(owner, "__dict__", {}) else getattr(owner, key)
-            )
-
-
-def _has(owner: Any, step: tuple[str, Any]) -> bool:
-    try:
-        _get(owner, step)
-    except (LookupError, AttributeError):
-        return False
-    return True
-
-
-def _put(owner: Any, step: tuple[str, Any], value: Any, *, persistent: bool | None = None) -> None:
-    kind, key = step
-    if kind == "b":
-        if persistent is None:
-            persistent = key not in owner._non_persistent_buffers_set
-        vars(owner).pop(key, None)  # a plain attribute of that name
-        if key not in owner._buffers:
-            owner.register_buffer(key, None)
-        owner._buffers[key] = value  # keeps its position among the buffers
-        change = owner._non_persistent_buffers_set
-        change.discard(key) if persistent else change.add(key)
-    elif kind == "v":
-        owner[list(owner)[key]] = value
-    elif kind in ("i", "k"):
-        owner[key] = value
-    elif kind == "a" and hasattr(owner, "__dict__"):
-        vars(owner)[key] = value
-    elif kind == "a":
-        object.__setattr__(owner, key, value)
-    else:
-        raise TypeError("it cannot be replaced")
-
-
-def _remove(owner: Any, step: tuple[str, Any]) -> None:
-    kind, key = step
-    if not _has(owner, step):
-        return
-    if kind == "b":
-        del owner._buffers[key]
-        owner._non_persistent_buffers_set.discard(key)
-    elif key in getattr(owner, "__dict__", {}):
-        del vars(owner)[key]
-    else:
-        object.__delattr__(owner, key)

@@ -7,13 +7,18 @@ These are numbers, tensors, arrays, collections of them, random generators, and 
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import inspect
 import io
 import marshal
+import os
 import random
+import re
 import sys
+import tempfile
 from collections import Counter, OrderedDict, defaultdict, deque
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -124,6 +129,41 @@ def marshal_digest(value: Any) -> bytes | None:
     return hashlib.sha256(content).digest()
 
 
+def told_of(kind: str, value: Any, signature: object) -> str:
+    """Return what a value is as text, without what may differ from process to process.
+
+    That is where an object lies in memory, the number of a device, all of a path below the
+    directory of temporary files, and of another absolute path all but the name.
+    """
+    if kind in ("generator", "holder"):
+        return _told(get_internal_state(value))
+    return _told(value) if kind == "value" else _ADDRESS.sub("", repr(signature))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, (Tensor, numpy.ndarray)):
+        return repr(signature_of(value))
+    if isinstance(value, _CONTAINERS):
+        parts: Any = value.items() if isinstance(value, dict) else value
+        told = [_told(part) for part in parts]
+        is_set = isinstance(value, (set, frozenset))
+        return f"{type(value).__name__} {sorted(told) if is_set else told}"
+    if isinstance(value, torch.device):
+        return value.type
+    if isinstance(value, str) and os.path.isabs(value):
+        is_temporary = Path(value).is_relative_to(tempfile.gettempdir())
+        return "" if is_temporary else Path(value).name
+    return _ADDRESS.sub("", repr(value))
+
+
+def digest_of(text: str) -> str:
+    """Return a short digest of a text."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
 def signatures_equal(first: object, second: object) -> bool:
     """Whether two signatures are equal; None is equal to nothing."""
     return first is not None and first == second
@@ -166,7 +206,7 @@ def _sign_state(state: Any) -> object:
 
 
 def _sign_tensor(tensor: Tensor) -> object:
-    """Return sums over all bits and over parts; torch does not count writes through `.data`."""
+    """Return a sum over all bits, in their order; torch does not count writes through `.data`."""
     found = tensor.detach()
     if found.layout is not torch.strided or found.is_quantized or is_meta(found):
         return None
@@ -178,9 +218,30 @@ def _sign_tensor(tensor: Tensor) -> object:
         found = torch.view_as_real(found)
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = found.contiguous().reshape(-1).view(kinds[found.itemsize])
-    sums = [bits[start::every].sum(dtype=torch.int64) for start, every in ((0, 1), (0, 2), (1, 3))]
     # Device synchronisation at each save, for each of a task's tensors on a device.
-    return *form, tuple(torch.stack(sums).tolist())
+    return *form, _sum_in_order(bits)
+
+
+_BLOCK = 1 << 16
+"""Numbers that have a weight each; few enough for a processor's cache."""
+
+
+def _sum_in_order(numbers: Tensor) -> int:
+    """Return a sum of whole numbers, modulo 2**64, that depends on the order of any two."""
+    weights = _weights(numbers.device)
+    while True:
+        blocks = [numbers[at : at + _BLOCK] for at in range(0, len(numbers), _BLOCK)]
+        sums = [(block.to(torch.int64) * weights[: len(block)]).sum() for block in blocks]
+        if len(sums) == 1:
+            return int(sums[0])
+        numbers = torch.stack(sums)
+
+
+@functools.cache
+def _weights(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    drawn = torch.randint(-(1 << 62), 1 << 62, (_BLOCK,), generator=generator, device="cpu")
+    return (2 * drawn + 1).to(device)  # odd: no change of a single number is lost
 
 
 def is_meta(tensor: Tensor) -> bool:

@@ -7,13 +7,15 @@ here: where such states are saved (`train_state.py`).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from trainable.object_state import ObjectState
+from trainable.object_values import signature_of
 from trainable.snapshot import snapshot, write_state
 
 
@@ -55,6 +57,24 @@ class OwnState:
         if self._taken()[1] != before:
             self._load(state)
 
+    def digest(self) -> str:
+        """Return a digest of the state as it is now."""
+        return hashlib.sha256(self._taken()[1]).hexdigest()
+
+    def compared(self) -> dict[str, list[str]]:
+        """Return its digest, twice, as `ObjectState.compared` does."""
+        return {"": [self.digest()] * 2}
+
+    def chosen(self, names: Collection[str], *, lost: str, remedy: str) -> list[Any]:
+        """Return the state if it is among the names."""
+        del lost, remedy  # each state can be loaded
+        return [self._taken()[0]] if names else []
+
+    def take(self, entries: list[Any], names: Collection[str], first: Collection[str]) -> None:
+        """Load what `chosen` returned on the first rank; a save always has it."""
+        del names, first
+        self.load_state_dict(entries)
+
     def _taken(self) -> tuple[Any, bytes]:
         taken, file = snapshot({"own": self._read()}), io.BytesIO()
         write_state(taken, file)
@@ -68,6 +88,40 @@ def extra_states(*roots: nn.Module) -> list[OwnState]:
         for module in dict.fromkeys(one for root in roots for one in root.modules())
         if type(module).get_extra_state is not nn.Module.get_extra_state
     ]
+
+
+class LeftOut:
+    """The values of parameters that the optimizer does not have, such as frozen ones.
+
+    A save has them with the model.
+
+    Args:
+        parameters: Those that this rank has whole.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self._before: list[object] = []
+
+    def from_now(self, *, lost: str) -> LeftOut:
+        """Return one that finds which of them have changed since this call."""
+        del lost  # each can be copied
+        other = LeftOut(self.parameters)
+        other._before = [signature_of(one) for one in self.parameters]
+        return other
+
+    def state_dict(self) -> list[Any]:
+        """Return the number and the value of each that has changed."""
+        return [
+            [number, one.detach()]
+            for number, (one, before) in enumerate(zip(self.parameters, self._before, strict=True))
+            if signature_of(one) != before
+        ]
+
+    def load_state_dict(self, entries: list[Any]) -> None:
+        """Copy what `state_dict` returned."""
+        for number, value in entries:
+            self.parameters[number].detach().copy_(value)
 
 
 KeptState = ObjectState | OwnState

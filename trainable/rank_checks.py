@@ -8,18 +8,23 @@ samples. What must not live here: how samples are divided (`rank_data.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainable.data import Plan
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
+from trainable.object_values import signature_of
 from trainable.ranks import Ranks
 from trainable.samplers import SampledPlan
 
+if TYPE_CHECKING:
+    from trainable.step import Step
+
 _SHOWN = 3
+_NORMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _REMEDY = (
     "each rank reads all samples, and Gradsweep gives it its part of each batch; let nothing in "
     "the data depend on the rank or the process: no split_by_node, split_dataset_by_node or "
@@ -72,21 +77,28 @@ def check_built_alike(summaries: Sequence[dict[str, Any] | None]) -> None:
             )
 
 
-def weight_norms(parameters: Sequence[Tensor], ranks: Ranks) -> list[str]:
+def weight_norms(step: Step) -> list[str]:
     """Return what `check_weights_alike` compares; nothing for one process.
 
     Device synchronisation, with several ranks.
     """
-    if ranks.size == 1 or not parameters:
+    if step.ranks.size == 1:
         return []
-    return [repr(norm.double().item()) for norm in torch._foreach_norm([*parameters])]
+    weights = _compared(step)
+    kinds = [one for one in weights if one.dtype in _NORMED]
+    norms = iter(torch._foreach_norm(kinds) if kinds else ())
+    return [
+        repr(next(norms).double().item() if one.dtype in _NORMED else signature_of(one))
+        for one in weights
+    ]
 
 
-def check_weights_alike(norms: Sequence[list[str]]) -> None:
+def check_weights_alike(norms: Sequence[list[str]], step: Step) -> None:
     """Refuse weights that differ from rank to rank.
 
     Args:
         norms: What `weight_norms` returned on each rank.
+        step: What they are the norms of.
 
     Raises:
         TaskError: They differ.
@@ -94,12 +106,29 @@ def check_weights_alike(norms: Sequence[list[str]]) -> None:
     first, *others = norms
     for rank, other in enumerate(others, 1):
         if other != first:
+            number = next(n for n, norm in enumerate(first) if other[n] != norm)
+            names = {id(p): name for name, p in step.model.named_parameters()}
+            name = names.get(id(_compared(step)[number]), "outside of the model")
             raise TaskError(
-                f"the weights of rank {rank} differ from those of rank 0; each rank takes the "
-                "same step, and what else changes weights must do the same on each: let no hook "
-                "depend on the rank, no evaluate() of the task's own change weights, and no "
-                "optimizer draw from the global random generators; seed one of its own"
+                f"the weights of rank {rank} differ from those of rank 0, the first of them is "
+                f"{name}; each rank takes the same step, and what else changes weights must do "
+                "the same on each: let no hook depend on the rank, no evaluate() of the task's "
+                "own change trained weights, and no optimizer draw from the global random "
+                "generators (seed one of its own); what forward() computes from its samples, "
+                "such as a moving average, belongs in a buffer, and what a hook steps by its "
+                "gradient in param_groups()"
             )
+
+
+def _compared(step: Step) -> list[Tensor]:
+    """Return the weights that each rank has whole, whether or not they are trained.
+
+    Tensors of other classes, such as quantized ones, may have no norm; the optimizer's are plain.
+    """
+    return [
+        *step.exchanged,
+        *(one for one in step.left_out.parameters if type(one) is nn.Parameter),
+    ]
 
 
 def check_trained_alike(

@@ -1,8 +1,10 @@
 """What one rank has by code that the others have not run, or by random numbers of its own.
 
-The first rank alone runs a task's own `evaluate()`: what that changes is sent to the others. Hooks
-run on every rank, and draw the same on each. What must not live here: which values a task or a
-model has (`object_state.py`), and the exchange itself (`rank_group.py`).
+A constructor may draw from a generator that nobody has seeded, or read a clock: the other ranks
+receive what the first one has built. The first rank alone runs a task's own `evaluate()`: what
+that changes is sent to the others. Hooks run on every rank, and draw the same on each.
+What must not live here: which values a task or a model has (`object_state.py`), and the exchange
+itself (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +16,74 @@ from typing import Any
 import torch
 
 from trainable.errors import CheckpointError, TaskError
-from trainable.own_state import KeptState
+from trainable.own_state import KeptState, LeftOut
 from trainable.ranks import Ranks
 from trainable.seeding import HostRngState
 from trainable.train_state import capture_random, check_state, restore_random
 
 _LOST = "evaluate() runs on the first rank alone, and the others cannot be given the change"
+
+_BUILT = "what a task keeps must be the same on each rank, and this cannot be sent to the others"
+_BUILT_REMEDY = (
+    "draw only from the generators of Python, NumPy and torch, and let nothing depend on the "
+    "order of a directory, on time, process or rank; or write resources.workers: 1"
+)
+
+
+def build_alike(
+    objects: Sequence[KeptState], digests: Sequence[Sequence[str]], ranks: Ranks
+) -> None:
+    """Give the other ranks what the first one has built; every rank calls this.
+
+    Costs nothing where all have built the same. Else they compare digests of each value, and the
+    first rank sends the values that differ. What may be a rank's own stays: a path of a temporary
+    file, a directory, the number of a device.
+
+    Args:
+        objects: What tasks and modules keep, on each rank, as it was built.
+        digests: The digests of these, of each rank.
+        ranks: The ranks of the trial.
+
+    Raises:
+        TaskError: A value that differs cannot be sent.
+    """
+    if all(other == digests[0] for other in digests):
+        return
+    with ranks.together() as message:
+        message.own = [one.compared() for one in objects]
+    names = [_differing(of_ranks) for of_ranks in zip(*message.of_ranks, strict=True)]
+    if not any(names):
+        return
+    entries: list[list[Any]] = []
+    with ranks.together():
+        if ranks.is_first:
+            pairs = zip(objects, names, strict=True)
+            entries = [o.chosen(n, lost=_BUILT, remedy=_BUILT_REMEDY) for o, n in pairs]
+            check_state(entries, "what the first rank has built")
+    sent = ranks.broadcast({"entries": entries})
+    assert sent is not None
+    with ranks.together():
+        first = message.of_ranks[0]
+        for one, of_first, its, had in zip(objects, sent["entries"], names, first, strict=True):
+            if not its:
+                continue
+            try:
+                one.take([] if ranks.is_first else of_first, its, had)
+            except CheckpointError as problem:
+                raise TaskError(f"{_BUILT} ({problem}); {_BUILT_REMEDY}") from problem
+
+
+def _differing(of_ranks: Sequence[dict[str, list[str]]]) -> set[str]:
+    """Return what is on some ranks alone, or another value there."""
+    first, *others = of_ranks
+    return {
+        name
+        for other in others
+        for name in first.keys() | other.keys()
+        if name not in first
+        or name not in other
+        or all(one != its for one, its in zip(first[name], other[name], strict=True))
+    }
 
 
 class ChangesOfFirst:
@@ -33,7 +97,7 @@ class ChangesOfFirst:
         ranks: The ranks of the trial.
     """
 
-    def __init__(self, objects: Sequence[KeptState], ranks: Ranks) -> None:
+    def __init__(self, objects: Sequence[KeptState | LeftOut], ranks: Ranks) -> None:
         self._objects, self._ranks = objects, ranks
         watched = objects if ranks.is_first and ranks.size > 1 else ()
         self._watched = [one.from_now(lost=_LOST) for one in watched]
@@ -62,7 +126,7 @@ class ChangesOfFirst:
                 _restore(self._objects, changes["changes"])
 
 
-def _restore(objects: Sequence[KeptState], changes: Sequence[list[Any]]) -> None:
+def _restore(objects: Sequence[KeptState | LeftOut], changes: Sequence[list[Any]]) -> None:
     try:
         for one, entries in zip(objects, changes, strict=True):
             one.load_state_dict(entries)

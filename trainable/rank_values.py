@@ -16,7 +16,7 @@ from trainable.averaging import Average
 from trainable.default_evaluation import EvaluationSums, evaluation_sums
 from trainable.evaluation import as_metrics, evaluated_model, run_evaluation
 from trainable.group_joining import hidden_group
-from trainable.own_state import KeptState
+from trainable.own_state import KeptState, LeftOut
 from trainable.precision import Precision
 from trainable.rank_data import share_of
 from trainable.rank_sync import ChangesOfFirst
@@ -57,7 +57,7 @@ def evaluate(
     ranks: Ranks,
     take_logged: Callable[[], Sums],
     on_all: bool = False,
-    objects: Sequence[KeptState] = (),
+    objects: Sequence[KeptState | LeftOut] = (),
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the metrics of a split, and those that it logs; every rank must call it.
 
@@ -78,7 +78,7 @@ def evaluate(
         ranks: The ranks of the trial.
         take_logged: Returns what this rank has logged in the evaluation.
         on_all: Call a task's own `evaluate()` on all ranks: each has a part of the model.
-        objects: The task's attributes and what else it may change, besides weights and buffers.
+        objects: What it may change besides buffers and weights that are trained.
 
     Raises:
         TaskError: The task broke its contract.

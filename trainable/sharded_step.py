@@ -21,7 +21,7 @@ from trainable.errors import TaskError
 from trainable.evaluation import evaluation_mode
 from trainable.logged import muted
 from trainable.optim import Clipper
-from trainable.own_state import KeptState
+from trainable.own_state import KeptState, LeftOut
 from trainable.precision import Precision
 from trainable.rank_checks import check_trained_alike
 from trainable.ranks import Ranks
@@ -219,6 +219,7 @@ class ShardedStep(Step):
         super().__init__(**parts, clipper=ShardedClipper(clip, given, parts["ranks"]))
         self.layout = Layout(self.model, optimizer, self.ranks)
         self.exchanged = [p for p in self.parameters if not is_sharded(p)]
+        self.left_out = LeftOut([p for p in self.left_out.parameters if not is_sharded(p)])
         self._used = UsedParameters(self.model)
         self._lock_step = LockStep(
             self.task,

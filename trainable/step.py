@@ -23,6 +23,7 @@ from trainable.errors import (
 )
 from trainable.memory import is_out_of_memory
 from trainable.optim import Clipper, Scalar, scheduled_lr
+from trainable.own_state import LeftOut
 from trainable.precision import Precision, device_name
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
@@ -114,6 +115,10 @@ class Step:
         self.exchanged = sorted(self.parameters, key=lambda p: place.get(id(p), len(place)))
         """The parameters whose gradients the exchange adds up: in the order of the model, since a
         backward pass makes them in the reverse one, and groups have others."""
+        trained = {id(p) for p in self.parameters}
+        self.left_out = LeftOut([p for p in model.parameters() if id(p) not in trained])
+        """The parameters of the model that the optimizer does not have, as far as each rank has
+        them whole: no exchange of gradients makes them alike."""
         self.device = device = self.parameters[0].device
         # Reading a value from CPU memory is free; under fp16 the scaler waits for the device in
         # any case.

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainable.object_state import ObjectState, members_of
+from trainable.object_paths import members_of
+from trainable.object_state import ObjectState
 from trainable.object_values import value_kind
 from trainable.splits import is_stream
 

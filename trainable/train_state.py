@@ -153,17 +153,30 @@ class TrainState:
         self._held = None if task is None else TaskState(task, model, trained, data)
 
     @property
+    def built(self) -> list[KeptState]:
+        """What task and model keep, besides weights and buffers, for comparison when it is built.
+
+        Of a task with a `state_dict()` of its own, too: that may need what training makes.
+        """
+        held = [] if self._held is None else [self._held]
+        return [self._modules, *self._extra_states(), *held]
+
+    @property
     def objects(self) -> list[KeptState]:
         """What is saved of the model besides weights and buffers, and of the task.
 
         A task with a `state_dict()` of its own says itself what matters of it.
         """
         task = self._task
+        if task is None or type(task).state_dict is Task.state_dict:
+            return self.built
+        own = OwnState(task.state_dict, task.load_state_dict)
+        return [self._modules, *self._extra_states(), own]
+
+    def _extra_states(self) -> list[OwnState]:
+        task = self._task
         held = () if task is None else (one for _, one in held_modules(task, self._data))
-        kept: list[KeptState] = [self._modules, *extra_states(self._model, *held)]
-        if task is not None and type(task).state_dict is not Task.state_dict:
-            return [*kept, OwnState(task.state_dict, task.load_state_dict)]
-        return [*kept, *([] if self._held is None else [self._held])]
+        return extra_states(self._model, *held)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Its tensors are not copies: copy or write them before the next step.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import tempfile
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,12 +15,15 @@ import numpy
 import pytest
 import torch
 import torch.nn.utils.prune
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from trainable.build import build_parts
 from trainable.errors import CheckpointError, TaskError
 from trainable.export import export_weights
+from trainable.object_values import signature_of, told_of
 from trainable.read_back import check_resumable
 from trainable.task_state import move_modules
 
@@ -400,3 +404,47 @@ def test_export_names_what_is_evaluated_in_the_models_place(tmp_path, opened, co
     list(trainer.events())
     generation = trainer.store.best()
     assert export_weights(generation.path, tmp_path / "m.safetensors").held == ["average"]
+
+
+@given(
+    values=st.lists(st.integers(0, 3), min_size=2, max_size=8),
+    kind=st.sampled_from(
+        [torch.uint8, torch.int64, torch.float16, torch.float32, torch.complex64]
+    ),
+    data=st.data(),
+)
+def test_order_of_a_tensor_is_part_of_its_signature(values, kind, data):
+    other = data.draw(st.permutations(values))
+    tensors = [torch.tensor(one).to(kind) for one in (values, other)]
+    signatures = [signature_of(one) for one in tensors]
+    assert (signatures[0] == signatures[1]) == (values == list(other))
+
+
+def test_order_of_a_long_tensor_is_part_of_its_signature():
+    tensor = torch.zeros(200_001, dtype=torch.uint8)
+    found = set()
+    for place in (0, 5, 6, 65_535, 65_536, 131_072, 200_000):
+        tensor[place] = 1
+        found.add(signature_of(tensor))
+        tensor[place] = 0
+    assert len(found) == 7
+
+
+def test_what_may_be_another_one_in_each_process():
+    here, name = tempfile.gettempdir(), "sub/a.png"
+    same = [
+        ([f"{here}/one", f"/node-1/{name}"], [f"{here}/two/three", f"/node-2/{name}"]),
+        ({"on": torch.device("cuda", 0)}, {"on": torch.device("cuda", 1)}),
+    ]
+    for pair in same:
+        assert len({told_of("value", one, signature_of(one)) for one in pair}) == 1
+    others = [
+        (f"/node-1/{name}", "/node-1/b.png"),
+        (["/data/a", "/data/b"], ["/data/b", "/data/a"]),
+        ({"at": here, "rate": 1}, {"at": here, "rate": 2}),
+        ("one", "two"),
+        ([1], (1,)),
+        (torch.device("cuda", 0), torch.device("cpu")),
+    ]
+    for pair in others:
+        assert len({told_of("value", one, signature_of(one)) for one in pair}) == 2
