@@ -26,6 +26,7 @@ from sweeps.commands.console import (
     Root,
     err,
     fail,
+    imports_task,
     input_errors,
     loaded,
     out,
@@ -115,6 +116,7 @@ app.command(epilog="Example: sweep ui digits --port 0")(ui)
 
 
 @app.command(epilog="Example: sweep train sweep.yaml -s budget.epochs=2 --dir run1")
+@imports_task
 def train(
     file: Annotated[
         Path,

@@ -12,8 +12,6 @@ import os
 import signal
 import sys
 
-_HASH_SEED = "PYTHONHASHSEED"
-
 
 def main() -> None:
     """Load and run the command line."""
@@ -23,7 +21,7 @@ def main() -> None:
     # on this signal, write the stacks of all threads to standard error, and go on
     faulthandler.register(DUMP_STACKS, file=2, all_threads=True)
     try:
-        _fix_hash_order()
+        os.environ.setdefault("PYTHONHASHSEED", "0")  # for children; see `needs_hash_order`
         from trainable.lazy_imports import without_collection
 
         with without_collection():
@@ -54,20 +52,6 @@ def _keep_directory_off_path() -> None:
     from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE
 
     os.environ.setdefault(SAFE_PATH_VARIABLE, SAFE_PATH)
-
-
-def _fix_hash_order() -> None:
-    """Make string hashes the same in every process that imports a task, unless the user sets them.
-
-    Children inherit the variable. Python reads it only at its start, so `train`, which imports the
-    task in this process, restarts Python, but not under a debugger, which would lose the process.
-    """
-    if _HASH_SEED in os.environ:
-        return
-    os.environ[_HASH_SEED] = "0"
-    debugged = sys.gettrace() is not None or "pydevd" in sys.modules
-    if sys.argv[1:2] == ["train"] and not debugged:
-        os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])
 
 
 if __name__ == "__main__":

@@ -96,16 +96,34 @@ def synchronize_batch_norm(
         module.__class__ = nn.SyncBatchNorm
 
 
-def check_passes(config: TrainConfig, plan: Plan, size: int) -> None:
+def check_passes(config: TrainConfig, remedy: str) -> None:
     """Refuse SyncBatchNorm where the ranks would make different numbers of forward passes.
 
     A rank that makes more of them would wait for the others without end.
 
+    Args:
+        config: Only `sync_batch_norm` is used.
+        remedy: What `remedy_for_passes` returned.
+
     Raises:
         ConfigError: There are such windows.
     """
-    if not config.sync_batch_norm or size == 1:
-        return
+    if config.sync_batch_norm and remedy:
+        raise ConfigError(
+            "true, and in some steps the ranks would make different numbers of forward passes, "
+            f"so that some would wait for the others; each step needs equal parts; {remedy}",
+            key=_KEY,
+        )
+
+
+def remedy_for_passes(config: TrainConfig, plan: Plan, size: int) -> str:
+    """Return what to write so that all ranks make as many forward passes in each step.
+
+    Returns:
+        The end of a sentence; empty where they do.
+    """
+    if size == 1:
+        return ""
     in_batches = isinstance(plan, SampledPlan) and plan.in_batches
     batched = isinstance(plan, StreamPlan) and plan.batched
     sizes = {config.batch_size}
@@ -118,18 +136,12 @@ def check_passes(config: TrainConfig, plan: Plan, size: int) -> None:
         if batched
         else any(len(_passes(config, window, size)) > 1 for window in sizes)
     )
-    if unequal:
-        batch = "train.accumulation" if batched else "train.batch_size / train.accumulation"
-        raise ConfigError(
-            f"true, and in some steps the {size} ranks would make different numbers of forward "
-            "passes, so that some would wait for the others; each step needs equal parts; "
-            + (
-                "remove the batch sampler"
-                if in_batches
-                else f"write train.loader.drop_last: true, and make {batch} a multiple of {size}"
-            ),
-            key=_KEY,
-        )
+    if not unequal:
+        return ""
+    if in_batches:
+        return "remove the batch sampler"
+    batch = "train.accumulation" if batched else "train.batch_size / train.accumulation"
+    return f"write train.loader.drop_last: true, and make {batch} a multiple of {size}"
 
 
 def _passes(config: TrainConfig, window: int, size: int) -> set[int]:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.averaging import Average, AveragingPlan, averaging_plan
 from trainable.base_run import num_ranks_of
-from trainable.batch_norm import check_passes, synchronize_batch_norm
+from trainable.batch_norm import check_passes, remedy_for_passes, synchronize_batch_norm
 from trainable.built import Summary, check_built, summarise
 from trainable.cautions import cautions
 from trainable.checkpoint import CheckpointStore
@@ -378,8 +378,10 @@ def build_parts(
     size = max(config.workers, ranks.size)  # a check of a sweep builds in one process
     if isinstance(train_source.plan, StreamPlan) and train_source.plan.batched:
         check_dealt(size, train.accumulation)
-    check_passes(train, train_source.plan, size)
-    with under_rules(config.training_rules):
+    if remedy := remedy_for_passes(train, train_source.plan, size):
+        check_passes(train, remedy)
+        ranks.expect_unequal_passes(remedy)
+    with under_rules(config.training_rules), hidden_group():
         groups = normalize_groups(task.param_groups(model))
     check_groups(train.optimizer, groups)
     reports = ReportPlan(config.budget, train_source.plan, task.tokens_per_sample)

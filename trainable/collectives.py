@@ -85,11 +85,19 @@ class Collectives:
             self._guarded(lambda: self._pending.pop(0).wait())
 
     def gather(self, tensor: Tensor, seconds: float | None = None) -> list[Tensor]:
-        """Return the tensor of each rank: on the CPU, and of one length."""
+        """Return the tensor of each rank: of one length, on a device that the backend takes."""
         options = self._options("AllgatherOptions", seconds)
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._run(lambda: self._group.allgather([found], [tensor], options))
         return found
+
+    def gather_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the tensor of each rank, along a new first dimension, on the tensor's device.
+
+        Unless gradients are off, those of the result are added up over the ranks as they are made.
+        """
+        gathered: Tensor = _Gathered.apply(tensor, self)
+        return gathered
 
     def broadcast(self, tensor: Tensor, seconds: float | None = None) -> None:
         """Replace a tensor by that of the first rank."""
@@ -105,6 +113,14 @@ class Collectives:
     def receive(self, tensor: Tensor, rank: int) -> None:
         """Replace a tensor by that of a rank."""
         self._run(lambda: self._group.recv([tensor], rank, 0))
+
+    def _gather_bits(self, tensor: Tensor) -> Tensor:
+        # device synchronisation, where ranks share one device
+        sent = tensor if self.direct else tensor.cpu()
+        bits = sent.contiguous().reshape(-1).view(torch.uint8)  # of whatever type
+        rows = self.gather(bits) if len(bits) else [bits] * self.size
+        found = torch.stack([row.view(tensor.dtype) for row in rows])
+        return found.reshape(self.size, *tensor.shape).to(tensor.device)
 
     # Groups. Making one does not notice that another rank has failed or ended, so `RankGroup` has
     # all ranks meet before.
@@ -240,3 +256,19 @@ class Collectives:
         for group in (self._group, self._of_model):
             if group is not None:
                 group.set_timeout(timeout)
+
+
+class _Gathered(torch.autograd.Function):
+    """The tensors of all ranks; each rank's gradient is the sum of what reaches its part."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, collectives: Collectives) -> Tensor:
+        ctx.collectives = collectives
+        return collectives._gather_bits(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        collectives: Collectives = ctx.collectives
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        collectives.add_up(torch.view_as_real(total) if total.is_complex() else total)
+        return total[collectives.rank], None

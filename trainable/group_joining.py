@@ -170,6 +170,11 @@ def hidden_group() -> Iterator[None]:
         dist.group.WORLD = before
 
 
+def sees_group() -> bool:
+    """Return whether torch says now that there is the group of the trial's ranks."""
+    return _Default.is_of_trial and dist.group.WORLD is not None
+
+
 @contextlib.contextmanager
 def _connecting(joined: JoinedGroup) -> Iterator[timedelta]:
     """Give the time-out of a further group while it is made."""

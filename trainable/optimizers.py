@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trainable.config import TrainConfig
 from trainable.errors import TaskError
+from trainable.group_joining import hidden_group
 from trainable.optim import build_optimizer, set_base_rates
 from trainable.optimizer_class import closure_problem
 from trainable.task import Task
@@ -78,7 +79,8 @@ def optimizer_of(
         ConfigError: There is no such optimizer here, or it refuses an option.
         TaskError: There is nothing to train, or a parameter appears twice or is left out.
     """
-    built = task.build_optimizer(model, config)
+    with hidden_group():
+        built = task.build_optimizer(model, config)
     if built is None:
         optimizer = build_optimizer(config.optimizer, groups)
     else:

@@ -13,6 +13,7 @@ import copy
 import io
 import json
 import socket
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,11 +24,11 @@ from trainable import rank_waits
 from trainable.collectives import Collectives
 from trainable.errors import RankLost, TaskError
 from trainable.gradient_sums import GradientSums, by_kind
-from trainable.group_joining import GroupPlace, join_group
+from trainable.group_joining import GroupPlace, join_group, sees_group
 from trainable.rank_buffers import SyncedBuffers
 from trainable.rank_checks import check_trained_alike
 from trainable.rank_errors import as_error, as_note, is_shared, mark_shared
-from trainable.ranks import Decisions, Message, Ranks, Scalar
+from trainable.ranks import ALONE, Decisions, Message, Ranks, Scalar
 from trainable.snapshot import parse_state, snapshot, write_state
 
 _END = object()
@@ -54,6 +55,8 @@ class RankGroup(Ranks):
         self._decide: Callable[[], Decisions] = Decisions
         self._decided: Decisions | None = None
         self._buffers: SyncedBuffers | None = None
+        self._computes = False
+        self._remedy_for_passes = ""
 
     @classmethod
     def join(
@@ -89,7 +92,9 @@ class RankGroup(Ranks):
             own_address=own_address or place.address,
             has_lost=has_lost,
         )
-        return cls(Collectives(joined))
+        ranks = cls(Collectives(joined))
+        _Joined.ranks = weakref.ref(ranks)
+        return ranks
 
     def exchange(
         self,
@@ -106,11 +111,14 @@ class RankGroup(Ranks):
         gradients = self._gradients_of(parameters)
         decide, self._decide = self._decide, Decisions
         try:
+            self._computes = True
             loss, weight, passes = compute()
             present = [_has_gradient(parameter) for parameter in parameters]
             decisions = decide()
         except Exception as problem:  # of the task, or of a save: raised below, on every rank
             error = problem
+        finally:
+            self._computes = False
         if error is not None and self._leaves_on_failure:
             raise self._leave(error)
         stays = device is not None and self.collectives.direct
@@ -224,6 +232,36 @@ class RankGroup(Ranks):
             self.collectives.receive(received, rank)
             states.append(parse_state(received.numpy().tobytes()))
         return states
+
+    def gather_tensor(self, tensor: Tensor, *, with_gradient: bool = False) -> Tensor:
+        """Return the tensor of each rank, along a new first dimension.
+
+        In a step, a rank that fails leaves from now on, since the others may wait here for it;
+        and gradients are sent after the backward pass, which may have operations of its own.
+        """
+        if self._computes and self._remedy_for_passes:
+            raise TaskError(
+                f"the task gathers values of all {self.size} ranks within a step, and in some "
+                "steps they would make different numbers of forward passes, so that some would "
+                f"wait for the others; each step needs equal parts; {self._remedy_for_passes}"
+            )
+        if self._computes:
+            self.leave_on_failure()
+        found = self.gather_plain([list(tensor.shape), str(tensor.dtype)])
+        if found != found[:1] * self.size:
+            shown = ", ".join(f"{kind} {tuple(shape)}" for shape, kind in found)
+            raise TaskError(
+                f"the task gathers tensors of all {self.size} ranks, and they have different "
+                f"shapes or types: {shown}; gather sums or counts, or let all have one shape, "
+                f"with train.batch_size / train.accumulation a multiple of {self.size} and "
+                "train.loader.drop_last: true"
+            )
+        with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
+            return self.collectives.gather_tensor(tensor)
+
+    def expect_unequal_passes(self, remedy: str) -> None:
+        """Let `gather_tensor` fail in a step: ranks may make different numbers of passes."""
+        self._remedy_for_passes = remedy
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
@@ -339,6 +377,21 @@ class RankGroup(Ranks):
         cause = self.collectives.cause_of(error)
         self.close(cause)
         return cause
+
+
+class _Joined:
+    """The group that this process has joined last."""
+
+    ranks: weakref.ReferenceType[RankGroup] | None = None
+
+
+def ranks_here() -> Ranks:
+    """Return the ranks that run the present code of a task together, as torch says.
+
+    `ALONE` while the group is hidden (`hidden_group`), and in a trial of one process.
+    """
+    joined = _Joined.ranks
+    return (joined() if joined is not None and sees_group() else None) or ALONE
 
 
 def _has_gradient(parameter: Tensor) -> bool:

@@ -141,6 +141,29 @@ class Ranks:
         """Return the states of all ranks on the first rank, and None on the others."""
         return [state]
 
+    def gather_tensor(self, tensor: Tensor, *, with_gradient: bool = False) -> Tensor:
+        """Return the tensor of each rank, along a new first dimension; of one process as it is.
+
+        For the code of a task, in `loss` and in hooks; see `ranks_here` (`rank_group.py`).
+
+        Args:
+            tensor: Of one shape and type on all ranks.
+            with_gradient: Whether the gradients of all ranks reach the tensor.
+
+        Raises:
+            TaskError: It has another shape or type on another rank, or some ranks would call this
+                more often than others.
+        """
+        del with_gradient
+        return tensor
+
+    def expect_unequal_passes(self, remedy: str) -> None:
+        """Let `gather_tensor` fail in a step: ranks may make different numbers of passes.
+
+        Args:
+            remedy: What to write instead.
+        """
+
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks; the same bits on every rank."""
 

@@ -1,7 +1,8 @@
-"""Prepare a process to import a user's task: the same `sys.argv`, `sys.path` and errors in each.
+"""Prepare a process to import a user's task: the same arguments, paths, hashes and errors in each.
 
 Each process that imports a task calls `prepare_process` (or `prepared`) first. These are the child
-of `sweep check`, `sweep train`, each Ray worker, and the child that registers a model.
+of `sweep check`, the commands that train or evaluate by themselves, each Ray worker, and the child
+that registers a model.
 What must not live here: what a task is (`task.py`), and which names are built in
 (`task_registry.py`).
 """
@@ -87,6 +88,33 @@ def _import_path(program: str) -> list[str]:
     # Ray's workers have Ray's vendored packages first: put installed packages before them.
     vendored = [path for path in found if os.path.basename(path) == "thirdparty_files"]
     return [*(path for path in found if path not in vendored), *vendored, here]
+
+
+def needs_hash_order() -> bool:
+    """Return whether sets of strings have another order in this process than in its children.
+
+    `sweep` sets PYTHONHASHSEED for its children, unless the user has set it. Python reads it only
+    at its start.
+    """
+    return os.environ.get("PYTHONHASHSEED") == "0" and bool(sys.flags.hash_randomization)
+
+
+def restart_in_hash_order() -> None:
+    """Restart Python if this process has another hash order than its children.
+
+    Not under a debugger, which would lose the process.
+    """
+    if needs_hash_order() and not _is_debugged():
+        os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])
+
+
+def check_hash_order() -> None:
+    """Fail in a command that imports a task and has not called `restart_in_hash_order`."""
+    assert not needs_hash_order() or _is_debugged(), "the command is not marked `imports_task`"
+
+
+def _is_debugged() -> bool:
+    return sys.gettrace() is not None or "pydevd" in sys.modules
 
 
 @contextmanager

@@ -5,6 +5,7 @@ What must not live here: any command.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import RenderableType
@@ -21,12 +22,15 @@ from typer.core import TyperGroup
 from sweeps.commands.completion import sweep_names, trial_numbers
 from sweeps.commands.plain_console import PlainConsole
 from sweeps.exit_codes import HELD, NO_SUCCESS, WRONG_INPUT
+from trainable.task_import import restart_in_hash_order
 
 if TYPE_CHECKING:
     from sweeps.config.document import Document
     from sweeps.config.spec import SweepSpec
     from sweeps.results.sweep_status import SweepStatus
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 # A pipe has no width; tables are then as wide as their content.
 out = PlainConsole(width=None if os.isatty(1) else 10**6)
 err = PlainConsole(stderr=True)
@@ -142,6 +146,21 @@ class Commands(TyperGroup):
         if command is not None:
             _hide_types(command.get_params(ctx))
         return command
+
+
+def imports_task(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Mark a command that imports a task in its own process.
+
+    It restarts Python, before it does anything, if sets of strings would have another order than
+    in the trials: a task may number classes by that order.
+    """
+
+    @functools.wraps(command)
+    def restarted(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        restart_in_hash_order()
+        return command(*arguments, **options)
+
+    return restarted
 
 
 def _hide_types(params: list[Any]) -> list[Any]:

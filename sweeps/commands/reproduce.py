@@ -19,6 +19,7 @@ from sweeps.commands.console import (
     Root,
     err,
     fail,
+    imports_task,
     input_errors,
     path_option,
     show_found,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sweeps.results.reproduced import Reproduction, StateCheck
 
 
+@imports_task
 def reproduce(
     name: Name,
     trial: Annotated[int | None, trial_option("Reproduce this trial instead of the best.")] = None,

@@ -20,6 +20,7 @@ from sweeps.commands.console import (
     Root,
     err,
     fail,
+    imports_task,
     input_errors,
     show_found,
     trial_option,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from sweeps.results.sweep_status import SweepStatus
 
 
+@imports_task
 def evaluate(
     name: Name,
     trial: Annotated[int | None, trial_option("Test this trial instead of the best.")] = None,

@@ -11,12 +11,16 @@ from contextlib import contextmanager
 
 from sweeps.config.spec import SweepSpec
 from sweeps.store_access import withheld_variables
-from trainable.task_import import prepared
+from trainable.task_import import check_hash_order, prepared
 
 
 @contextmanager
 def as_a_trial(spec: SweepSpec) -> Iterator[None]:
-    """Prepare this process as a trial's worker: import paths, and no credentials."""
+    """Prepare this process as a trial's worker: import paths, and no credentials.
+
+    The command that calls this is marked `imports_task` (`commands.console`).
+    """
+    check_hash_order()
     withheld = os.environ.keys() & withheld_variables(spec)
     kept = {name: os.environ[name] for name in withheld}
     with prepared():

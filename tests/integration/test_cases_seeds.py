@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.time_limits import scaled
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -89,6 +91,62 @@ def test_set_order_is_fixed_or_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "train: tensor 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ORDERED = """
+import torch
+from torch import nn
+from trainable import Data, Task
+
+ORDER = list({f"class-{number}" for number in range(40)})
+
+
+class Ordered(Task):
+    # Only the loss asks for the order: what is built is the same in each process.
+
+    def build_model(self):
+        return nn.Linear(4, 40)
+
+    def build_data(self):
+        x = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
+        samples = x, torch.arange(80) % 40
+        return Data(train=samples, val=samples, test=samples)
+
+    def loss(self, model, batch):
+        x, number = batch
+        classes = torch.tensor([ORDER.index(f"class-{one}") for one in number.tolist()])
+        return nn.functional.cross_entropy(model(x), classes, reduction="sum"), len(x)
+"""
+
+
+def test_commands_that_import_a_task_have_the_hash_order_of_trials(tmp_path: Path) -> None:
+    (tmp_path / "ordered.py").write_text(ORDERED)
+    (tmp_path / "ordered.yaml").write_text(
+        "name: ordered\ntask: ordered:Ordered\nmetric: val/loss\nmode: min\ntrials: 1\n"
+        "budget: {epochs: 1}\nspace: {}\ntrain: {batch_size: 8}\n"
+    )
+    _run(tmp_path, "-m", "sweeps.entry", "run", "ordered.yaml")
+    (trial,) = json.loads(_run(tmp_path, "-m", "sweeps.entry", "trials", "ordered", "--json"))
+    tested = json.loads(_run(tmp_path, "-m", "sweeps.entry", "test", "ordered", "--json"))
+    assert tested["metrics"]["test/loss"] == pytest.approx(trial["value"], rel=1e-5)
+    _run(tmp_path, "-m", "sweeps.entry", "reproduce", "ordered")  # else the exit code is not 0
+    _run(tmp_path, "-m", "sweeps.entry", "train", "ordered", "--trial", "0")
+
+
+def test_command_that_imports_a_task_in_another_hash_order_fails() -> None:
+    # what holds the next command to it
+    code = (
+        "import os, sys; os.environ['PYTHONHASHSEED'] = '0'\n"
+        "from trainable.task_import import check_hash_order; check_hash_order()"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
+    for seed, code_of_end in ((None, 1), ("0", 0)):
+        own = {} if seed is None else {"PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment | own, capture_output=True, text=True
+        )
+        assert done.returncode == code_of_end, done.stderr
+        assert ("imports_task" in done.stderr) == bool(code_of_end)
 
 
 CLOCKED = """

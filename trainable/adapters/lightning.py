@@ -35,12 +35,14 @@ from torch.utils.data import (
 )
 
 from trainable.adapters.lightning_module import (
+    STRATEGY,
     bind,
     check_data_module,
     check_module,
     merged_names,
     overrides,
     step_arguments,
+    tell_rank,
 )
 from trainable.adapters.lightning_optimizer import (
     base_rates,
@@ -53,6 +55,7 @@ from trainable.adapters.lightning_optimizer import (
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError, TaskError
 from trainable.logged import is_reported_name
+from trainable.rank_group import ranks_here
 from trainable.sums import Sums, add_value
 from trainable.task import Batch, Data, Task
 
@@ -116,6 +119,7 @@ class LightningTask(Task):
 
     def build_data(self) -> Data:
         """Return the data sets and collate functions of the loaders."""
+        tell_rank()
         source = self.data_module()
         check_data_module(source)
         source.prepare_data()
@@ -136,6 +140,7 @@ class LightningTask(Task):
 
     def build_model(self) -> nn.Module:
         """Return the module, whose calls of Lightning lead to this task."""
+        tell_rank()
         module: nn.Module = self.lightning_module()
         check_module(module)
         bind(module, self)
@@ -198,6 +203,7 @@ class LightningTask(Task):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Return the loss of `training_step` times the number of samples, and that number."""
         module: Any = model
+        tell_rank()
         if (optimizer := _OPTIMIZERS.get(self)) is not None:
             self.log(f"lr-{type(optimizer).__name__}", optimizer.param_groups[0]["lr"])
         index, self._batch = self._batch, self._batch + 1
@@ -222,6 +228,7 @@ class LightningTask(Task):
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | Tensor]:
         """Return what the module logs in validation; `val_loss` and `val/loss` become `loss`."""
         module: Any = model
+        tell_rank()
         self._validating, self._sums, kept = True, {}, self._metrics
         self._metrics = {}
         try:
@@ -249,7 +256,8 @@ class LightningTask(Task):
 
     def on_epoch_start(self, epoch: int) -> None:
         """Call the module's hooks at the start of training and of an epoch."""
-        self.epoch, self._batch = epoch, 0
+        self.epoch, self._batch, self._size = epoch, 0, 0
+        tell_rank()
         self._copy_rates()
         if epoch == 0:
             self._module.on_fit_start()
@@ -264,6 +272,7 @@ class LightningTask(Task):
     def on_epoch_end(self, _epoch: int) -> None:
         """Log metrics of torchmetrics for the epoch, reset them, and call the module's hook."""
         self._at_epoch_end = True
+        tell_rank()
         self._module.on_train_epoch_end()
         for name, value in self._computed(self._module).items():
             self.log(name, value, over="epoch")
@@ -296,8 +305,15 @@ class LightningTask(Task):
                 f"self.log({name!r}) was given reduce_fx={reduction!r}; it must be 'mean' or "
                 "'sum'; for another reduction log a metric of torchmetrics, such as MaxMetric"
             )
+        if options.get("sync_dist_group") is not None:
+            raise TaskError(
+                f"self.log({name!r}) was given sync_dist_group; a value counts for all processes "
+                "of the trial; leave it out"
+            )
         if isinstance(value, nn.Module):
             self._log_metric(module, name, value, on_step=on_step, on_epoch=on_epoch)
+            return
+        if options.get("rank_zero_only") and not ranks_here().is_first:
             return
         size = options.get("batch_size") or self._size
         self._log_number(
@@ -314,10 +330,10 @@ class LightningTask(Task):
         if is_reported_name(name):
             return  # the run reports it, such as train/loss
         both = on_step and on_epoch
+        weight = size or None if reduce == "mean" and not self._at_epoch_end else None
         if on_step:
-            self.log(f"{name}_step" if both else name, value)
+            self.log(f"{name}_step" if both else name, value, reduce=reduce, weight=weight)
         if on_epoch:
-            weight = size if reduce == "mean" and not self._at_epoch_end else None
             self.log(
                 f"{name}_epoch" if both else name,
                 value,
@@ -333,7 +349,8 @@ class LightningTask(Task):
         if on_step:
             value = getattr(metric, "_forward_cache", None)
             if value is not None:
-                self.log(f"{name}_step" if on_epoch else name, value)
+                weight = None if self._at_epoch_end else self._size or None
+                self.log(f"{name}_step" if on_epoch else name, value, weight=weight)
         path = next((path for path, one in module.named_modules() if one is metric), None)
         if path is None:
             raise TaskError(
@@ -346,8 +363,14 @@ class LightningTask(Task):
         }
 
     def _computed(self, module: Any) -> dict[str, Tensor]:
-        """Return the metrics of torchmetrics that were logged for an epoch, and reset them."""
-        metrics = {name: module.get_submodule(path) for name, path in self._metrics.items()}
+        """Return the metrics of torchmetrics that were logged for an epoch, and reset them.
+
+        Each is computed over all processes, so each of these computes all of them, in one order.
+        """
+        logged: dict[str, str] = {}
+        for own in ranks_here().gather_plain(dict(self._metrics)):
+            logged |= own
+        metrics = {name: module.get_submodule(path) for name, path in logged.items()}
         values = {name: metric.compute() for name, metric in metrics.items()}
         for metric in metrics.values():
             metric.reset()
@@ -365,8 +388,12 @@ class LightningTask(Task):
             "training": not self._validating,
             "validating": self._validating,
             "sanity_checking": False,
-            "is_global_zero": True,
-            "world_size": 1,
+            "is_global_zero": ranks_here().is_first,
+            "global_rank": ranks_here().rank,
+            "local_rank": 0,  # each process sees one device
+            "world_size": ranks_here().size,
+            "strategy": STRATEGY,
+            "progress_bar_callback": None,  # for self.print
             "logger": None,
             "loggers": [],
         }

@@ -8,14 +8,16 @@ of either fits. What must not live here: the task itself (`lightning.py`).
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from trainable.errors import TaskError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trainable.rank_group import ranks_here
 
 OWN_LOOP = "write your own loop (docs/guides/own-loop.md)"
 _ON_STEP_END = "define on_step_end(self, step) in the task"
@@ -81,6 +83,68 @@ class _TrainerView:
         return self._owner.trainer_value(name)
 
 
+class _StrategyView:
+    """Stands for `self.trainer.strategy`: what `self.all_gather` and modules call of it.
+
+    With one process, and where one computes alone, it returns what it is given, as Lightning does.
+    """
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        _check_group("all_gather", group)
+        return ranks_here().gather_tensor(tensor, with_gradient=sync_grads)
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        ranks_here().gather_tensor(torch.zeros(()))
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        _check_group("reduce", group)
+        if not isinstance(reduce_op, str) or reduce_op.lower() not in _REDUCED:
+            raise TaskError(
+                f"self.trainer.strategy.reduce was given reduce_op={reduce_op!r}; it must be "
+                f"{', '.join(map(repr, _REDUCED))}; for another one take self.all_gather"
+            )
+        if isinstance(tensor, Tensor) and (ranks := ranks_here()).size > 1:
+            with torch.no_grad():
+                tensor.copy_(_REDUCED[reduce_op.lower()](ranks.gather_tensor(tensor)))
+        return tensor  # changed in place
+
+    def __getattr__(self, name: str) -> Any:
+        raise TaskError(
+            f"the module reads self.trainer.strategy.{name}, which a run does not have; it has "
+            "all_gather, barrier and reduce; take these, or torch.distributed in training_step "
+            "and the hooks of an epoch"
+        )
+
+
+STRATEGY = _StrategyView()
+_REDUCED: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda values: values.sum(0) / len(values),
+    "avg": lambda values: values.sum(0) / len(values),
+    "sum": lambda values: values.sum(0),
+    "max": lambda values: values.amax(0),
+    "min": lambda values: values.amin(0),
+}
+
+
+def _check_group(method: str, group: Any) -> None:
+    size = getattr(group, "size", int)()  # of a process outside of the group, a number
+    if group is not None and size != ranks_here().size:
+        raise TaskError(
+            f"{method} was given a group; a run has that of all processes of the trial; leave it "
+            "out, or call torch.distributed yourself"
+        )
+
+
+def tell_rank() -> None:
+    """Let `rank_zero_only` of Lightning act on the rank that the code to come has.
+
+    Without a trainer it would take a number from variables of the environment, such as Slurm's.
+    """
+    utilities = sys.modules.get("lightning_utilities.core.rank_zero")
+    if utilities is not None:
+        utilities.rank_zero_only.rank = ranks_here().rank
+
+
 class _Bound:
     """Comes before a module's own class: what the module calls of Lightning leads to its task."""
 
@@ -109,6 +173,10 @@ class _Bound:
     def global_step(self) -> int:
         return self._owner_now().step
 
+    @property
+    def global_rank(self) -> int:
+        return ranks_here().rank
+
     def optimizers(self, *_: Any, **__: Any) -> Any:
         raise TaskError(_uncallable("self.optimizers()"))
 
@@ -117,9 +185,6 @@ class _Bound:
 
     def manual_backward(self, *_: Any, **__: Any) -> None:
         raise TaskError(_uncallable("self.manual_backward()"))
-
-    def all_gather(self, data: Tensor, *_: Any, **__: Any) -> Tensor:
-        return data.unsqueeze(0)  # as with one process
 
     def _owner_now(self) -> Owner:
         owner: Owner | None = self._owner()

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainable.batch_norm import batch_norm_cautions, check_passes, synchronize_batch_norm
+from trainable.batch_norm import (
+    batch_norm_cautions,
+    check_passes,
+    remedy_for_passes,
+    synchronize_batch_norm,
+)
 from trainable.config import TrainConfig, TrialConfig
 from trainable.data import WindowPlan
 from trainable.errors import ConfigError
@@ -106,10 +111,13 @@ DROP = {"loader": {"drop_last": True}}
 )
 def test_ranks_make_as_many_forward_passes(plan, train, fits):
     config = TrainConfig(**{"batch_size": 12, **train}, sync_batch_norm=True)
-    check_passes(config.model_copy(update={"sync_batch_norm": False}), plan, 3)
+    assert remedy_for_passes(config, plan, 1) == ""
+    remedy = remedy_for_passes(config, plan, 3)
+    assert (remedy == "") == fits
+    check_passes(config.model_copy(update={"sync_batch_norm": False}), remedy)
     if fits:
-        check_passes(config, plan, 3)
+        check_passes(config, remedy)
         return
-    with pytest.raises(ConfigError) as refused:
-        check_passes(config, plan, 3)
+    with pytest.raises(ConfigError, match=remedy) as refused:
+        check_passes(config, remedy)
     assert refused.value.key == "train.sync_batch_norm"

@@ -268,7 +268,17 @@ REFUSED = {
     "validation_step": {"validation_step": LightningModule.validation_step},
     "self.optimizers": _training(lambda self: self.optimizers()),
     "self.manual_backward": _training(lambda self: self.manual_backward(None)),
-    "self.trainer.strategy": _training(lambda self: self.trainer.strategy),
+    "self.trainer.strategy.broadcast": _training(
+        lambda self: self.trainer.strategy.broadcast(self.lr)
+    ),
+    "self.trainer.num_nodes": _training(lambda self: self.trainer.num_nodes),
+    "all_gather was given a group": _training(
+        lambda self: self.all_gather(torch.zeros(()), group=object())
+    ),
+    "reduce_op='product'": _training(
+        lambda self: self.trainer.strategy.reduce(torch.zeros(()), reduce_op="product")
+    ),
+    "sync_dist_group": _training(lambda self: self.log("x", 1.0, sync_dist_group=object())),
     "reduce_fx='max'": _training(lambda self: self.log("x", 1.0, reduce_fx="max")),
     "ReduceLROnPlateau": _optimizers(
         lambda one: ([one], [torch.optim.lr_scheduler.ReduceLROnPlateau(one)])
