@@ -448,8 +448,8 @@ class FailuresConfig(Section):
     its threads to trial.log and is killed, and the trial fails. null: 20 times the slowest
     operation of the same kind so far, at least 10 minutes, and 6 hours for the first; off: no
     limit. Opening the run may always take 10 minutes. Workers on other hosts are not watched. In a
-    trial of several workers, each waits so long for the others, by default 30 minutes, and one that
-    does not come counts as lost; the first may take both times together."""
+    trial of several workers, each waits so long for the others, by default 30 minutes; one that
+    does not come counts as lost. The first may take both times together."""
 
 
 Space = dict[

@@ -48,6 +48,21 @@ class ResourceError(UserError):
         super().__init__([Issue(path, message)])
 
 
+class GroupTooLarge(ResourceError):
+    """The nodes hold one worker of a trial, and not all of them.
+
+    Args:
+        path: As of `ResourceError`.
+        what: The value and what holds it not, the first part of the message.
+        rest: Rule and remedy.
+        fitting: How many workers the nodes hold.
+    """
+
+    def __init__(self, *path: str, what: str, rest: str, fitting: int) -> None:
+        super().__init__(*path, message=f"{what}; {rest}")
+        self.what, self.fitting = what, fitting
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A GPU that this process may use; `memory` in bytes."""
@@ -204,7 +219,8 @@ def plan(
             trials have those of `resources`.
 
     Raises:
-        ResourceError: No node can run even one trial.
+        GroupTooLarge: The nodes together hold no whole trial, and one worker of it.
+        ResourceError: No node holds one worker.
     """
     nodes = [machine] if isinstance(machine, Machine) else list(machine)
     cpu = resources.cpu
@@ -284,15 +300,16 @@ def _too_many_workers(
     gpu: float,
     *,
     searched: bool,
-) -> ResourceError:
+) -> GroupTooLarge:
     where = str(nodes[0]) if len(nodes) == 1 else f"the {len(nodes)} nodes together"
     each = f"{cpu:g} CPU{'s' if cpu > 1 else ''}" + (f" and {gpu:g} GPU" if gpu else "")
     remedy = "search" if searched else "write workers:"
-    return ResourceError(
+    return GroupTooLarge(
         *(("space", WORKERS) if searched else ("resources", "workers")),
-        message=f"{workers} workers of {each} each are more than {where} can hold; a trial starts "
-        f"when all of its workers fit; {remedy} {fitting} or less, or ask for less with "
-        "resources.cpu or resources.gpu",
+        what=f"{workers} workers of {each} each are more than {where} can hold",
+        rest=f"a trial starts when all of its workers fit; {remedy} {fitting} or less, or ask for "
+        "less with resources.cpu or resources.gpu",
+        fitting=fitting,
     )
 
 

@@ -16,7 +16,8 @@ from sweeps.config.metric_direction import direction_warnings
 from sweeps.config.own_values import resolve_search
 from sweeps.config.searched_workers import WORKERS
 from sweeps.config.spec import SweepSpec
-from sweeps.engine.resources import Machine, ResourcePlan, plan
+from sweeps.engine.planned_resources import planned_resources
+from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.engine.task_check import TaskFacts, TaskInspector
 from sweeps.operations.run import check_tracking
@@ -51,11 +52,14 @@ class CheckResult:
     plan: SweepPlan
     choices: Sequence[AutoChoice] = ()
     """What `auto` took."""
+    caution: str | None = None
+    """What the plan is for, unless it is this machine alone."""
 
     @property
     def warnings(self) -> list[str]:
         """Probable mistakes, a sentence each."""
         return [
+            *([self.caution] if self.caution else []),
             *self.facts.cautions,
             *self.facts.checked,
             *direction_warnings(self.spec),
@@ -119,20 +123,12 @@ def check_sweep(
     check_tracking(spec)
     check_webhook(spec)
     machine = Machine.probe()
-    workers = spec.searched_workers
-    resources = plan(spec.resources, spec.max_runs, spec.concurrency, machine, workers=workers)
+    resources = planned_resources(spec, machine).plan
     inspector = TaskInspector(spec, resources, thorough=thorough, whole_steps=whole_steps)
     facts = inspector.facts()
-    resources = plan(
-        spec.resources,
-        spec.max_runs,
-        spec.concurrency,
-        machine,
-        facts.step_memory,
-        workers=workers,
-    )
-    sweep_plan = make_plan(spec, resources, facts, memory=machine.memory)
-    return CheckResult(file, spec, resources, facts, sweep_plan, choices)
+    resources, memory, caution = planned_resources(spec, machine, facts.step_memory)
+    sweep_plan = make_plan(spec, resources, facts, memory=memory)
+    return CheckResult(file, spec, resources, facts, sweep_plan, choices, caution)
 
 
 def not_checked(spec: SweepSpec) -> list[str]:

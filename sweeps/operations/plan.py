@@ -15,7 +15,8 @@ from sweeps.config.automatic import AutoChoice
 from sweeps.config.document import Document
 from sweeps.config.edited_text import with_values
 from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.engine.resources import Machine, plan
+from sweeps.engine.planned_resources import planned_resources
+from sweeps.engine.resources import Machine
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.formatting import format_duration, format_number
@@ -215,15 +216,8 @@ def _option(
 
     def planned(trials: int) -> PlanOption:
         changed = spec.model_copy(update={"trials": trials})
-        resources = plan(
-            spec.resources,
-            changed.max_runs,
-            spec.concurrency,
-            machine,
-            facts.step_memory,
-            workers=spec.searched_workers,
-        )
-        made = make_plan(changed, resources, facts, memory=machine.memory)
+        resources, memory, _ = planned_resources(changed, machine, facts.step_memory)
+        made = make_plan(changed, resources, facts, memory=memory)
         return PlanOption(overrides, changed.num_trials, made)
 
     if hours is None or spec.early_stopping.rule.is_population:

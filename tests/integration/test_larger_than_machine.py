@@ -1,0 +1,53 @@
+"""A trial that this machine cannot hold: `check` and `plan` say so, and `run` refuses it."""
+
+from __future__ import annotations
+
+from sweeps.api.sweep import Sweep
+from sweeps.engine.resources import Machine
+from tests.integration.commandline import TINY, CommandLine
+
+MACHINE = Machine.probe()
+LARGE = f"{TINY}\nresources: {{workers: {MACHINE.cpus + 1}, cpu: 1, gpu: 0}}\n"
+TWO_LIKE_THIS = f"more than {MACHINE} can hold: it takes a cluster"
+
+
+def test_check_and_plan_are_for_a_cluster(cli: CommandLine) -> None:
+    cli.write("large.yaml", LARGE)
+    for command in ("check", "plan"):
+        assert "the plan is for 2 machines like this one" in " ".join(
+            cli.ok(command, "large.yaml").split()
+        )
+        found = cli.json(command, "large.yaml")
+        assert any(TWO_LIKE_THIS in one for one in found["warnings"])
+        assert found["plan"]["trials_at_once"] == 1
+        assert found["plan"]["machine_memory_bytes"] is None
+        assert found["resources"]["workers"] == MACHINE.cpus + 1
+    assert not cli.root.exists()
+
+
+def test_python_says_it(cli: CommandLine) -> None:
+    sweep = Sweep.from_file(cli.write("large.yaml", LARGE), root=cli.root)
+    for found in (sweep.check(), sweep.plan()):
+        assert any(TWO_LIKE_THIS in one for one in found["warnings"])
+
+
+def test_run_is_refused(cli: CommandLine) -> None:
+    cli.write("large.yaml", LARGE)
+    ended = cli("run", "large.yaml")
+    assert ended.returncode == 2
+    assert f"more than {MACHINE} can hold; a trial starts when" in " ".join(ended.stderr.split())
+    assert not cli.root.exists()
+
+
+def test_named_cluster_is_not_asked(cli: CommandLine) -> None:
+    """And a worker that this machine cannot hold is refused without one."""
+    more = f"resources.cpu={MACHINE.cpus + 1}"
+    cli.write("large.yaml", LARGE)
+    assert cli("check", "large.yaml", "-s", more).returncode == 2
+    cli.environment["RAY_ADDRESS"] = "192.0.2.1:6379"  # of no machine
+    (warning,) = [
+        one
+        for one in cli.json("check", "large.yaml", "-s", more)["warnings"]
+        if "RAY_ADDRESS" in one
+    ]
+    assert "cannot hold one worker of a trial" in warning
