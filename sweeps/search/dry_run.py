@@ -94,7 +94,7 @@ class _InventedHistory:
             ]
         else:
             taken = sorted(warm.trials, key=lambda one: not one.complete)
-        self.earlier_budgets = ()
+        self.earlier_budgets: tuple[int, ...] = ()
         self.warm_start = WarmStart(taken[:_WARM])  # each one costs the sampler time
         self._trials: list[FrozenTrial] = []
         self.directions = [

@@ -238,7 +238,8 @@ def test_driver_knows_under_which_budgets_a_sweep_has_trained(tmp_path: Path) ->
     made = MadeSweep(tmp_path, budget="{epochs: 9}")
     for epochs in (27, 12, 12):
         spec = with_overrides(made.spec, [f"budget.epochs={epochs}"])
-        ledger = open_ledger(made.paths, spec, Origin(), new=False)
+        ledger = open_ledger(made.paths, spec, Origin(), new=False, accepted=False)
     assert ledger.earlier_budgets == {9, 27, 12}
     made = MadeSweep(tmp_path, "whole", budget="{epochs: 9}")
-    assert open_ledger(made.paths, made.spec, Origin(), new=False).earlier_budgets == {9}
+    whole = open_ledger(made.paths, made.spec, Origin(), new=False, accepted=False)
+    assert whole.earlier_budgets == {9}

@@ -7,7 +7,6 @@ import errno
 import math
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from numbers import Number
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.stop_reasons import BY_THE_USER
 from sweeps.policies.failure_policy import MAX_LOST_STARTS
-from sweeps.reconciliation.reconcile import SweepState, TrialState, UnrecordedEnd, reconcile
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.results.observer import TrialProgress
 from sweeps.sweep_lock import SweepLock
@@ -305,50 +303,6 @@ def test_finished_trial_is_complete_if_it_has_a_value(
     keeper.flush()
     record = sweep.ledger.trial(number)
     assert (record.state, record.reason, recorder.runs[number].status) == end
-
-
-BY_RULE = "asha at epoch 2: val/loss nan, not a finite number"
-NO_VALUE = f"non_finite: {NonFiniteMetric('val/loss', 2, math.nan)}"
-
-
-@pytest.mark.parametrize(
-    ("select", "values", "reason", "end"),
-    [
-        ("checkpoint", [math.nan, math.nan], BY_RULE, ("failed", NO_VALUE)),
-        ("checkpoint", [0.5, math.nan], BY_RULE, ("pruned", BY_RULE)),
-        ("final", [0.5, math.nan], BY_RULE, ("failed", NO_VALUE)),
-        ("final", [math.nan, 0.5], BY_RULE, ("pruned", BY_RULE)),
-        ("checkpoint", [math.nan, math.nan], BY_THE_USER, ("pruned", BY_THE_USER)),
-        ("checkpoint", [], BY_RULE, ("pruned", BY_RULE)),
-    ],
-)
-@pytest.mark.parametrize("waits", [False, True])
-def test_trial_that_a_rule_stops_without_a_value_has_failed(
-    tmp_path: Path, waits: bool, select: str, values: list[float], reason: str, end: Any
-) -> None:
-    """Alike while it trains, while it waits, and after the driver has died."""
-    sweep, recorder = MadeSweep(tmp_path, more=f"select: {select}"), MemoryRecorder()
-    number = sweep.add(None, *values)
-    view: Any = SimpleNamespace(ended=lambda *_: None)
-    keeper = TuneEventHandler(
-        sweep.spec, sweep.paths, sweep.ledger, recorder, view,
-        fence=lambda: None, on_step=lambda: None, stop_reason=lambda _: reason,
-    )  # fmt: skip
-    recorder.start(number, {}, {})
-    record = sweep.ledger.trial(number)
-    found = TrialState(replace(record, attempts=1), stop_reason=reason)
-    state = SweepState([found], metric="val/loss", select=sweep.spec.select)
-    (repair,) = (one for one in reconcile(state) if isinstance(one, UnrecordedEnd))
-    assert (repair.ending, repair.reason) == end
-    if waits:
-        keeper.stop(number, reason, live=False)
-    else:
-        trial: Any = SimpleNamespace(config={"number": number}, last_result={})
-        keeper.on_trial_complete(0, [trial], trial)
-    keeper.flush()
-    record = sweep.ledger.trial(number)
-    assert (record.state, record.reason) == end
-    assert (recorder.runs[number].status == "FAILED") is (end[0] == "failed")
 
 
 Act = Callable[[TuneEventHandler, Any], object]

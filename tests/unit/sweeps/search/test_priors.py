@@ -65,7 +65,7 @@ class History:
 
     def __init__(self, loss: Callable[[Mapping[str, Any]], float]) -> None:
         self.warm_start = WarmStart()
-        self.earlier_budgets = ()
+        self.earlier_budgets: tuple[int, ...] = ()
         self.directions = [StudyDirection.MINIMIZE]
         self.minimize = True
         self._loss = loss

@@ -34,7 +34,8 @@ search: {startup_trials: 5}
 RULES = ("none", "asha", "asha_promote", "hyperband", "median")
 PATIENCE, RULE = "patience at epoch 4: not better", "asha at epoch 3: needed <= 0.5"
 Ending = tuple[Any, str | None]
-FULL, STOPPED = ("complete", None), ("pruned", RULE)
+FULL: Ending = ("complete", None)
+STOPPED: Ending = ("pruned", RULE)
 
 
 def _spec(scheduler: str, *overrides: str) -> SweepSpec:
@@ -83,7 +84,7 @@ def _told(trials: list[FrozenTrial]) -> list[Any]:
 
 LATE = [*[0.8] * 8, 0.1]
 EARLY = [0.1, *[0.9] * 8]
-CURVES = {
+CURVES: dict[str, list[Any]] = {
     "bests at other epochs": [(EARLY, FULL), (LATE, FULL), ([0.9, 0.2, *[0.7] * 7], FULL)],
     "one ends by patience": [
         ([0.9] * 4, ("complete", PATIENCE)),
@@ -247,4 +248,5 @@ def test_what_a_sampler_receives_can_be_copied(tmp_path: Path) -> None:
     spec = _spec("asha", "repeats=2")
     ledger = _ledger(tmp_path, spec)
     _add(ledger, spec, ([0.5] * 9, FULL), ([0.5] * 9, FULL))
-    assert copy.deepcopy(_received(spec, ledger)) == _received(spec, ledger)
+    received = _received(spec, ledger)
+    assert copy.deepcopy(received) == received

@@ -27,7 +27,7 @@ class MadeHistory:
 
     def __init__(self, spec: SweepSpec) -> None:
         self.warm_start = WarmStart([])
-        self.earlier_budgets = ()
+        self.earlier_budgets: tuple[int, ...] = ()
         self.minimize = spec.modes[0] == "min"
         ways = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
         self.directions = [ways[mode] for mode in spec.modes]
