@@ -179,41 +179,45 @@ def make_verdict_fn(
         origins: The configuration of each trial that trains one with a further seed.
     """
     pausing = make_pausing_rule(spec)
-    if pausing is not None:
 
-        def paused(
-            reports: Reports,
-            unfinished: Set[int],
-            exempt: Set[int] = frozenset(),
-            decided: Set[int] = frozenset(),
-        ) -> dict[int, str]:
-            del decided  # what pauses is decided from all reports
-            known = over_seeds(reports, origins, spec.repeats.combine) if origins else reports
-            return never_promoted(spec, known, unfinished - origins.keys(), exempt)
-
-        return paused
+    def paused(
+        reports: Reports,
+        unfinished: Set[int],
+        exempt: Set[int] = frozenset(),
+        decided: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
+    ) -> dict[int, str]:
+        known = over_seeds(reports, origins, spec.repeats.combine) if origins else reports
+        return never_promoted(spec, known, unfinished - origins.keys(), decided, exempt, complete)
 
     def verdict(
         reports: Reports,
         unfinished: Set[int],
         exempt: Set[int] = frozenset(),
         decided: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> dict[int, str]:
-        del exempt  # where such a trial would be stopped is decided as for the others
+        # Where an exempt trial would be stopped is decided as for the others.
+        del exempt, complete
         return stopped_trials(make_scheduler(spec), reports, unfinished - decided, origins)
 
-    return verdict
+    return verdict if pausing is None else paused
 
 
 def never_promoted(
-    spec: SweepSpec, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+    spec: SweepSpec,
+    reports: Reports,
+    unfinished: Set[int],
+    live: Set[int] = frozenset(),
+    exempt: Set[int] = frozenset(),
+    complete: Set[int] = frozenset(),
 ) -> dict[int, str]:
     """Return the paused trials that can no longer be promoted, and why; see `PausingRule`."""
     pausing = make_pausing_rule(spec)
     if pausing is None:
         return {}
     reasons = {}
-    for number in sorted(pausing.never_promoted(reports, unfinished, exempt)):
+    for number in sorted(pausing.never_promoted(reports, unfinished, live, exempt, complete)):
         epoch = max(reports[number], default=0)
         seen = {other: one[epoch] for other, one in reports.items() if epoch in one}
         own = reports[number].get(epoch)

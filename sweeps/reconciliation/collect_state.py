@@ -134,7 +134,12 @@ def _judged(
     unfinished = {trial.record.number for trial in compared if not trial.record.finished}
     exempt = {trial.record.number for trial in compared if trial.record.exempt}
     decided = {trial.record.number for trial in compared if _is_decided(trial)}
-    stopped = judge(reports, unfinished, exempt, decided)
+    complete = {
+        trial.record.number
+        for trial in compared
+        if trial.record.role == "search" and (trial.record.state == "complete" or trial.trained)
+    }
+    stopped = judge(reports, unfinished, exempt, decided, complete)
 
     def reason(number: int) -> str | None:
         last = max(reports.get(number, ()), default=0)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from sweeps.checkpoint_locations import address_of
@@ -39,6 +40,15 @@ _REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""
 _OF_SEARCH = ("search", "repeat")
 """The roles of trials that wait while `LedgerSearcher.paused` is set."""
+
+
+class _Standing(NamedTuple):
+    """The trials of the search, as early stopping compares them."""
+
+    reports: Reports
+    unfinished: set[int]
+    exempt: set[int]
+    complete: set[int]
 
 
 class LedgerSearcher(Searcher):
@@ -210,7 +220,10 @@ class LedgerSearcher(Searcher):
         """Return the paused trials that can no longer be promoted, and why; called at the end."""
         if self._pauses is None or self.stopping or self.paused:
             return {}
-        return never_promoted(self._spec, *self._reports())
+        now = self._standing()
+        return never_promoted(
+            self._spec, now.reports, now.unfinished, frozenset(), now.exempt, now.complete
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return no state: Ray pickles the Tuner into a file that is never read.
@@ -291,26 +304,28 @@ class LedgerSearcher(Searcher):
         if self._pauses is None or not self._may_promote:
             return None
         self._flush()
-        reports, unfinished, exempt = self._reports()
+        now = self._standing()
         live = set(self._live.values())
-        number = self._pauses.next_promotion(reports, unfinished, live, exempt)
+        number = self._pauses.next_promotion(
+            now.reports, now.unfinished, live, now.exempt, now.complete
+        )
         self._may_promote = number is not None  # until another trial reaches a rung
         if number is not None and self._exploit is not None:
             self._exploit(max(self._ledger.trial(number).reports))
         return None if number is None else self._ledger.trial(number)
 
-    def _reports(self) -> tuple[Reports, set[int], set[int]]:
-        """Return the reports of the search's trials, the unfinished ones and the exempt ones."""
+    def _standing(self) -> _Standing:
         # Records are not used here: building thousands of them would take long.
         every = self._ledger.frozen_trials()
         trials = [one for one in every if is_of_search(one.user_attrs)]
-        unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
-        exempt = {trial.number for trial in trials if EXEMPT in trial.user_attrs}
         origins = origins_in(every)
         reports: Reports = {
             trial.number: compared_values(trial.user_attrs, trial.intermediate_values)
             for trial in (*trials, *(every[number] for number in origins))
         }
-        if origins:
-            reports = over_seeds(reports, origins, self._spec.repeats.combine)
-        return reports, unfinished, exempt
+        return _Standing(
+            over_seeds(reports, origins, self._spec.repeats.combine) if origins else reports,
+            {trial.number for trial in trials if not trial.state.is_finished()},
+            {trial.number for trial in trials if EXEMPT in trial.user_attrs},
+            {trial.number for trial in trials if trial.state == TrialState.COMPLETE},
+        )

@@ -12,10 +12,12 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.reconcile import UnrecordedEnd
+from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.reconcile import UnrecordedEnd, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import lineage_tags
 from sweeps.search.searcher import LedgerSearcher
@@ -68,6 +70,7 @@ class Driver:
             fence=lambda: None, on_step=lambda: None,
         )  # fmt: skip
         self.turn = 0
+        self.end = 4  # after so many epochs a training ends
 
     def run_one(self) -> bool:
         """Run the next stretch of a trial; False when there is none."""
@@ -78,7 +81,7 @@ class Driver:
         number = config["number"]
         trial: Any = SimpleNamespace(config=config, last_result={})
         self.book.on_trial_start(0, [], trial)
-        last = config["pause_at_epoch"] or 4
+        last = min(config["pause_at_epoch"] or 4, self.end)
         for epoch in range(len(self.ledger.trial(number).reports) + 1, last + 1):
             value = LOSSES[number] / epoch
             trial.last_result = {
@@ -87,7 +90,7 @@ class Driver:
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
         commit(self.paths.trial(number), last, step=last)
-        trial.last_result["ending"] = "paused" if config["pause_at_epoch"] else "finished"
+        trial.last_result["ending"] = "finished" if last == self.end else "paused"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
         self.book.flush()
@@ -144,6 +147,26 @@ def test_paused_trial_is_interrupted_and_then_promoted(driver: Driver, spec: Swe
     assert again.seen == [("started", 1), ("paused", 1)]
     assert again.statuses() == [("KILLED", "interrupt"), ("RUNNING", "")]
     assert again.ledger.trial(1).attempts == 2
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("patience", ["", ", patience: 1"])
+def test_loop_that_ends_by_itself_has_trained_to_its_end(
+    driver: Driver, resumed: bool, patience: str
+) -> None:
+    """So the others, which wait, are not needed for a result."""
+    spec = parse_spec(SPEC.replace("reduction: 2", "reduction: 2" + patience), "s.yaml")
+    driver = Driver(driver.paths, spec, driver.recorder)
+    driver.end = 3
+    while driver.run_one():
+        if resumed:
+            driver = Driver(driver.paths, spec, driver.recorder)
+            driver.end = 3
+    trials = driver.ledger.trials()
+    assert sorted(trial.epoch for trial in trials) == [1, 1, 2, 3]
+    state = read_sweep_state(driver.paths, spec, trials, live=False, judge=make_verdict_fn(spec))
+    apply(reconcile(state), driver.paths, spec, driver.ledger, driver.recorder)
+    assert sorted(driver.states()) == ["complete", "pruned", "pruned", "pruned"]
 
 
 def test_exploiting_member_is_one_run_with_changed_parameters(
