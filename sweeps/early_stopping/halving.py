@@ -1,7 +1,8 @@
 """Successive halving as pure functions of the trials' reports: rungs, promotions, brackets.
 
-No state remains between two calls, because the reports show every earlier decision. A driver that
-resumes a sweep therefore decides as the earlier driver did. What must not live here: Ray, the
+No state remains between two calls: the ledger has every earlier decision, in the reports or as a
+promotion before the next one. A driver that resumes a sweep therefore decides as the earlier
+driver did. What must not live here: Ray, the
 ledger, samplers, and anything that starts or ends a trial.
 """
 

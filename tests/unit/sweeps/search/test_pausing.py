@@ -13,6 +13,8 @@ from ray.tune.search import Searcher
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
 from sweeps.early_stopping.schedulers import make_verdict_fn
+from sweeps.ledger.attributes import PROMOTED
+from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.paths import SweepPaths
@@ -167,6 +169,63 @@ def test_loop_that_ends_by_itself_has_trained_to_its_end(
     state = read_sweep_state(driver.paths, spec, trials, live=False, judge=make_verdict_fn(spec))
     apply(reconcile(state), driver.paths, spec, driver.ledger, driver.recorder)
     assert sorted(driver.states()) == ["complete", "pruned", "pruned", "pruned"]
+
+
+def _promoted_beside_a_better_one(driver: Driver, *, started: bool) -> None:
+    """Promote trial 1 of 0 and 1, and let the better trial 2 come to its rung meanwhile."""
+    for _ in range(2):
+        driver.run_one()
+    driver.searcher._concurrency = 2
+    config: Any = driver.searcher.suggest("promoted")
+    assert (config["number"], config["pause_at_epoch"]) == (1, 2)
+    if started:
+        driver.book.on_trial_start(0, [], SimpleNamespace(config=config, last_result={}))
+    driver.run_one()
+    assert driver.ledger.trial(2).reports.keys() == {1}
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_promoted_trial_goes_on_after_a_stop_before_its_next_report(
+    driver: Driver, spec: SweepSpec, started: bool, interrupted: bool
+) -> None:
+    _promoted_beside_a_better_one(driver, started=started)
+    if interrupted:
+        driver.book.interrupt_live()
+    for _ in range(2):  # and again
+        driver = Driver(driver.paths, spec, driver.recorder)
+        trials = driver.ledger.trials()
+        state = read_sweep_state(
+            driver.paths, spec, trials, live=False, judge=make_verdict_fn(spec)
+        )
+        apply(reconcile(state), driver.paths, spec, driver.ledger, driver.recorder)
+        config: Any = driver.searcher.suggest("again")
+        assert (config["number"], config["pause_at_epoch"]) == (1, 2)
+    driver = Driver(driver.paths, spec, driver.recorder)
+    while driver.run_one():
+        pass
+    epochs = [trial.epoch for trial in driver.ledger.trials()]
+    assert epochs == [1, 2, 1, 4], "of four, two are promoted: 1 was, and 3 is the best then"
+
+
+def test_promotion_without_a_note_is_decided_anew(driver: Driver, spec: SweepSpec) -> None:
+    """An earlier release made it."""
+    _promoted_beside_a_better_one(driver, started=True)
+    driver.ledger.set_attr(1, PROMOTED, None)
+    driver = Driver(driver.paths, spec, driver.recorder)
+    config: Any = driver.searcher.suggest("again")
+    assert config["number"] == 2
+
+
+def test_retried_trial_waits_for_another_promotion(driver: Driver, spec: SweepSpec) -> None:
+    """When it failed, its promotion was another trial's."""
+    _promoted_beside_a_better_one(driver, started=True)
+    driver.ledger.finish(1, "failed", reason="error: x")
+    attempt = FailedAttempt(1, "error: x", 1, None, 1, "")
+    driver.ledger.reopen(1, attempt, Reopened(False, False), steps={1: 1})
+    driver = Driver(driver.paths, spec, driver.recorder)
+    config: Any = driver.searcher.suggest("again")
+    assert config["number"] == 2
 
 
 def test_exploiting_member_is_one_run_with_changed_parameters(
