@@ -152,9 +152,10 @@ class StopperScheduler(FIFOScheduler):
         return why
 
     def _join(self, config: Mapping[str, Any]) -> None:
-        if config.get("role") == "repeat":
+        role = config.get("role", "search")
+        if role == "repeat":
             self.join({config["number"]: config["origin"]})
-        elif "place" in config:
+        if role == "search" and "place" in config:
             self._places[config["number"]] = config["place"]
 
     def _ask(self, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
