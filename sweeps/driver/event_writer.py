@@ -19,7 +19,8 @@ from sweeps.config.logged_params import RunStart
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import LACKS_MODEL, SIGNALS, PbtPerturbation
-from sweeps.ledger.ledger import Ledger, LedgerReport
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger_report import LedgerReport
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.policies.failure_policy import Failure

@@ -28,7 +28,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.over_seeds import origins, repeats_of
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP
-from sweeps.ledger.trials import TrialRecord, count_trials, of_search
+from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.policies.confirmation import (
@@ -190,7 +190,7 @@ class SweepSession:
             spec,
             trials,
             live=False,
-            judge=make_verdict_fn(spec, origins(trials)),
+            judge=make_verdict_fn(spec, origins(trials), places(trials)),
             stop=BY_THE_SWEEP + stop.why if stop else None,
         )
         apply(

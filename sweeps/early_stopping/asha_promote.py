@@ -28,5 +28,4 @@ class AshaPromote(GeometricRungs):
             minimize=minimize,
             num_trials=num_trials,
             reduction=self.reduction,
-            epochs=epochs,
         )

@@ -12,12 +12,12 @@ from trainable.seeding import derive_seed
 _SEEDS = 2.0**63
 
 
-def is_exempt(share: float, seed: int, number: int) -> bool:
+def is_exempt(share: float, seed: int, place: int) -> bool:
     """Return whether a new trial is exempt; the same after each resume.
 
     Args:
         share: The share of trials that are exempt.
         seed: The sweep's seed.
-        number: The trial's number.
+        place: The trial's place among those of the search.
     """
-    return derive_seed(seed, "exempt", number) < share * _SEEDS
+    return derive_seed(seed, "exempt", place) < share * _SEEDS

@@ -1,7 +1,8 @@
 """Successive halving as pure functions of the trials' reports: rungs, promotions, brackets.
 
-No state remains between two calls, because the reports show every earlier decision. A driver that
-resumes a sweep therefore decides as the earlier driver did. What must not live here: Ray, the
+No state remains between two calls: the ledger has every earlier decision, in the reports or as a
+promotion before the next one. A driver that resumes a sweep therefore decides as the earlier
+driver did. What must not live here: Ray, the
 ledger, samplers, and anything that starts or ends a trial.
 """
 
@@ -14,7 +15,6 @@ from functools import cache
 from itertools import islice
 
 from sweeps.early_stopping.dominance import as_losses
-from sweeps.early_stopping.metric_values import Value, first_value
 from sweeps.early_stopping.pausing_rules import PausingRule, Reports
 
 _LAST_RUNG = 0.8
@@ -88,11 +88,9 @@ class SuccessiveHalving(PausingRule):
 
     Attributes:
         reduction: One trial in this many is promoted.
-        epochs: The budget of a full run.
     """
 
     reduction: int
-    epochs: int
 
     def next_promotion(
         self,
@@ -100,6 +98,7 @@ class SuccessiveHalving(PausingRule):
         unfinished: Set[int],
         live: Set[int] = frozenset(),
         exempt: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> int | None:
         """Return the best trial of the highest rung that may promote one; see the base class."""
         last = {number: max(epochs, default=0) for number, epochs in reports.items()}
@@ -120,7 +119,9 @@ class SuccessiveHalving(PausingRule):
                 minimize=True,
             ):
                 return found[0]
-        return None if live else self._best_if_none_finishes(reports, unfinished, last, exempt)
+        if complete - exempt or not self._all_wait(reports, unfinished, live | exempt):
+            return None
+        return self._best_if_none_finishes(reports, unfinished)
 
     def _at_rungs(
         self, reports: Reports, exempt: Set[int]
@@ -139,25 +140,17 @@ class SuccessiveHalving(PausingRule):
                 passing = here & set(best)
             yield rung, seen, len(passing & here)
 
-    def _best_if_none_finishes(
-        self, reports: Reports, unfinished: Set[int], last: Mapping[int, int], exempt: Set[int]
-    ) -> int | None:
-        """Return the best trial of the highest rung if otherwise no trial would train to the end.
+    def _best_if_none_finishes(self, reports: Reports, waiting: Set[int]) -> int | None:
+        """Return the best trial of the highest rung, as otherwise none would train to the end.
 
         In a sweep with few trials, it may be that no rung has enough trials to promote one. An
         exempt trial trains to the end whether it is good or not, and so does not count.
         """
-        if len(reports) < self.num_trials or not self._all_wait(reports, unfinished, exempt):
-            return None
-        others = {number: epoch for number, epoch in last.items() if number not in exempt}
-        if any(
-            epoch >= self.epochs or self._by_patience(reports[n]) for n, epoch in others.items()
-        ):
-            return None
         for rung in reversed(self.rungs):
             found = promotable(
                 as_losses(
-                    {n: reports[n][rung] for n in unfinished if last[n] == rung}, self.minimize
+                    {n: reports[n][rung] for n in waiting if max(reports[n]) == rung},
+                    self.minimize,
                 ),
                 num_seen=1,
                 num_promoted=0,
@@ -168,22 +161,26 @@ class SuccessiveHalving(PausingRule):
                 return found[0]
         return None
 
-    def _all_wait(self, reports: Reports, unfinished: Set[int], exempt: Set[int]) -> bool:
-        """Return whether each unfinished trial waits for its promotion."""
-        return not unfinished & exempt and all(self.pauses_at(reports[n]) for n in unfinished)
-
-    def _by_patience(self, reports: Mapping[int, Value]) -> bool:
-        first = {epoch: first_value(value) for epoch, value in reports.items()}
-        return self.patience is not None and self.patience.reason(first, "") is not None
+    def _all_wait(self, reports: Reports, unfinished: Set[int], going_on: Set[int]) -> bool:
+        """Return whether all trials exist, and each unfinished one waits for its promotion."""
+        return (
+            len(reports) >= self.num_trials
+            and not unfinished & going_on
+            and all(self.pauses_at(reports[n]) for n in unfinished)
+        )
 
     def never_promoted(
-        self, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+        self,
+        reports: Reports,
+        unfinished: Set[int],
+        live: Set[int] = frozenset(),
+        exempt: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> frozenset[int]:
         """Return all unfinished trials if each of them waits and none may be promoted."""
         over = (
-            len(reports) >= self.num_trials
-            and self._all_wait(reports, unfinished, exempt)
-            and self.next_promotion(reports, unfinished, exempt=exempt) is None
+            self._all_wait(reports, unfinished, live | exempt)
+            and self.next_promotion(reports, unfinished, live, exempt, complete) is None
         )
         return frozenset(unfinished) if over else frozenset()
 

@@ -6,22 +6,42 @@ What must not live here: a particular rule (`halving`, `pbt`), Ray, and the ledg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from sweeps.early_stopping.metric_values import Minimize, Value
-from sweeps.early_stopping.patience import Patience
 
 if TYPE_CHECKING:  # this package lies below the specs
     from sweeps.config.spec import SweepSpec
 
 Reports = Mapping[int, Mapping[int, Value]]
 """By trial, the metric after each reported epoch, or with several metrics all values."""
-StopDecider = Callable[[Reports, Set[int], Set[int], Set[int]], Mapping[int, str]]
-"""Receives all reports, the unfinished trials, those that are exempt, and those on whose last
-report a driver has decided. Returns which of the other unfinished trials stop at their last
-report, and why; an exempt one would stop there."""
+
+
+class StopDecider(Protocol):
+    """Returns which unfinished trials stop at their last report, and why.
+
+    An exempt trial would stop there.
+    """
+
+    def __call__(
+        self,
+        reports: Reports,
+        unfinished: Set[int],
+        exempt: Set[int] = frozenset(),
+        decided: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
+    ) -> Mapping[int, str]:
+        """Decide as the driver would that died.
+
+        Args:
+            reports: The reports of all trials, including finished ones.
+            unfinished: The trials that have not ended.
+            exempt: The trials that are exempt from early stopping.
+            decided: Those on whose last report a driver has decided: they go on.
+            complete: The trials that have trained to their end, wherever it was.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +55,11 @@ class PausingRule(ABC):
         rungs: Epochs at which a trial pauses, ascending.
         minimize: Whether less is better; with several metrics, for each.
         num_trials: How many trials the sweep will have.
-        patience: When a trial ends before its budget; None: only at its end.
     """
 
     rungs: tuple[int, ...]
     minimize: Minimize
     num_trials: int
-    patience: Patience | None = None
 
     def pause_at_epoch(self, epoch: int) -> int | None:
         """Return the next rung after an epoch; None: the trial trains to the end."""
@@ -58,26 +76,36 @@ class PausingRule(ABC):
         unfinished: Set[int],
         live: Set[int] = frozenset(),
         exempt: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> int | None:
         """Return the trial that resumes next; None while all trials must wait.
 
         Args:
             reports: The reports of all trials, including finished ones.
             unfinished: The trials that have not ended.
-            live: The unfinished trials that are running.
+            live: The unfinished trials that are running, or were promoted and run next.
             exempt: The trials that never pause and train to the end.
+            complete: The trials that have trained to their end. It may lie before the budget: by
+                `patience`, or because a loop of the user ends by itself.
         """
 
     @abstractmethod
     def never_promoted(
-        self, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+        self,
+        reports: Reports,
+        unfinished: Set[int],
+        live: Set[int] = frozenset(),
+        exempt: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> frozenset[int]:
         """Return the trials that can no longer be promoted, given that no trial is running.
 
         Args:
             reports: The reports of all trials, including finished ones.
             unfinished: The trials that have not ended.
+            live: The unfinished trials that were promoted and run next.
             exempt: The trials that never pause and train to the end.
+            complete: As in `next_promotion`.
         """
 
 
@@ -89,9 +117,8 @@ def minimize_of(spec: SweepSpec) -> Minimize:
 
 def make_pausing_rule(spec: SweepSpec) -> PausingRule | None:
     """Return when the trials of a sweep pause and which is promoted; None: no trial pauses."""
-    rule = spec.early_stopping.rule.pausing(
+    return spec.early_stopping.rule.pausing(
         epochs=spec.budget.reports,
         minimize=minimize_of(spec),
         num_trials=spec.num_trials,
     )
-    return None if rule is None else replace(rule, patience=spec.patience)

@@ -83,9 +83,10 @@ class PopulationBasedTraining(PausingRule):
         unfinished: Set[int],
         live: Set[int] = frozenset(),
         exempt: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> int | None:
         """Return the lowest-numbered member that may resume now; see the base class."""
-        del exempt  # a population has none
+        del exempt, complete  # a population has no exempt trials
         if len(reports) < self.num_trials:
             return None
         last = {number: max(reports[number], default=0) for number in unfinished}
@@ -94,8 +95,13 @@ class PopulationBasedTraining(PausingRule):
         return min(waiting) if waiting and behind in self.rungs else None
 
     def never_promoted(
-        self, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+        self,
+        reports: Reports,
+        unfinished: Set[int],
+        live: Set[int] = frozenset(),
+        exempt: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> frozenset[int]:
         """Return no member: each one trains to the end."""
-        del reports, unfinished, exempt
+        del reports, unfinished, live, exempt, complete
         return frozenset()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from sweeps.early_stopping.dominance import as_losses
+from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.metric_values import Value, all_values, as_value
 from sweeps.early_stopping.pausing_rules import (
     Reports,
@@ -56,6 +57,8 @@ class StopperScheduler(FIFOScheduler):
         rule: The name of the rule, which begins each reason.
         metrics: The names of the metrics; a single one may be a text.
         word: What the reasons call a report.
+        places: Receives the place of each trial among those of the search, by its number, before
+            the stopper is asked about the trial.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class StopperScheduler(FIFOScheduler):
         rule: str,
         metrics: str | Sequence[str],
         word: str = "epoch",
+        places: dict[int, int] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stopper, self._rule, self._word = stopper, rule, word
+        self._places = {} if places is None else places
         self._metrics = [metrics] if isinstance(metrics, str) else metrics
         self.stop_reasons: dict[int, str] = {}
         """By trial number, why the trial was stopped."""
@@ -119,6 +124,7 @@ class StopperScheduler(FIFOScheduler):
         *,
         would_stop: WouldStop | None = None,
         repeats: int | None = None,
+        place: int | None = None,
     ) -> str | None:
         """Record the past reports of a trial, and decide nothing.
 
@@ -127,6 +133,7 @@ class StopperScheduler(FIFOScheduler):
             reports: The metric after each reported epoch, or the values of several.
             would_stop: Where an earlier driver would have stopped an exempt trial; None: nowhere.
             repeats: The configuration that it trains with a further seed; None: none.
+            place: Its place among the trials of the search; None: its number.
 
         Returns:
             Why the rule stops a trial at the last report; None: it does not.
@@ -134,7 +141,8 @@ class StopperScheduler(FIFOScheduler):
         if would_stop is not None:
             self.would_stop[number] = would_stop
         role = {} if repeats is None else {"role": "repeat", "origin": repeats}
-        self._join(config := {"number": number, **role})
+        placed = {} if place is None else {"place": place}
+        self._join(config := {"number": number, **role, **placed})
         why = None
         for epoch in sorted(reports):
             values = all_values(reports[epoch])
@@ -144,8 +152,11 @@ class StopperScheduler(FIFOScheduler):
         return why
 
     def _join(self, config: Mapping[str, Any]) -> None:
-        if config.get("role") == "repeat":
+        role = config.get("role", "search")
+        if role == "repeat":
             self.join({config["number"]: config["origin"]})
+        if role == "search" and "place" in config:
+            self._places[config["number"]] = config["place"]
 
     def _ask(self, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
         """Record a report; return why the rule stops its trial, or None if it continues."""
@@ -166,8 +177,34 @@ class StopperScheduler(FIFOScheduler):
         return f"{self._rule} at {self._word} {epoch}: {describe(self._metrics, value)}, {why}"
 
 
+class ByPlace:
+    """Ask a rule that receives the place of a trial among those of the search as its number.
+
+    HyperBand chooses the bracket of a trial by its number. So it chooses the same ones whether or
+    not other trials were finished, confirmed or repeated.
+
+    Args:
+        rule: The rule.
+        places: By number, the place of each trial; of others it is the number.
+    """
+
+    def __init__(self, rule: TrialStopper, places: Mapping[int, int]) -> None:
+        self.rule, self._places = rule, places
+        if isinstance(rule, FrontStopper):
+            rule.name_of = self._number_of  # its reasons name trials
+
+    def stops(self, number: int, epoch: int, value: Value) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues."""
+        return self.rule.stops(self._places.get(number, number), epoch, value)
+
+    def _number_of(self, place: int) -> int:
+        return next((number for number, one in self._places.items() if one == place), place)
+
+
 def make_verdict_fn(
-    spec: SweepSpec, origins: Mapping[int, int] = MappingProxyType({})
+    spec: SweepSpec,
+    origins: Mapping[int, int] = MappingProxyType({}),
+    places: Mapping[int, int] = MappingProxyType({}),
 ) -> StopDecider:
     """Return a function that returns which unfinished trials of a sweep must stop, and why.
 
@@ -177,43 +214,49 @@ def make_verdict_fn(
     Args:
         spec: The sweep.
         origins: The configuration of each trial that trains one with a further seed.
+        places: The place of each trial of the search, where it is not its number.
     """
     pausing = make_pausing_rule(spec)
-    if pausing is not None:
 
-        def paused(
-            reports: Reports,
-            unfinished: Set[int],
-            exempt: Set[int] = frozenset(),
-            decided: Set[int] = frozenset(),
-        ) -> dict[int, str]:
-            del decided  # what pauses is decided from all reports
-            known = over_seeds(reports, origins, spec.repeats.combine) if origins else reports
-            return never_promoted(spec, known, unfinished - origins.keys(), exempt)
-
-        return paused
+    def paused(
+        reports: Reports,
+        unfinished: Set[int],
+        exempt: Set[int] = frozenset(),
+        decided: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
+    ) -> dict[int, str]:
+        known = over_seeds(reports, origins, spec.repeats.combine) if origins else reports
+        return never_promoted(spec, known, unfinished - origins.keys(), decided, exempt, complete)
 
     def verdict(
         reports: Reports,
         unfinished: Set[int],
         exempt: Set[int] = frozenset(),
         decided: Set[int] = frozenset(),
+        complete: Set[int] = frozenset(),
     ) -> dict[int, str]:
-        del exempt  # where such a trial would be stopped is decided as for the others
-        return stopped_trials(make_scheduler(spec), reports, unfinished - decided, origins)
+        # Where an exempt trial would be stopped is decided as for the others.
+        del exempt, complete
+        asked = unfinished - decided
+        return stopped_trials(make_scheduler(spec), reports, asked, origins, places)
 
-    return verdict
+    return verdict if pausing is None else paused
 
 
 def never_promoted(
-    spec: SweepSpec, reports: Reports, unfinished: Set[int], exempt: Set[int] = frozenset()
+    spec: SweepSpec,
+    reports: Reports,
+    unfinished: Set[int],
+    live: Set[int] = frozenset(),
+    exempt: Set[int] = frozenset(),
+    complete: Set[int] = frozenset(),
 ) -> dict[int, str]:
     """Return the paused trials that can no longer be promoted, and why; see `PausingRule`."""
     pausing = make_pausing_rule(spec)
     if pausing is None:
         return {}
     reasons = {}
-    for number in sorted(pausing.never_promoted(reports, unfinished, exempt)):
+    for number in sorted(pausing.never_promoted(reports, unfinished, live, exempt, complete)):
         epoch = max(reports[number], default=0)
         seen = {other: one[epoch] for other, one in reports.items() if epoch in one}
         own = reports[number].get(epoch)
@@ -233,16 +276,20 @@ def never_promoted(
 def make_scheduler(spec: SweepSpec) -> StopperScheduler:
     """Build the scheduler of a sweep without reports."""
     rule, epochs, minimize = spec.early_stopping.rule, spec.budget.reports, minimize_of(spec)
-    stopper: TrialStopper | SeedMeans | None = rule.make_stopper(epochs=epochs, minimize=minimize)
-    if stopper is not None and spec.repeats.seeds > 1:
+    places: dict[int, int] = {}
+    stopper: TrialStopper | SeedMeans | None = None
 
-        def again() -> TrialStopper:
-            made = rule.make_stopper(epochs=epochs, minimize=minimize)
-            assert made is not None
-            return made
+    def make_stopper() -> TrialStopper:
+        made = rule.make_stopper(epochs=epochs, minimize=minimize)
+        assert made is not None
+        return ByPlace(made, places)
 
-        stopper = SeedMeans(again, frozenset(rule.rungs(epochs)), spec.repeats.combine)
-    return StopperScheduler(stopper, rule.name, spec.metrics, spec.budget.report_word)
+    if rule.make_stopper(epochs=epochs, minimize=minimize) is not None:
+        stopper = make_stopper()
+        if spec.repeats.seeds > 1:
+            rungs = frozenset(rule.rungs(epochs))
+            stopper = SeedMeans(make_stopper, rungs, spec.repeats.combine)
+    return StopperScheduler(stopper, rule.name, spec.metrics, spec.budget.report_word, places)
 
 
 def describe(metrics: Sequence[str], value: Value) -> str:
@@ -258,6 +305,7 @@ def stopped_trials(
     reports: Reports,
     undecided: Set[int],
     origins: Mapping[int, int] = MappingProxyType({}),
+    places: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, str]:
     """Return the trials that the scheduler stops at their last report, and why.
 
@@ -270,10 +318,16 @@ def stopped_trials(
         undecided: The unfinished trials on whose last report no driver is known to have decided.
         origins: The configuration of each trial that trains one with a further seed. Such a trial
             is never stopped.
+        places: The place of each trial of the search, where it is not its number.
     """
     scheduler.join(origins)
     asked = undecided - origins.keys()
     for number in sorted(reports.keys() - asked):
-        scheduler.replay(number, reports[number], repeats=origins.get(number))
-    found = {number: scheduler.replay(number, reports[number]) for number in sorted(asked)}
+        scheduler.replay(
+            number, reports[number], repeats=origins.get(number), place=places.get(number)
+        )
+    found = {
+        number: scheduler.replay(number, reports[number], place=places.get(number))
+        for number in sorted(asked)
+    }
     return {number: why for number, why in found.items() if why is not None}

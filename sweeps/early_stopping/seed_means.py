@@ -6,10 +6,8 @@ that have reached it. What must not live here: a particular rule, and starting s
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.metric_values import Value, all_values, as_value
 from sweeps.early_stopping.pausing_rules import Reports
 from sweeps.early_stopping.rule import TrialStopper
@@ -64,43 +62,26 @@ class SeedMeans:
     ) -> None:
         self._make_rule, self._rungs, self._combine = make_rule, rungs, combine
         self._reports: dict[int, dict[int, Value]] = {}
-        self._numbers: dict[int, int] = {}  # of trials, by the positions that the rule receives
         self._origins: dict[int, int] = {}
-        self._repeats: list[int] = []  # the trials of further seeds, ascending
-        self._rule, self._is_stale = self._new_rule(), False
+        self._rule, self._is_stale = make_rule(), False
 
     def join(self, origins: Mapping[int, int]) -> None:
         """Add trials that train a configuration with a further seed, when they are created.
-
-        Rules receive configurations numbered as if there were no such trials: HyperBand chooses
-        the bracket of a trial by its number.
 
         Args:
             origins: The configuration of each of them.
         """
         self._origins |= origins
-        self._repeats = sorted(self._origins)
 
     def stops(self, number: int, epoch: int, value: Value) -> str | None:
         """Record a report of a first seed; return why it stops, or None."""
         if self._is_stale:
-            self._rule, self._is_stale = self._new_rule(), False
+            self._rule, self._is_stale = self._make_rule(), False
             for other, mine in over_seeds(self._reports, self._origins, self._combine).items():
                 for at, known in mine.items():
-                    self._rule.stops(self._position(other), at, known)
+                    self._rule.stops(other, at, known)
         self._reports.setdefault(number, {}).setdefault(epoch, value)
-        return self._rule.stops(self._position(number), epoch, value)
-
-    def _new_rule(self) -> TrialStopper:
-        rule = self._make_rule()
-        if isinstance(rule, FrontStopper):
-            rule.name_of = self._numbers.__getitem__  # its reasons name trials
-        return rule
-
-    def _position(self, number: int) -> int:
-        position = number - bisect_left(self._repeats, number)
-        self._numbers[position] = number
-        return position
+        return self._rule.stops(number, epoch, value)
 
     def repeats(self, number: int, epoch: int, value: Value) -> None:
         """Record a report of a trial that has joined."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 import heapq
 import math
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from statistics import mean
 
-from sweeps.early_stopping.patience import Patience
 from sweeps.early_stopping.pausing_rules import PausingRule
 from sweeps.early_stopping.rule import StoppingRule
 
@@ -134,14 +133,11 @@ def _reports_read(
     return (*range(every, epochs, every), epochs)
 
 
-def _pausing(
-    rule: StoppingRule, epochs: int, trials: int, patience: Patience | None = None
-) -> PausingRule | None:
+def _pausing(rule: StoppingRule, epochs: int, trials: int) -> PausingRule | None:
     """Return when trials pause; None for a population, whose members all train to the end."""
     if rule.is_population:
         return None
-    found = rule.pausing(epochs=epochs, minimize=True, num_trials=trials)
-    return None if found is None else replace(found, patience=patience)
+    return rule.pausing(epochs=epochs, minimize=True, num_trials=trials)
 
 
 class _Trial:
@@ -198,13 +194,13 @@ class _Simulation:
         self._further: list[_Trial] = []  # seeds after the first, numbered after all trials
         self._num_further = 0  # how many of them have started
         self._unfinished: set[int] = set()
+        self._complete: set[int] = set()
         self._live: set[int] = set()
         self._events: list[tuple[float, int, int]] = []
         """When a trial makes a report: the time, the trial and the epoch."""
         last = reads[-1]
         self._stopper = rule.make_stopper(epochs=last, minimize=True)
-        limit = None if patience is None else Patience(patience, True, last, "epoch")
-        self._pausing = _pausing(rule, last, num_trials, limit)
+        self._pausing = _pausing(rule, last, num_trials)
 
     def run(self) -> tuple[int, float, int]:
         """Return the epochs of all trials, the time of the last end, and the complete trials."""
@@ -238,7 +234,9 @@ class _Simulation:
             reports = {number: trial.reports for number, trial in enumerate(self._trials)}
             exempt = {number for number, trial in enumerate(self._trials) if trial.is_exempt}
             live = {number for number in self._live if number < self._num_trials}
-            found = self._pausing.next_promotion(reports, self._unfinished, live, exempt)
+            found = self._pausing.next_promotion(
+                reports, self._unfinished, live, exempt, self._complete
+            )
             if found is not None:
                 return found
         if len(self._trials) >= self._num_trials:
@@ -271,6 +269,7 @@ class _Simulation:
             return not pauses or trial.is_exempt or trial.is_further
         self._unfinished.discard(number)
         if is_last and not trial.is_further:
+            self._complete.add(number)
             self._further += [trial.with_further_seed() for _ in range(self._seeds - 1)]
         return False
 

@@ -44,12 +44,15 @@ ACCUMULATION = "accumulation"
 """A trial attribute: micro-batches per step, if it differs from the configuration."""
 FINISHES = "finishes"
 """A trial attribute: the number of the pruned trial that this trial trains to its end."""
-SEED_NUMBER = "seed_number"
-"""A trial attribute: the number that decides its seed, if it is not the trial's own."""
+PLACE = "seed_number"
+"""A trial attribute: its place among the trials of the search, if it is not its number. Releases
+that had it decide the seed alone named it."""
 EXEMPT = "exempt"
 """A trial attribute: that the trial is exempt from early stopping."""
 WOULD_STOP = "would_stop"
 """A trial attribute of an exempt trial: at which report it would have been stopped, and why."""
+PROMOTED = "promoted"
+"""A trial attribute: the report of the rung from which it was last promoted."""
 PRIORS = "priors"
 """A trial attribute: the digest of the priors around which its values were drawn."""
 ROLE = "role"
@@ -170,7 +173,8 @@ def trial_fields(
         "failed_attempts": failed_attempts_in(attributes),
         "reopened": reopened_in(attributes),
         **_role_in(attributes),
-        "seed_number": attributes.get(SEED_NUMBER),
+        "stored_place": attributes.get(PLACE),
+        "promoted_at": attributes.get(PROMOTED),
         **_exemption_in(attributes),
         "from_priors": PRIORS in attributes,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
@@ -28,10 +28,11 @@ from sweeps.ledger.attributes import (
     LINEAGE,
     LOST_WORKERS,
     MOST_LOST_WORKERS,
+    PLACE,
     PRIORS,
+    PROMOTED,
     REPEATS,
     REPORT,
-    SEED_NUMBER,
     SELECT,
     SIGNALS,
     WOULD_STOP,
@@ -42,6 +43,7 @@ from sweeps.ledger.attributes import (
     role_attributes,
 )
 from sweeps.ledger.failed_attempts import FAILED_ATTEMPTS, REOPENED, FailedAttempt, Reopened
+from sweeps.ledger.ledger_report import LedgerReport
 from sweeps.ledger.location import LedgerLocation, as_location
 from sweeps.ledger.over_seeds import Repeats
 from sweeps.ledger.ranking import is_finite, value_of
@@ -58,24 +60,6 @@ _ENDINGS: dict[Ending, TrialState] = {
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
-
-
-class LedgerReport(NamedTuple):
-    """The metrics that a trial reports after an epoch.
-
-    Attributes:
-        epoch: Epochs completed.
-        step: Optimizer steps taken.
-        value: The (first) metric.
-        others: The sweep's other metrics.
-        seconds: For how long workers have trained the trial; None: unknown.
-    """
-
-    epoch: int
-    step: int
-    value: float
-    others: Sequence[float] = ()
-    seconds: float | None = None
 
 
 class Ledger(StudyTrials):
@@ -185,7 +169,7 @@ class Ledger(StudyTrials):
 
     @in_transaction
     def add(
-        self, suggestion: Suggestion, *, exempt: bool = False, seed_number: int | None = None
+        self, suggestion: Suggestion, *, exempt: bool = False, place: int | None = None
     ) -> TrialRecord:
         """Create the next trial of the search, with its parameters, in one transaction.
 
@@ -194,10 +178,10 @@ class Ledger(StudyTrials):
         Args:
             suggestion: Its parameters.
             exempt: Whether it is exempt from early stopping.
-            seed_number: The number that decides its seed; None: its own.
+            place: Its place among the trials of the search; None: its number.
         """
         first = role_attributes("search", None, 0) if self.repeats is not None else {}
-        known = {EXEMPT: exempt or None, SEED_NUMBER: seed_number, PRIORS: suggestion.priors}
+        known = {EXEMPT: exempt or None, PLACE: place, PRIORS: suggestion.priors}
         trial = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(suggestion.params),
@@ -224,7 +208,7 @@ class Ledger(StudyTrials):
         """
         known = self._storage.get_trial(self._id(origin))
         # The number of micro-batches with which it fits into memory decides the bits, too.
-        keys = [ACCUMULATION, SEED_NUMBER]
+        keys = [ACCUMULATION, PLACE]
         if role == "repeat":  # where it would have been stopped, its configuration counts as ended
             keys += [EXEMPT, WOULD_STOP]
         kept = {key: known.user_attrs[key] for key in keys if key in known.user_attrs}
@@ -235,6 +219,13 @@ class Ledger(StudyTrials):
             user_attrs={**role_attributes(role, origin, seed_index, split=split), **kept},
         )
         return self._create(trial)
+
+    @in_transaction
+    def promote(self, number: int) -> TrialRecord:
+        """Store that a trial may leave the rung at which it waits; until it reports, it runs."""
+        last = max(self._reports(self._storage.get_trial(self._id(number))))
+        self._storage.set_trial_user_attr(self._id(number), PROMOTED, last)
+        return self.trial(number)
 
     @in_transaction
     def complete(self, number: int, suggestion: Suggestion) -> TrialRecord:
@@ -445,7 +436,14 @@ class Ledger(StudyTrials):
         if trial.state != TrialState.FAIL:
             return self._record(trial)
         later = [f"{REPORT}{epoch}" for epoch in reports_in(trial.user_attrs) if epoch > last]
-        drop = ["reason", "traceback", ENDED, *later, *([ACCUMULATION] if reopened.fresh else [])]
+        drop = [
+            "reason",
+            "traceback",
+            ENDED,
+            PROMOTED,
+            *later,
+            *([ACCUMULATION] if reopened.fresh else []),
+        ]
         would_stop, _ = trial.user_attrs.get(WOULD_STOP, (0, ""))
         if would_stop > last and is_of_search(trial.user_attrs):  # a further seed has its origin's
             drop.append(WOULD_STOP)

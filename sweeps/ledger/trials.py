@@ -76,9 +76,11 @@ class TrialSummary:
     """The position of its common seed, from 0; None: its seed is its own."""
     split: bool = False
     """Whether its common seed also decides how the task splits the data."""
-    seed_number: int | None = None
-    """The number that decides its seed: the one that it would have if no trial before it
-    confirmed another one. None: its own."""
+    stored_place: int | None = None
+    """Its `place`, if it is not its number."""
+    promoted_at: int | None = None
+    """The report of the rung from which it was last promoted; None: from none, or by an earlier
+    release."""
     exempt: bool = False
     """Whether it is exempt from early stopping; see `early_stopping.exempt`."""
     would_stop_at: int | None = None
@@ -111,11 +113,20 @@ class TrialSummary:
         return self.number if self.origin is None else self.origin
 
     @property
+    def place(self) -> int:
+        """The number that it, or its origin, would have if all trials were of the search.
+
+        Seed, exemption and bracket follow from it, so that a search goes on as if no trial had
+        been finished, confirmed or repeated. A trial that an earlier release added after such
+        ones keeps its number as its place; later ones follow it.
+        """
+        return self.search_number if self.stored_place is None else self.stored_place
+
+    @property
     def seed(self) -> TrialSeed:
         """What its seed is derived from; a trial that finishes another one has that one's."""
         if self.seed_index is None:
-            number = self.search_number if self.seed_number is None else self.seed_number
-            return TrialSeed("trial", number)
+            return TrialSeed("trial", self.place)
         purpose: Literal["confirm", "repeat"] = "confirm" if self.role == "confirm" else "repeat"
         return TrialSeed(purpose, self.seed_index, self.split)
 
@@ -202,6 +213,11 @@ def of_search(trials: Iterable[Trial]) -> list[Trial]:
     these. So a sweep decides the same whether or not a pruned trial was trained to its end.
     """
     return [trial for trial in trials if trial.role == "search"]
+
+
+def places(trials: Iterable[TrialSummary]) -> dict[int, int]:
+    """Return the place of each trial of the search, by its number."""
+    return {trial.number: trial.place for trial in of_search(trials)}
 
 
 def count_trials(spec_trials: int, trials: Sequence[TrialSummary], seeds: int = 1) -> int:

@@ -22,7 +22,7 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
 
     Args:
         spec: The sweep.
-        records: Its trials, from number 0 on.
+        records: Its trials.
 
     Returns:
         Lists with one count for each rung. Trials under `continued` reached the next rung. The
@@ -31,7 +31,7 @@ def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list
     """
     levels, rule = rungs(spec), spec.early_stopping.rule
     records = [record for record in records if record.role != "repeat"]
-    firsts = [rule.first_rung(number, spec.budget.reports) for number in range(len(records))]
+    firsts = [rule.first_rung(record.place, spec.budget.reports) for record in records]
     counts: dict[str, list[int]] = {"continued": [0] * len(levels)}
     for record, first in zip(records, firsts, strict=True):
         for index in range(first, len(levels)):

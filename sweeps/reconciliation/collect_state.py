@@ -134,7 +134,12 @@ def _judged(
     unfinished = {trial.record.number for trial in compared if not trial.record.finished}
     exempt = {trial.record.number for trial in compared if trial.record.exempt}
     decided = {trial.record.number for trial in compared if _is_decided(trial)}
-    stopped = judge(reports, unfinished, exempt, decided)
+    complete = {
+        trial.record.number
+        for trial in compared
+        if trial.record.role == "search" and (trial.record.state == "complete" or trial.trained)
+    }
+    stopped = judge(reports, unfinished, exempt, decided, complete)
 
     def reason(number: int) -> str | None:
         last = max(reports.get(number, ()), default=0)
@@ -158,10 +163,12 @@ def _judged(
 def _is_decided(trial: TrialState) -> bool:
     """Return whether a driver is known to have decided on the last report of a trial.
 
-    Whoever has trained past its report was told to continue. The ledger has a report of an exempt
-    trial with the decision on it, or has neither.
+    Whoever has trained past its report was told to continue, and so was a trial that the ledger
+    has as promoted. It has a report of an exempt trial with the decision on it, or has neither.
     """
     record = trial.record
+    if record.promoted_at is not None and record.promoted_at == max(_compared(trial)):
+        return True
     if trial.trained_past_report or not record.exempt:
         return trial.trained_past_report
     is_known = not trial.curve or trial.curve[-1].epoch in record.reports

@@ -232,7 +232,7 @@ class SweepStatus:
         is_new = not (record.attempts or record.epoch)  # its workers may not fit yet
         if not self.running or is_new:
             return "waiting"
-        # The ledger does not show whether a trial at a rung was promoted; then it has a worker.
+        # A trial at a rung that was promoted runs once it has a worker.
         paused = (
             self._pauses
             and record.role == "search"

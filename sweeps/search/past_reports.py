@@ -46,5 +46,6 @@ def replayed_scheduler(
             past,
             would_stop=None if at is None else WouldStop(at, why or ""),
             repeats=trial.origin,
+            place=trial.place,
         )
     return scheduler

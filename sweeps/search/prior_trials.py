@@ -159,6 +159,8 @@ class PriorValues:
     ) -> None:
         self._prior, self._seed, self._exact = prior, seed, exact
         self.digest, self.first = digest, first
+        self.used = False
+        """Whether the trial has a parameter with a prior: all such ones may be conditional."""
 
     def has(self, key: str, distribution: Distribution, point: Mapping[str, Any]) -> bool:
         """Return whether a parameter has a prior; see `of`."""
@@ -174,6 +176,7 @@ class PriorValues:
         """
         prior = self._prior(key, distribution, point)
         assert prior is not None
+        self.used = True
         if self._exact:
             return prior.value
         return draw(prior, distribution, random.Random(derive_seed(self._seed, key)))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from sweeps.checkpoint_locations import address_of
@@ -24,7 +25,7 @@ from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted
 from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.errors import SpecError
-from sweeps.ledger.attributes import EXEMPT, compared_values, is_of_search
+from sweeps.ledger.attributes import EXEMPT, PROMOTED, compared_values, is_of_search
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import next_seed
 from sweeps.ledger.trials import TrialRecord, of_search
@@ -39,6 +40,17 @@ _REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""
 _OF_SEARCH = ("search", "repeat")
 """The roles of trials that wait while `LedgerSearcher.paused` is set."""
+
+
+class _Standing(NamedTuple):
+    """The trials of the search, as early stopping compares them."""
+
+    reports: Reports
+    unfinished: set[int]
+    promoted: set[int]
+    """The unfinished trials that have made no report since their promotion."""
+    exempt: set[int]
+    complete: set[int]
 
 
 class LedgerSearcher(Searcher):
@@ -103,8 +115,9 @@ class LedgerSearcher(Searcher):
             for trial in unfinished
             if trial.role == "repeat" or (trial.role == "search" and not self._is_paused(trial))
         ]
-        self._next_number, self._num_suggested = len(trials), len(of_search(trials))
-        self._num_confirming = sum(trial.role == "confirm" for trial in trials)
+        searched = of_search(trials)
+        self._next_number, self._num_suggested = len(trials), len(searched)
+        self._next_place = 1 + max((trial.place for trial in searched), default=-1)
         self._num_trials = spec.num_trials
         self._live: dict[str, int] = {}
         self._live_workers: dict[str, int] = {}
@@ -144,6 +157,7 @@ class LedgerSearcher(Searcher):
             resolved = with_accumulation(config, trial.accumulation)
             return {
                 "number": trial.number,
+                "place": trial.place,
                 "workers": config.workers,
                 "params": trial.params,
                 "config": resolved.model_dump(mode="json"),
@@ -210,7 +224,10 @@ class LedgerSearcher(Searcher):
         """Return the paused trials that can no longer be promoted, and why; called at the end."""
         if self._pauses is None or self.stopping or self.paused:
             return {}
-        return never_promoted(self._spec, *self._reports())
+        now = self._standing()
+        return never_promoted(
+            self._spec, now.reports, now.unfinished, now.promoted, now.exempt, now.complete
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return no state: Ray pickles the Tuner into a file that is never read.
@@ -230,7 +247,6 @@ class LedgerSearcher(Searcher):
         if not self._extra:
             self._extra = self._add_extra()
             self._next_number += len(self._extra)
-            self._num_confirming += sum(trial.role == "confirm" for trial in self._extra)
         if (extra := self._next_open(self._extra)) is not None:
             return extra  # the user asked for it, so that no stop criterion holds it back
         if self.paused:
@@ -245,21 +261,20 @@ class LedgerSearcher(Searcher):
             return None
         if self._suggester.reads_results:
             self._flush()
-        number = self._next_number
+        number, place = self._next_number, self._next_place
         self._next_number += 1
+        self._next_place += 1
         self._num_suggested += 1
         suggestion = self._suggester.propose(number)  # may take seconds
         self._fence()
-        # The search continues as if nothing had been confirmed.
-        place = number - self._num_confirming
         return self._ledger.add(
             suggestion,
             exempt=self._is_exempt(place),
-            seed_number=place if self._num_confirming else None,
+            place=None if place == number else place,
         )
 
-    def _is_exempt(self, number: int) -> bool:
-        return is_exempt(self._spec.early_stopping.exempt, self._spec.seed, number)
+    def _is_exempt(self, place: int) -> bool:
+        return is_exempt(self._spec.early_stopping.exempt, self._spec.seed, place)
 
     def _next_open(self, trials: list[TrialRecord]) -> TrialRecord | None:
         """Remove and return the first trial that is still open: the user may have stopped one."""
@@ -272,7 +287,8 @@ class LedgerSearcher(Searcher):
     def _is_paused(self, trial: TrialRecord) -> bool:
         if self._pauses is None or trial.exempt:
             return False
-        return self._pauses.pauses_at(trial.reports)
+        last = max(trial.reports, default=0)
+        return self._pauses.pauses_at(trial.reports) and trial.promoted_at != last
 
     def _repeated(self) -> TrialRecord | None:
         """Add and return a further seed of a configuration whose first seed is complete."""
@@ -291,26 +307,39 @@ class LedgerSearcher(Searcher):
         if self._pauses is None or not self._may_promote:
             return None
         self._flush()
-        reports, unfinished, exempt = self._reports()
-        live = set(self._live.values())
-        number = self._pauses.next_promotion(reports, unfinished, live, exempt)
+        now = self._standing()
+        live = now.promoted | set(self._live.values())
+        number = self._pauses.next_promotion(
+            now.reports, now.unfinished, live, now.exempt, now.complete
+        )
         self._may_promote = number is not None  # until another trial reaches a rung
-        if number is not None and self._exploit is not None:
+        if number is None:
+            return None
+        if self._exploit is not None:  # the ledger has a decision for all members instead
             self._exploit(max(self._ledger.trial(number).reports))
-        return None if number is None else self._ledger.trial(number)
+            return self._ledger.trial(number)
+        self._fence()
+        return self._ledger.promote(number)
 
-    def _reports(self) -> tuple[Reports, set[int], set[int]]:
-        """Return the reports of the search's trials, the unfinished ones and the exempt ones."""
+    def _standing(self) -> _Standing:
         # Records are not used here: building thousands of them would take long.
         every = self._ledger.frozen_trials()
         trials = [one for one in every if is_of_search(one.user_attrs)]
-        unfinished = {trial.number for trial in trials if not trial.state.is_finished()}
-        exempt = {trial.number for trial in trials if EXEMPT in trial.user_attrs}
         origins = origins_in(every)
         reports: Reports = {
             trial.number: compared_values(trial.user_attrs, trial.intermediate_values)
             for trial in (*trials, *(every[number] for number in origins))
         }
-        if origins:
-            reports = over_seeds(reports, origins, self._spec.repeats.combine)
-        return reports, unfinished, exempt
+        unfinished = [trial for trial in trials if not trial.state.is_finished()]
+        promoted = {
+            trial.number
+            for trial in unfinished
+            if trial.user_attrs.get(PROMOTED) == max(reports[trial.number], default=0)
+        }
+        return _Standing(
+            over_seeds(reports, origins, self._spec.repeats.combine) if origins else reports,
+            {trial.number for trial in unfinished},
+            promoted,
+            {trial.number for trial in trials if EXEMPT in trial.user_attrs},
+            {trial.number for trial in trials if trial.state == TrialState.COMPLETE},
+        )

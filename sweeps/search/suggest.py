@@ -95,13 +95,17 @@ class Suggester:
                 around = None  # the constraints forbid what is near the priors
             prior = around(attempt) if around else None
             params, attrs = self._suggest_once(number, attempt, shown, known, own, prior)
+            if prior is not None and not prior.used:  # conditions rule out all that have priors
+                around = prior = None
+                params, attrs = self._suggest_once(number, attempt, shown, known, own, None)
             is_allowed = self._space.allows(params)
             if is_allowed and (may_repeat or not self._tried.contains(params)):
                 break
             repeats += is_allowed
             if repeats == most_repeats or attempt == _ATTEMPTS - 1:
                 params = self._another(number, params, known, is_allowed)
-                attrs = attrs if is_allowed else {}  # a point near its own is the sampler's
+                if not is_allowed:  # otherwise the point lies near the draft
+                    attrs, prior = {}, None
                 break
         return Suggestion(
             params,

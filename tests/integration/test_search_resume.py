@@ -125,10 +125,12 @@ class Driver:
 
     def rungs(self) -> Any:
         """What was recorded at each rung."""
+        if not self.scheduler.compares:
+            return {}  # trials pause
         stopper: Any = self.scheduler._stopper
-        if isinstance(stopper, FrontStopper):
-            return {at: fronts.fronts for at, fronts in stopper._seen.items()}
-        return getattr(stopper, "_losses", {})  # trials that pause have none
+        if isinstance(stopper.rule, FrontStopper):
+            return {at: fronts.fronts for at, fronts in stopper.rule._seen.items()}
+        return stopper.rule._losses
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:
         directory = self.paths.trial(number)

@@ -5,14 +5,12 @@ What must not live here: what the cards look at, and printing.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import is_number
-from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.audit.card import Card
@@ -121,11 +119,6 @@ def audit_data(view: SweepStatus) -> AuditData:
         if record.role == "finish" and record.state == "complete"
     }
     ended = [record for record in of_search(view.records) if record.finished]
-    further = sorted(origins(view.records))
-
-    def position(number: int) -> int:  # as the rule counts trials; see `SeedMeans`
-        return number - bisect_left(further, number)
-
     trials = [
         AuditTrial(
             number=record.number,
@@ -137,7 +130,7 @@ def audit_data(view: SweepStatus) -> AuditData:
             stopped_early=is_stopped_early(record),
             # The last bracket of HyperBand stops no trial, either.
             exempt=record.exempt
-            or (bool(rungs) and rule.first_rung(position(record.number), reports) >= len(rungs)),
+            or (bool(rungs) and rule.first_rung(record.place, reports) >= len(rungs)),
             finished_value=finished.get(record.number),
         )
         for record in ended

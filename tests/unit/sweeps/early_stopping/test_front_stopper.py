@@ -108,9 +108,7 @@ def test_exempt_trials_change_nothing_for_others(mode: Any) -> None:
 
 
 def test_promotion_ranks_by_all_metrics() -> None:
-    halving = SuccessiveHalving(
-        rungs=(1, 2), minimize=(True, False), num_trials=4, reduction=2, epochs=4
-    )
+    halving = SuccessiveHalving(rungs=(1, 2), minimize=(True, False), num_trials=4, reduction=2)
     reports: dict[int, dict[int, Any]] = {
         0: {1: (0.5, 5.0)}, 1: {1: (0.4, 9.0)}, 2: {1: (0.1, 6.0)}, 3: {1: (0.9, 1.0)},
     }  # fmt: skip
@@ -124,7 +122,7 @@ def test_promotion_ranks_by_all_metrics() -> None:
 
 
 def test_exempt_trial_takes_no_place_of_a_promotion() -> None:
-    halving = SuccessiveHalving(rungs=(1, 2), minimize=True, num_trials=4, reduction=2, epochs=4)
+    halving = SuccessiveHalving(rungs=(1, 2), minimize=True, num_trials=4, reduction=2)
     bad: dict[int, dict[int, Any]] = {0: {1: 0.9, 2: 0.9}, 1: {1: 0.2}, 2: {1: 0.3}, 3: {1: 0.4}}
     assert halving.next_promotion(bad, {0, 1, 2, 3}, {0}, frozenset({0})) == 1
     bad[1][2], bad[2][2] = 0.2, 0.3
@@ -135,7 +133,7 @@ def test_exempt_trial_takes_no_place_of_a_promotion() -> None:
     good[1][2] = 0.2
     assert halving.next_promotion(good, {0, 1, 2, 3}, {0, 1}, frozenset({0})) is None
     waiting = {number: {1: 0.1 * number} for number in range(4)}
-    assert halving.never_promoted(waiting, {0, 1, 2, 3}, frozenset({0})) == frozenset()
+    assert halving.never_promoted(waiting, {0, 1, 2, 3}, exempt=frozenset({0})) == frozenset()
 
 
 def test_rest_at_the_end_has_a_reason_with_all_metrics() -> None:
@@ -147,6 +145,6 @@ def test_rest_at_the_end_has_a_reason_with_all_metrics() -> None:
     reports = {
         0: dict.fromkeys(range(1, 11), (0.1, 0.9)), 1: {1: (0.4, 0.5)}, 2: {1: (0.3, 0.4)},
     }  # fmt: skip
-    found = make_verdict_fn(spec)(reports, {1, 2}, frozenset())
+    found = make_verdict_fn(spec)(reports, {1, 2}, complete={0})
     assert found.keys() == {1, 2}
     assert found[1].startswith("asha_promote at epoch 1: val/loss 0.4, val/accuracy 0.5, never")

@@ -18,7 +18,6 @@ from sweeps.early_stopping.halving import (
     promotable,
     rungs,
 )
-from sweeps.early_stopping.patience import Patience
 
 EPOCHS = 10
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, math.nan, math.inf])
@@ -90,17 +89,20 @@ def test_at_most_one_in_reduction_is_promoted(
     )
 
 
-LADDER = SuccessiveHalving(
-    rungs=rungs(1, 2, EPOCHS), minimize=True, num_trials=0, reduction=2, epochs=EPOCHS
-)
+LADDER = SuccessiveHalving(rungs=rungs(1, 2, EPOCHS), minimize=True, num_trials=0, reduction=2)
 """Rungs at 1, 2, 4 and 8 of ten epochs."""
 
 
 class Serial:
-    """A sweep of one trial at a time, that knows nothing but what is in its ledger."""
+    """A sweep of one trial at a time, that knows nothing but what is in its ledger.
 
-    def __init__(self, curves: list[list[float]]) -> None:
-        self.curves = curves
+    Args:
+        curves: The metric after each epoch, of each trial.
+        end: The epoch after which each training ends; below the budget: by itself.
+    """
+
+    def __init__(self, curves: list[list[float]], end: int = EPOCHS) -> None:
+        self.curves, self.end = curves, end
         self.ladder = replace(LADDER, num_trials=len(curves))
         self.reports: dict[int, dict[int, float]] = {}
         self.complete: set[int] = set()
@@ -114,7 +116,8 @@ class Serial:
         """Run until nothing is left, or until so many epochs were trained; True at the end."""
         while (number := self._next()) is not None:
             reports = self.reports.setdefault(number, {})
-            until = self.ladder.pause_at_epoch(max(reports, default=0)) or EPOCHS
+            rung = self.ladder.pause_at_epoch(max(reports, default=0)) or EPOCHS
+            until = min(rung, self.end)
             while max(reports, default=0) < until:
                 if dies_after == 0:
                     return False
@@ -122,19 +125,20 @@ class Serial:
                 reports[epoch] = self.curves[number][epoch - 1]
                 dies_after -= 1
             self.handed_out.append((number, until))
-            if until == EPOCHS:
+            if until == self.end:
                 self.complete.add(number)
         return True
 
     def _next(self) -> int | None:
         begun = [n for n in self.unfinished if not self.ladder.pauses_at(self.reports[n])]
         # A trial that was trained to its end, and died before that was told, has ended.
-        for number in [n for n in begun if max(self.reports[n], default=0) == EPOCHS]:
+        for number in [n for n in begun if max(self.reports[n], default=0) == self.end]:
             self.complete.add(number)
             begun.remove(number)
         if begun:
             return begun[0]
-        if (number := self.ladder.next_promotion(self.reports, self.unfinished)) is not None:
+        number = self.ladder.next_promotion(self.reports, self.unfinished, complete=self.complete)
+        if number is not None:
             return number
         return len(self.reports) if len(self.reports) < len(self.curves) else None
 
@@ -156,7 +160,7 @@ def test_each_rung_promotes_as_many_as_it_has_places(seed: int, count: int) -> N
         assert len(there) == places
         places = max(len(there) // 2, 1)
         assert sum(above in sweep.reports[n] for n in there) == places
-    behind = sweep.ladder.never_promoted(sweep.reports, sweep.unfinished)
+    behind = sweep.ladder.never_promoted(sweep.reports, sweep.unfinished, complete=sweep.complete)
     assert behind == sweep.unfinished
 
 
@@ -204,13 +208,15 @@ def test_best_of_few_trials_trains_to_the_end() -> None:
     assert ladder.next_promotion(failed, {1, 2}) == 2, "who had gone on came to no end"
 
 
-def test_trial_that_ended_by_patience_trained_to_its_end() -> None:
-    reports = {0: {1: 0.1, 2: 0.2, 3: 0.3}, 1: {1: 0.5}, 2: {1: 0.4}}
-    ladder = replace(LADDER, num_trials=3)
-    assert ladder.next_promotion(reports, {1, 2}) == 2
-    patient = replace(ladder, patience=Patience(2, True, EPOCHS, "epoch"))
-    assert patient.next_promotion(reports, {1, 2}) is None
-    assert patient.never_promoted(reports, {1, 2}) == {1, 2}
+@pytest.mark.parametrize("end", [3, 5, 7, 9, EPOCHS])
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_one_trial_trains_to_its_end_wherever_that_is(end: int, count: int) -> None:
+    """By patience, or because a loop of the user has its own early stopping."""
+    sweep = Serial(_curves(0, count), end)
+    sweep.run()
+    assert len(sweep.complete) == 1
+    behind = sweep.ladder.never_promoted(sweep.reports, sweep.unfinished, complete=sweep.complete)
+    assert behind == sweep.unfinished
 
 
 def test_running_trial_takes_its_place_only_once() -> None:
@@ -230,7 +236,8 @@ def test_no_trial_is_dropped_while_others_can_arrive() -> None:
     assert replace(LADDER, num_trials=4).never_promoted(reports, {0, 1, 2}) == frozenset()
     assert replace(LADDER, num_trials=3).never_promoted(reports, {0, 1, 2}) == frozenset()
     at_the_end = {**reports, 2: dict.fromkeys(range(1, EPOCHS + 1), 0.3)}
-    assert replace(LADDER, num_trials=3).never_promoted(at_the_end, {0, 1}) == {0, 1}
+    ended = replace(LADDER, num_trials=3).never_promoted(at_the_end, {0, 1}, complete={2})
+    assert ended == {0, 1}
     under_way = {**reports, 2: {1: 0.3, 2: 0.3, 3: 0.2}}
     assert replace(LADDER, num_trials=3).never_promoted(under_way, {0, 1, 2}) == frozenset()
 

@@ -116,7 +116,7 @@ def test_paused_configurations_are_ranked_over_seeds() -> None:
     """Configurations 3 and 4 wait at a rung; 0 has trained to its end with one more seed."""
     spec = _spec("early_stopping.scheduler=asha_promote", "trials=3")
     reports = {0: {1: 1.0, 2: 1.0, 4: 1.0, 9: 1.0}, 1: {1: 9.0}, 3: {1: 2.0}, 4: {1: 4.0}}
-    stopped = make_verdict_fn(spec, {1: 0})(reports, {1, 3, 4})
+    stopped = make_verdict_fn(spec, {1: 0})(reports, {1, 3, 4}, complete={0})
     assert stopped.keys() <= {3, 4}
     assert "rank 1 of 3" in stopped[3]  # 0 has the mean 5.0 at this rung
     assert "rank 2 of 3" in stopped[4]

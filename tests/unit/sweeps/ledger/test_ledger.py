@@ -19,7 +19,8 @@ from optuna.samplers import RandomSampler
 
 from sweeps.errors import LedgerBusy, LedgerError
 from sweeps.ledger.attributes import SIGNALS, PbtPerturbation, is_of_search
-from sweeps.ledger.ledger import Ledger, LedgerReport
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger_report import LedgerReport
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.reader import LedgerReader

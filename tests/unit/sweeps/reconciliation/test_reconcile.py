@@ -20,7 +20,8 @@ from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
 from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import EXEMPT, PbtPerturbation
-from sweeps.ledger.ledger import Ledger, LedgerReport
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.ledger_report import LedgerReport
 from sweeps.ledger.trials import TrialRecord
 from sweeps.operations.sync import queue_interruptions
 from sweeps.paths import TRIAL_CONFIG, SweepPaths

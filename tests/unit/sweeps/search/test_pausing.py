@@ -12,10 +12,14 @@ from ray.tune.search import Searcher
 
 from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
+from sweeps.early_stopping.schedulers import make_verdict_fn
+from sweeps.ledger.attributes import PROMOTED
+from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.paths import SweepPaths
-from sweeps.reconciliation.reconcile import UnrecordedEnd
+from sweeps.reconciliation.collect_state import read_sweep_state
+from sweeps.reconciliation.reconcile import UnrecordedEnd, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import lineage_tags
 from sweeps.search.searcher import LedgerSearcher
@@ -68,6 +72,7 @@ class Driver:
             fence=lambda: None, on_step=lambda: None,
         )  # fmt: skip
         self.turn = 0
+        self.end = 4  # after so many epochs a training ends
 
     def run_one(self) -> bool:
         """Run the next stretch of a trial; False when there is none."""
@@ -78,7 +83,7 @@ class Driver:
         number = config["number"]
         trial: Any = SimpleNamespace(config=config, last_result={})
         self.book.on_trial_start(0, [], trial)
-        last = config["pause_at_epoch"] or 4
+        last = min(config["pause_at_epoch"] or 4, self.end)
         for epoch in range(len(self.ledger.trial(number).reports) + 1, last + 1):
             value = LOSSES[number] / epoch
             trial.last_result = {
@@ -87,7 +92,7 @@ class Driver:
             }  # fmt: skip
             self.book.on_trial_result(0, [], trial, trial.last_result)
         commit(self.paths.trial(number), last, step=last)
-        trial.last_result["ending"] = "paused" if config["pause_at_epoch"] else "finished"
+        trial.last_result["ending"] = "finished" if last == self.end else "paused"
         self.searcher.on_trial_complete(f"t{self.turn}")
         self.book.on_trial_complete(0, [], trial)
         self.book.flush()
@@ -144,6 +149,83 @@ def test_paused_trial_is_interrupted_and_then_promoted(driver: Driver, spec: Swe
     assert again.seen == [("started", 1), ("paused", 1)]
     assert again.statuses() == [("KILLED", "interrupt"), ("RUNNING", "")]
     assert again.ledger.trial(1).attempts == 2
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("patience", ["", ", patience: 1"])
+def test_loop_that_ends_by_itself_has_trained_to_its_end(
+    driver: Driver, resumed: bool, patience: str
+) -> None:
+    """So the others, which wait, are not needed for a result."""
+    spec = parse_spec(SPEC.replace("reduction: 2", "reduction: 2" + patience), "s.yaml")
+    driver = Driver(driver.paths, spec, driver.recorder)
+    driver.end = 3
+    while driver.run_one():
+        if resumed:
+            driver = Driver(driver.paths, spec, driver.recorder)
+            driver.end = 3
+    trials = driver.ledger.trials()
+    assert sorted(trial.epoch for trial in trials) == [1, 1, 2, 3]
+    state = read_sweep_state(driver.paths, spec, trials, live=False, judge=make_verdict_fn(spec))
+    apply(reconcile(state), driver.paths, spec, driver.ledger, driver.recorder)
+    assert sorted(driver.states()) == ["complete", "pruned", "pruned", "pruned"]
+
+
+def _promoted_beside_a_better_one(driver: Driver, *, started: bool) -> None:
+    """Promote trial 1 of 0 and 1, and let the better trial 2 come to its rung meanwhile."""
+    for _ in range(2):
+        driver.run_one()
+    driver.searcher._concurrency = 2
+    config: Any = driver.searcher.suggest("promoted")
+    assert (config["number"], config["pause_at_epoch"]) == (1, 2)
+    if started:
+        driver.book.on_trial_start(0, [], SimpleNamespace(config=config, last_result={}))
+    driver.run_one()
+    assert driver.ledger.trial(2).reports.keys() == {1}
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_promoted_trial_goes_on_after_a_stop_before_its_next_report(
+    driver: Driver, spec: SweepSpec, started: bool, interrupted: bool
+) -> None:
+    _promoted_beside_a_better_one(driver, started=started)
+    if interrupted:
+        driver.book.interrupt_live()
+    for _ in range(2):  # and again
+        driver = Driver(driver.paths, spec, driver.recorder)
+        trials = driver.ledger.trials()
+        state = read_sweep_state(
+            driver.paths, spec, trials, live=False, judge=make_verdict_fn(spec)
+        )
+        apply(reconcile(state), driver.paths, spec, driver.ledger, driver.recorder)
+        config: Any = driver.searcher.suggest("again")
+        assert (config["number"], config["pause_at_epoch"]) == (1, 2)
+    driver = Driver(driver.paths, spec, driver.recorder)
+    while driver.run_one():
+        pass
+    epochs = [trial.epoch for trial in driver.ledger.trials()]
+    assert epochs == [1, 2, 1, 4], "of four, two are promoted: 1 was, and 3 is the best then"
+
+
+def test_promotion_without_a_note_is_decided_anew(driver: Driver, spec: SweepSpec) -> None:
+    """An earlier release made it."""
+    _promoted_beside_a_better_one(driver, started=True)
+    driver.ledger.set_attr(1, PROMOTED, None)
+    driver = Driver(driver.paths, spec, driver.recorder)
+    config: Any = driver.searcher.suggest("again")
+    assert config["number"] == 2
+
+
+def test_retried_trial_waits_for_another_promotion(driver: Driver, spec: SweepSpec) -> None:
+    """When it failed, its promotion was another trial's."""
+    _promoted_beside_a_better_one(driver, started=True)
+    driver.ledger.finish(1, "failed", reason="error: x")
+    attempt = FailedAttempt(1, "error: x", 1, None, 1, "")
+    driver.ledger.reopen(1, attempt, Reopened(False, False), steps={1: 1})
+    driver = Driver(driver.paths, spec, driver.recorder)
+    config: Any = driver.searcher.suggest("again")
+    assert config["number"] == 2
 
 
 def test_exploiting_member_is_one_run_with_changed_parameters(

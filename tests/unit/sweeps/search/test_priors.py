@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -51,6 +52,7 @@ CONDITIONAL = (
     "{uniform: [0.0, 0.99], prior: 0.9, prior_width: 0.02, when: {train.optimizer.name: sgd}}, "
     "train.clip.max_norm: {loguniform: [0.1, 10]}}"
 )
+ONLY_CONDITIONAL = CONDITIONAL.replace(", prior: sgd", "")
 MOMENTUM = "train.optimizer.momentum"
 LR, NORM = "train.optimizer.lr", "train.clip.max_norm"
 SAMPLERS = ["tpe", "gp", "random", "qmc", "cmaes", "nsgaii"]
@@ -114,7 +116,7 @@ def _is_good_at_small_rates(params: Mapping[str, Any]) -> float:
 
 
 def _is_good_at_large_rates(params: Mapping[str, Any]) -> float:
-    return 1 - float(params[LR])
+    return 1 - float(params.get(LR, 0))
 
 
 @pytest.mark.parametrize(
@@ -211,12 +213,14 @@ def test_priors_themselves_are_tried_before_others() -> None:
     assert _around(history.frozen_trials()) == [0]
 
 
+@pytest.mark.parametrize("space", [SPACE, ONLY_CONDITIONAL])
 @pytest.mark.parametrize("sampler", ["random", "qmc"])
-def test_priors_take_nothing_from_the_sampler_s_sequence(sampler: str) -> None:
+def test_priors_take_nothing_from_the_sampler_s_sequence(sampler: str, space: str) -> None:
     search = f"{{sampler: {sampler}, try_first: []}}"
-    without = _search(_spec(SPACE.replace(", prior: 3.0e-4", ""), search))
-    trials = _search(_spec(search=search), _is_good_at_large_rates)
+    without = _search(_spec(re.sub(r", prior[^,}]*", "", space), search))
+    trials = _search(_spec(space, search), _is_good_at_large_rates)
     around = _around(trials)
+    assert around
     rest = [trial.params for trial in trials if trial.number not in around]
     assert rest == [trial.params for trial in without[: len(rest)]]
     assert not {trials[number].params[NORM] for number in around} & {p[NORM] for p in rest}
@@ -243,6 +247,25 @@ def test_conditional_parameter_has_its_prior_where_it_exists() -> None:
     momenta = [one[MOMENTUM] for one in rest if MOMENTUM in one]
     assert all(0.8 < momentum < 0.99 for momentum in momenta)
     assert len(momenta) >= 3
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "qmc"])
+@pytest.mark.parametrize("seed", range(4))
+def test_trial_without_a_parameter_that_has_a_prior_tells_nothing_of_priors(
+    sampler: str, seed: int
+) -> None:
+    """Where it is bad, the priors are tried all the same; where it is good, no less."""
+    search = f"{{sampler: {sampler}, try_first: [], startup_trials: 4}}"
+    spec = _spec(ONLY_CONDITIONAL, search).model_copy(update={"seed": seed})
+
+    def is_good_at_the_prior(params: Mapping[str, Any]) -> float:
+        return abs(params[MOMENTUM] - 0.9) if MOMENTUM in params else 1.0
+
+    trials = _search(spec, is_good_at_the_prior)
+    around = [trials[number].params for number in _around(trials)]
+    assert around[0][MOMENTUM] == 0.9
+    assert all(MOMENTUM in params for params in around)
+    assert len(around) >= 4
 
 
 def test_constraints_hold_around_priors() -> None:

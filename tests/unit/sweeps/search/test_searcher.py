@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,58 +21,12 @@ from sweeps.ledger.attributes import ACCUMULATION, WOULD_STOP
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialRecord
-from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
 from sweeps.sweep_lock import SweepLock
+from tests.unit.sweeps.search.serial_driver import SPEC, Driver, loss_of
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder
-
-SPEC = """
-name: quad
-task: digits
-metric: val/loss
-mode: min
-trials: 8
-budget: {epochs: 3}
-space:
-  train.optimizer.lr: {loguniform: [1.0e-4, 1.0e-1]}
-  train.clip.max_norm: {loguniform: [0.1, 10]}
-search: {sampler: tpe, startup_trials: 3}
-"""
-
-
-def _loss(params: dict[str, Any]) -> float:
-    return (params["train.optimizer.lr"] - 0.01) ** 2 + params["train.clip.max_norm"] / 100
-
-
-class Driver:
-    """Asks and tells like a serial sweep does."""
-
-    def __init__(
-        self, path: Path, spec: SweepSpec, fence: Callable[[], None] = lambda: None
-    ) -> None:
-        self.ledger = (
-            Ledger.open(path) if path.exists() else Ledger.create(path, mode="min", sweep_id="s")
-        )
-        self.searcher = LedgerSearcher(
-            self.ledger,
-            spec,
-            SweepPaths(path.parent, "quad"),
-            fence=fence,
-            refuse=lambda *_: None,
-            concurrency=1,
-            threads=1,
-        )
-
-    def ask(self, trial_id: str) -> Any:
-        return self.searcher.suggest(trial_id)
-
-    def tell(self, trial_id: str, config: dict[str, Any]) -> None:
-        number = config["number"]
-        self.ledger.report(number, epoch=1, step=1, value=_loss(config["params"]))
-        self.ledger.finish(number, "complete")
-        self.searcher.on_trial_complete(trial_id)
 
 
 @pytest.fixture
@@ -103,28 +56,6 @@ def test_suggestions_after_resume_equal_those_of_one_driver(
     killed = _run(tmp_path / "killed.db", spec, killed_after={0, 2, 5})
     assert len(once) == 8
     assert killed == once
-
-
-def test_search_after_a_confirmation_goes_on_unchanged(tmp_path: Path, spec: SweepSpec) -> None:
-    early = EarlyStoppingConfig(scheduler="asha", exempt=0.5)
-    spec = spec.model_copy(update={"early_stopping": early})
-
-    def run(path: Path, confirmed_after: int) -> list[tuple[Any, Any]]:
-        driver, found = Driver(path, spec), []
-        while (config := driver.ask("t")) != Searcher.FINISHED:
-            found.append((config["config"], config["exempt"]))
-            driver.tell("t", config)
-            if len(found) == confirmed_after:
-                for seed in range(2):
-                    extra = driver.ledger.add_extra("confirm", 0, seed)
-                    driver.ledger.report(extra.number, epoch=1, step=1, value=0.0)
-                    driver.ledger.finish(extra.number, "complete")
-                driver = Driver(path, spec)
-        last = driver.ledger.trials()[-1]
-        assert driver.ledger.add_extra("finish", last.number).seed == last.seed
-        return found
-
-    assert run(tmp_path / "confirmed.db", 3) == run(tmp_path / "alone.db", 99)
 
 
 def test_unfinished_trial_is_resumed_first_unchanged(tmp_path: Path, spec: SweepSpec) -> None:
@@ -197,7 +128,7 @@ def test_search_goes_on_as_if_no_trial_was_finished(tmp_path: Path, sampler: str
         while len(found) < 10:
             number = len(ledger.trials())
             found.append(ledger.add(Suggester(sweep, ledger).propose(number)).params)
-            ledger.report(number, epoch=1, step=1, value=_loss(found[-1]))
+            ledger.report(number, epoch=1, step=1, value=loss_of(found[-1]))
             ledger.finish(number, "pruned" if len(found) == 2 else "complete")
             if case == "with" and len(found) in (4, 7, 8):
                 new = ledger.add_extra("finish", 1).number
@@ -241,7 +172,7 @@ def test_paused_trial_teaches_the_sampler_like_a_stopped_one(
         for number in range(6):
             params = ledger.add(Suggester(sweep, ledger).propose(number)).params
             suggested.setdefault(scheduler, []).append(params)
-            ledger.report(number, epoch=1, step=1, value=_loss(params))
+            ledger.report(number, epoch=1, step=1, value=loss_of(params))
             if number == 0:
                 ledger.finish(number, "complete")
             elif scheduler == "asha":
