@@ -215,9 +215,9 @@ def constraint_cautions(space: SearchSpace, search: SearchConfig) -> list[str]:
     if share >= _LEAST_SHARE:
         return []
     return [
-        f"search.constraints allow {100 * share:.1f} % of {_SHARE_OF:,} random points: {search.sampler} "
-        "models the whole ranges, and may then find no better values than random draws do; narrow "
-        "the ranges of the space to where the constraints hold"
+        f"search.constraints allow {100 * share:.1f} % of {_SHARE_OF:,} random points: "
+        f"{search.sampler} models the whole ranges, and may then find no better values than random "
+        "draws do; narrow the ranges of the space to where the constraints hold"
     ]
 
 

@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 _Floats = npt.NDArray[np.float64]
 _Places = npt.NDArray[np.intp]
 _MORE = 8
-"""With constraints, so many times as many candidates are drawn, and the first allowed ones kept."""
+"""With constraints, so many times more candidates are drawn; the first allowed ones are kept."""
 _COMPLETE, _PRUNED, _RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING
 
 

@@ -199,7 +199,8 @@ class Suggester:
         """
         points = [one.params for one in shown if one.params]
         points = points[:: len(points) // _LOOKED_AT + 1]
-        return lambda some: self._space.may_allow({**some, **known}, points)
+        may_allow = self._space.may_allow(points)
+        return lambda some: may_allow({**some, **known})
 
     def _is_joint(self, sampler: BaseSampler, key: str, distribution: BaseDistribution) -> bool:
         """Return whether a parameter may be suggested together with others.

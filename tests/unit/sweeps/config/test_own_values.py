@@ -87,8 +87,13 @@ def test_first_point_has_the_values_of_file_and_task(space: str, point: dict[str
         ),
     ],
     ids=[
-        "outside", "without a value", "constraint", "priors", "defaults",
-        "defaults of one optimizer", "small part",
+        "outside",
+        "without a value",
+        "constraint",
+        "priors",
+        "defaults",
+        "defaults of one optimizer",
+        "small part",
     ],
 )
 def test_why_no_trial_has_the_own_values_is_said(space: str, search: str, named: str) -> None:
