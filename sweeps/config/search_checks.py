@@ -216,7 +216,7 @@ def constraint_cautions(space: SearchSpace, search: SearchConfig) -> list[str]:
         return []
     return [
         f"search.constraints allow {100 * share:.1f} % of {_SHARE_OF:,} random points: "
-        f"{search.sampler} models the whole ranges, and may then find no better values than random "
+        f"{search.sampler} models the whole ranges, and may find no better values than random "
         "draws do; narrow the ranges of the space to where the constraints hold"
     ]
 
