@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sweeps.config.fixed_values import fixed_values
 from sweeps.config.prior_checks import prior_cautions
+from sweeps.config.search_checks import constraint_cautions
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
 from sweeps.quoting import shown
@@ -40,7 +41,8 @@ def resolve_search(spec: SweepSpec, task_defaults: Mapping[str, Any]) -> Resolve
         task_defaults: The default arguments of the task, by their names.
     """
     cautions = [] if spec.num_trials == spec.trials else [_few_points(spec)]
-    cautions += prior_cautions(spec.search_space())
+    cautions += prior_cautions(spec.search_space(), spec.search, spec.train.optimizer.name)
+    cautions += constraint_cautions(spec.search_space(), spec.search)
     if spec.search.try_first != "defaults":
         return ResolvedSearch(spec, cautions)
     searched = {k.removeprefix(_ARGUMENT) for k in spec.space if k.startswith(_ARGUMENT)}

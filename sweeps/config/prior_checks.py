@@ -5,12 +5,15 @@ They work on the whole search space. What must not live here: the form of a prio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from sweeps.config.applied_priors import applied_priors
+from sweeps.config.applied_priors import OPTIMIZER, applied_priors
+from sweeps.config.default_priors import default_prior
 from sweeps.config.priors import PRIOR
 from sweeps.config.search_space import SearchSpace
 from sweeps.config.sections import SearchConfig
+from sweeps.config.space import Choice
 from sweeps.errors import Issue
 
 _DRAWS = 1_000
@@ -46,16 +49,42 @@ def prior_faults(space: SearchSpace, search: SearchConfig, optimizer: str) -> It
             )
 
 
-def prior_cautions(space: SearchSpace) -> list[str]:
-    """Return a sentence if no allowed point has all priors.
+def prior_cautions(space: SearchSpace, search: SearchConfig, optimizer: str) -> list[str]:
+    """Return a sentence if no allowed point has all priors, with one of the optimizers.
 
     Args:
         space: The search space.
+        search: The section `search`.
+        optimizer: The name of the optimizer if it is not searched.
     """
-    known = {key: one.prior.value for key, one in space.distributions.items() if one.prior}
-    if not known or space.draw(0, known, attempts=_DRAWS) is not None:
+    own = {key: one.prior.value for key, one in space.distributions.items() if one.prior}
+    searched = space.distributions.get(OPTIMIZER)
+    names = [str(own.get(OPTIMIZER, optimizer))]
+    if search.priors == "defaults" and OPTIMIZER not in own and isinstance(searched, Choice):
+        names = list(map(str, searched.options))
+    forbidden = [name for name in names if not _may_have_all(space, search, own, name)]
+    if not forbidden:
         return []
+    where = f" with {', '.join(forbidden)}" if len(names) > 1 else ""
     return [
-        "search.constraints forbid the priors together, so no trial has them all: trials are "
-        "drawn near them only where the constraints hold; move a prior, or change the constraints"
+        f"search.constraints forbid the priors together{where}, so no trial has them all: trials "
+        "are drawn near them only where the constraints hold; move a prior, or change the "
+        "constraints"
     ]
+
+
+def _may_have_all(
+    space: SearchSpace, search: SearchConfig, own: Mapping[str, Any], optimizer: str
+) -> bool:
+    """Return whether an allowed point has all priors of an optimizer, or it has none."""
+    priors = dict(own)
+    if search.priors == "defaults":
+        for key, one in space.distributions.items():
+            default = default_prior(key, one, optimizer)
+            if key not in own and default is not None:
+                priors[key] = default.value
+    if not priors:
+        return True
+    if OPTIMIZER in space.distributions:
+        priors.setdefault(OPTIMIZER, optimizer)
+    return space.draw(0, priors, attempts=_DRAWS) is not None

@@ -8,6 +8,7 @@ live here: which keys may be searched (`cross_checks`), and the form of single v
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,9 @@ from sweeps.errors import Issue, KeyPath, dotted
 from sweeps.quoting import shown
 from trainable.config import TaskConfig, TrainConfig
 
+_SHARE_OF = 1_000
+_LEAST_SHARE = 0.05
+"""Of a smaller part of the space, samplers that model the whole space learn little."""
 Show = Callable[[KeyPath, object], str]
 
 
@@ -197,6 +201,27 @@ def _circle(
         further = [name for name, _ in distribution.when] if distribution else []
         ways += [(*way, name) for name in further if name == key or name not in way]
     return None
+
+
+def constraint_cautions(space: SearchSpace, search: SearchConfig) -> list[str]:
+    """Return a sentence if constraints allow so little that samplers hardly learn.
+
+    Args:
+        space: The search space.
+        search: The section `search`.
+    """
+    if not space.constraints or search.sampler in LEARN_NOTHING:
+        return []
+    generator = random.Random(0)
+    points = (space.point(lambda _, one: one.at(generator.random())) for _ in range(_SHARE_OF))
+    share = sum(map(space.allows, points)) / _SHARE_OF
+    if share >= _LEAST_SHARE:
+        return []
+    return [
+        f"search.constraints allow {100 * share:.1f} % of {_SHARE_OF:,} random points: "
+        f"{search.sampler} models the whole ranges, and may find no better values than random "
+        "draws do; narrow the ranges of the space to where the constraints hold"
+    ]
 
 
 def _constraint_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Issue]:

@@ -88,6 +88,46 @@ class SearchSpace:
         values = {**self.fixed, **point}
         return all(constraint.holds(values) for constraint in self.constraints)
 
+    def may_allow(
+        self, others: Sequence[Mapping[str, Any]] = ()
+    ) -> Callable[[Mapping[str, Any]], bool]:
+        """Return whether a point with some of its values may satisfy all constraints.
+
+        If values that constraints name are missing, some other point that has them must have
+        values that go with the given ones.
+
+        Args:
+            others: Points of this space; if none has the missing values, these are not asked for.
+        """
+        named = {key for one in self.constraints for key in one.keys}
+        needed = set(named)
+        for key, one in reversed(self.ordered()):
+            if key in needed:
+                needed.update(name for name, _ in one.when)
+        ordered = [(key, one) for key, one in self.ordered() if key in needed]
+
+        def pick(values: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+            found: dict[str, Any] = {}
+            is_whole = True
+            for key, one in ordered:
+                if one.exists(found):
+                    if key in values:
+                        found[key] = one.normalize(values[key])
+                    elif key in named:
+                        is_whole = False
+            return found, is_whole
+
+        def may_be(some: Mapping[str, Any]) -> bool:
+            point, is_whole = pick(some)
+            is_allowed = self.allows(point)
+            if is_whole or not is_allowed:
+                return is_allowed
+            picked = (pick({**one, **some}) for one in others)
+            allowed = [self.allows(point) for point, is_whole in picked if is_whole]
+            return any(allowed) or not allowed
+
+        return may_be
+
     def project(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the point of this space with these values; None if they are outside.
 

@@ -7,17 +7,42 @@ with which arguments it is built (`search`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import GPSampler, QMCSampler
-from optuna.trial import FrozenTrial
+from optuna.samplers import BaseSampler, GPSampler, QMCSampler
+from optuna.samplers._ga import BaseGASampler
+from optuna.trial import FrozenTrial, TrialState
 
-FIRST_GENERATION: Mapping[str, int] = {"NSGAIISampler:generation": 0}
-"""The system attribute of trials that `NSGAIISampler` takes as its first generation. It sets the
-attribute for its own suggestions, and counts no trial without it."""
+_NEAR = 256
+"""So many points near the best allowed ones are drawn, in each of these widths of a range."""
+_WIDTHS = (0.1, 0.03, 0.01)
+_KEPT = 4
+
+
+def in_generations(trials: Sequence[FrozenTrial], sampler: BaseSampler) -> list[FrozenTrial]:
+    """Return trials, of which each complete one has a generation if the sampler counts them.
+
+    NSGA-II sets an attribute for its own suggestions, and sees no trial without it. Others, such
+    as those of another sampler, become members of the first generation.
+    """
+    if not isinstance(sampler, BaseGASampler):
+        return list(trials)
+    key = sampler._get_generation_key()
+
+    def shown(trial: FrozenTrial) -> FrozenTrial:
+        if trial.state != TrialState.COMPLETE or key in trial.system_attrs:
+            return trial
+        trial = copy.copy(trial)
+        trial.system_attrs = {**trial.system_attrs, key: 0}
+        return trial
+
+    return [shown(trial) for trial in trials]
 
 
 def set_trial_attribute(study: optuna.Study, trial: FrozenTrial, key: str, value: Any) -> None:
@@ -48,6 +73,40 @@ def kernel_fits(sampler: GPSampler) -> list[KernelFit]:
 def set_kernel_fits(sampler: GPSampler, fits: Sequence[KernelFit]) -> None:
     """Let the next fit start from earlier ones. Optuna keeps them in the sampler object alone."""
     sampler._gprs_cache_list = cast(Any, list(fits))
+
+
+class AllowingGPSampler(GPSampler):
+    """Suggest the best of those points that may be suggested, by Optuna's acquisition function.
+
+    Optuna returns the best point of the whole space, which mostly is where no trial can be.
+    """
+
+    allows: Callable[[Mapping[str, Any]], bool] | None = None
+    """Returns whether a point with some of its values may be suggested; None: all of them."""
+
+    def _optimize_acqf(self, acqf: Any, best_params: Any) -> Any:
+        found = super()._optimize_acqf(acqf, best_params)
+        space, generator, allows = acqf.search_space, self._rng.rng, self.allows
+        if allows is None or allows(space.get_unnormalized_param(found)):
+            return found
+
+        def allowed(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            return points[[allows(space.get_unnormalized_param(point)) for point in points]]
+
+        best = allowed(space.sample_normalized_params(self._n_preliminary_samples, generator))
+        known = np.empty((0, space.dim)) if best_params is None else best_params
+        for width in _WIDTHS:
+            centers = np.concatenate((best, known))
+            if not len(centers):
+                break
+            near = centers[generator.randint(len(centers), size=_NEAR)]
+            columns = space.continuous_indices
+            near[:, columns] += width * generator.standard_normal((_NEAR, len(columns)))
+            candidates = np.concatenate((best, allowed(near.clip(0.0, 1.0))))
+            if len(candidates):
+                order = np.argsort(-acqf.eval_acqf_no_grad(candidates), kind="stable")
+                best = candidates[order[:_KEPT]]
+        return best[0] if len(best) else found
 
 
 class IndexedQMCSampler(QMCSampler):

@@ -9,7 +9,7 @@ which trials TPE receives (`search`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +32,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 _Floats = npt.NDArray[np.float64]
 _Places = npt.NDArray[np.intp]
+_MORE = 8
+"""With constraints, so many times more candidates are drawn; the first allowed ones are kept."""
 _COMPLETE, _PRUNED, _RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING
 
 
@@ -116,30 +118,63 @@ class TrialTable:
 class ArrayTPESampler(TPESampler):
     """Suggest what Optuna's TPE suggests for the trials of `learn_from`, which is called first."""
 
+    allows: Callable[[Mapping[str, Any]], bool] | None = None
+    """Returns whether a point with some of its values may be suggested. Known points are all
+    allowed ones, so that what is forbidden looks untried, and its candidates would be the best."""
     _table: TrialTable
     _split: tuple[_Places, _Places] | None = None
+    _drawn: dict[str, Any]
+    """The values so far: groups of parameters are drawn one after the other."""
 
     def learn_from(
         self, trials: Sequence[FrozenTrial], study: Study, table: TrialTable
     ) -> list[FrozenTrial]:
         """Take all trials of a study, and return those that the study itself must have."""
-        self._table, self._split = table, None
+        self._table, self._split, self._drawn = table, None, {}
         table.read(trials, self, study)
         return table.examples(self._n_startup_trials)
 
     def _sample(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        del trial  # it is not in the table
         if self._split is None:  # the same for each parameter of a trial
             self._split = self._below_and_above(study.directions)
         # Optuna passes the trials on to `_get_internal_repr`, as they are.
         imitated, avoided = cast(Any, self._split)
         below = self._build_parzen_estimator(study, search_space, imitated, handle_below=True)
         above = self._build_parzen_estimator(study, search_space, avoided, handle_below=False)
-        samples = below.sample(self._rng.rng, self._n_ei_candidates)
+        samples = self._candidates(below, search_space, {**self._drawn, **trial.params})
         best = self._compare(samples, self._compute_acquisition_func(samples, below, above))
-        return {key: one.to_external_repr(best[key]) for key, one in search_space.items()}
+        drawn = {key: one.to_external_repr(best[key]) for key, one in search_space.items()}
+        self._drawn.update(drawn)
+        return drawn
+
+    def _candidates(
+        self,
+        below: _ParzenEstimator,
+        space: Mapping[str, BaseDistribution],
+        point: Mapping[str, Any],
+    ) -> dict[str, _Floats]:
+        """Return candidates from the density of good trials, allowed ones if there are any.
+
+        Args:
+            below: The density.
+            space: The parameters that are drawn.
+            point: The values that the trial has already.
+        """
+        count, generator = self._n_ei_candidates, self._rng.rng
+        if self.allows is None:
+            return below.sample(generator, count)
+        samples = below.sample(generator, count * _MORE)
+        kept: list[int] = []
+        for index in range(count * _MORE):
+            values = {key: one.to_external_repr(samples[key][index]) for key, one in space.items()}
+            if self.allows({**point, **values}):
+                kept.append(index)
+                if len(kept) == count:
+                    break
+        chosen = kept or list(range(count))
+        return {key: column[chosen] for key, column in samples.items()}
 
     def _below_and_above(self, directions: Sequence[StudyDirection]) -> tuple[_Places, _Places]:
         """Return the places of the trials that TPE imitates, and of those that it avoids."""

@@ -326,7 +326,11 @@ class _Evidence:
         what = "failed" if failed == len(region.trials) else self.regions[1]
         if 0 < failed < len(region.trials):
             what = f"{what} or failed"
-        return Finding("region", f"All {len(region.trials)} trials with {where} {what}.")
+        said = f"All {len(region.trials)} trials with {where} {what}."
+        prior = self.spec.space[region.key].prior
+        if prior is not None and region.contains(prior.value):
+            said = f"{said} Its prior {format_value(prior.value)} lies there."
+        return Finding("region", said)
 
     def _bound(self, bound: NearBound) -> Finding:
         end = "lower" if bound.side == "below" else "upper"

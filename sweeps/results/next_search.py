@@ -59,7 +59,7 @@ def next_overrides(
     for key, fields in _changes(spec.space, regions, bounds):
         if not fields:
             continue
-        tried = {**changed, key: replace(changed[key], **fields)}
+        tried = {**changed, key: _changed(changed[key], fields)}
         if _is_accepted(view, (*more, *_written(view, tried))):
             changed = tried
     return (*more, *_written(view, changed))
@@ -80,6 +80,13 @@ def _is_accepted(view: SweepStatus, overrides: Sequence[str]) -> bool:
     except (SearchChanged, SpecError, UserError):
         return False
     return True
+
+
+def _changed(distribution: Distribution, fields: Mapping[str, Any]) -> Distribution:
+    """Return a distribution with other fields, without a prior that is outside then."""
+    found = replace(distribution, **fields)
+    lost = found.prior is not None and not found.contains(found.prior.value)
+    return replace(found, prior=None) if lost else found
 
 
 def _changes(

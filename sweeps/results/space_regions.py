@@ -51,6 +51,12 @@ class BadRegion(NamedTuple):
     trials: frozenset[int]
     """The numbers of the trials in the region."""
 
+    def contains(self, value: Any) -> bool:
+        """Return whether a value of the parameter lies in the region."""
+        if self.side == "equal":
+            return repr(value) == repr(self.value)
+        return bool(value < self.value if self.side == "below" else value > self.value)
+
 
 class NearBound(NamedTuple):
     """A parameter of which the best trials are near one end of the searched range."""

@@ -23,7 +23,6 @@ from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
 from sweeps.ledger.attributes import REPORT
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
-from sweeps.optuna_compat.samplers import FIRST_GENERATION
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.samplers import SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
@@ -63,7 +62,7 @@ def dry_run(spec: SweepSpec, warm: WarmStart | None = None) -> None:
             warnings.simplefilter("ignore")  # of a sampler that is only tried
             for number in range(min(max(search.startup_trials, 1) + _LEARNT, spec.num_trials)):
                 if is_named and 0 < number < search.startup_trials:
-                    history.end(space.draw(number) or {}, distributions, FIRST_GENERATION)
+                    history.end(space.draw(number) or {}, distributions, {})
                 else:
                     suggestion = suggester.propose(number)
                     history.end(

@@ -11,10 +11,10 @@ from typing import Any
 
 from optuna import Study
 from optuna.distributions import BaseDistribution
-from optuna.samplers import GPSampler
 from optuna.trial import FrozenTrial
 
 from sweeps.optuna_compat.samplers import (
+    AllowingGPSampler,
     KernelFit,
     kernel_fits,
     set_kernel_fits,
@@ -28,7 +28,7 @@ A kernel is a list: the inverse squared length scales, the kernel scale and the 
 """
 
 
-class NotingGPSampler(GPSampler):
+class NotingGPSampler(AllowingGPSampler):
     """Start each fit from the kernels stored in the newest trial, and store its own in the trial.
 
     The suggestions then depend on the trials alone, however often the sampler is built.

@@ -8,8 +8,8 @@ trials of the ledger after three steps:
 2. `as_points` makes them points of the current space, with paused trials as ended ones, and puts
    the trials of earlier sweeps before them.
 3. `for_sampler` does what a kind of sampler needs. It takes values at one rung where lengths
-   differ (`multi_fidelity`), and shows failures because of parameters as the worst
-   (`failed_trials`).
+   differ (`multi_fidelity`), shows failures because of parameters as the worst
+   (`failed_trials`), and gives each trial a generation where a sampler counts them.
 
 The spec and the ledger decide everything. What must not live here: what is suggested (`suggest`).
 """
@@ -36,7 +36,7 @@ from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.ranking import is_finite
 from sweeps.ledger.rung_values import is_cut_off, values_by
 from sweeps.ledger.warm_start import WarmStart
-from sweeps.optuna_compat.samplers import FIRST_GENERATION
+from sweeps.optuna_compat.samplers import in_generations
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.failed_trials import failures_as_worst
 from sweeps.search.multi_fidelity import OfEachTrial, OneRung, enough_at_a_rung
@@ -170,12 +170,13 @@ class ShownTrials:
             sampler: The sampler.
             shown: The trials that `as_points` has returned.
         """
-        return failures_as_worst(
+        received = failures_as_worst(
             self._as_they_compare(sampler, shown),
             sampler,
             startup=self._spec.search.startup_trials,
             directions=self._ledger.directions,
         )
+        return in_generations(received, sampler)
 
     def _as_they_compare(
         self, sampler: BaseSampler, shown: list[FrozenTrial]
@@ -268,8 +269,6 @@ class ShownTrials:
                 distributions={key: self.distributions[key] for key in params},
                 intermediate_values=dict(prior.reports) or {prior.epoch: prior.value},
                 user_attrs={CUT_OFF: True} if prior.cut_off else {},
-                # NSGA-II: they belong to the first generation, the parents of the next one.
-                system_attrs={**FIRST_GENERATION},
             )
             trial.number = number
             set_trial_id(trial, -1 - number)  # the ids of the ledger start at 1

@@ -14,7 +14,7 @@ between two drivers, and a driver may die at any time. What must not live here: 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -28,6 +28,7 @@ from sweeps.config.space import Distribution
 from sweeps.config.spec import SweepSpec
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.suggestion import Suggestion
+from sweeps.optuna_compat.samplers import AllowingGPSampler
 from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable
 from sweeps.search.fallback import is_known, tells_nothing
 from sweeps.search.prior_trials import PriorTrials, PriorValues
@@ -39,6 +40,7 @@ from trainable.seeding import derive_seed
 _DRAFT = 0  # the id of the only trial that a scratch study creates
 _ATTEMPTS = 8  # drafts of the sampler before another point is taken
 _AROUND_PRIORS = 4  # of them, drafts around priors
+_LOOKED_AT = 16  # points of trials of which the missing values of a point are taken
 _REPEATS = 3  # drafts of points that were tried, in a space with a finite number of them
 
 
@@ -105,8 +107,10 @@ class Suggester:
             if repeats == most_repeats or attempt == _ATTEMPTS - 1:
                 params = self._another(number, params, known, is_allowed)
                 if not is_allowed:  # otherwise the point lies near the draft
-                    attrs, prior = {}, None
+                    prior = None
                 break
+        # What the sampler has stored stays with a point in place of its own: CMA-ES and NSGA-II
+        # learn from no trial without it.
         return Suggestion(
             params,
             {key: self._distributions[key] for key in params},
@@ -162,6 +166,8 @@ class Suggester:
         )
         if isinstance(sampler, ArrayTPESampler):
             scratch.shown_trials = sampler.learn_from(received, study, self._table)
+        if self._space.constraints and isinstance(sampler, ArrayTPESampler | AllowingGPSampler):
+            sampler.allows = self._may_suggest(known, shown)
         study.ask()  # calls the hook of the sampler for a new trial
         relative = sampler.infer_relative_search_space(study, scratch.draft)
         relative = {k: one for k, one in relative.items() if self._is_joint(sampler, k, one)}
@@ -188,6 +194,18 @@ class Suggester:
         if may_fall_back and suggested and is_known(point, shown, self._space):
             point = self._sample_random(number, known)
         return point, attributes
+
+    def _may_suggest(
+        self, known: Mapping[str, Any], shown: Sequence[FrozenTrial]
+    ) -> Callable[[Mapping[str, Any]], bool]:
+        """Return whether the constraints may allow a point with some of its values.
+
+        If values are missing, those of some earlier trials are looked at.
+        """
+        points = [one.params for one in shown if one.params]
+        points = points[:: len(points) // _LOOKED_AT + 1]
+        may_allow = self._space.may_allow(points)
+        return lambda some: may_allow({**some, **known})
 
     def _is_joint(self, sampler: BaseSampler, key: str, distribution: BaseDistribution) -> bool:
         """Return whether a parameter may be suggested together with others.

@@ -309,9 +309,32 @@ def test_indexed_qmc_sampler() -> None:
 
 
 def test_first_generation() -> None:
-    ((key, generation),) = samplers.FIRST_GENERATION.items()
-    sampler = optuna.samplers.NSGAIISampler(seed=0, population_size=2)
-    study = optuna.create_study(sampler=sampler)
-    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=3)
-    found = [trial.system_attrs[key] for trial in study.get_trials()]
-    assert found == [generation, generation, generation + 1]
+    """Trials without a generation become members of the first one, the parents of the next."""
+    space: dict[str, BaseDistribution] = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    given = [create_trial(value=x, params={"x": x}, distributions=space) for x in (0.25, 0.5)]
+    for kind in (optuna.samplers.NSGAIISampler, optuna.samplers.NSGAIIISampler):
+        sampler = kind(seed=0, population_size=2)
+        study = optuna.create_study(sampler=sampler)
+        study.add_trials(samplers.in_generations(given, sampler))
+        study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+        (key,) = study.get_trials()[0].system_attrs
+        assert [trial.system_attrs[key] for trial in study.get_trials()] == [0, 0, 1]
+    assert samplers.in_generations(given, optuna.samplers.RandomSampler()) == given
+
+
+def test_gp_sampler_suggests_the_best_allowed_point() -> None:
+    space: dict[str, BaseDistribution] = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    points = [0.05, 0.1, 0.15]
+    suggested = []
+    for allows in (None, lambda point: point["x"] <= 0.2, lambda _: False):
+        sampler = samplers.AllowingGPSampler(seed=0, n_startup_trials=1)
+        sampler.allows = allows
+        study = optuna.create_study(sampler=sampler)
+        study.add_trials(
+            [create_trial(value=-x, params={"x": x}, distributions=space) for x in points]
+        )
+        suggested.append(study.ask(space).params["x"])
+    anywhere, allowed, nowhere = suggested
+    assert anywhere > 0.2 == pytest.approx(allowed, abs=0.01)
+    assert allowed <= 0.2
+    assert nowhere == anywhere

@@ -61,16 +61,40 @@ def test_first_point_has_the_values_of_file_and_task(space: str, point: dict[str
         ("{task.unheard: {int: [1, 40]}}", "{}", "task.unheard"),
         (
             f"{{{RATE}, train.clip.max_norm: {{uniform: [0.001, 4]}}}}",
-            "{constraints: [train.clip.max_norm < train.optimizer.lr]}",
+            "{sampler: random, constraints: [train.clip.max_norm < train.optimizer.lr]}",
             "search.constraints",
         ),
         (
             "{train.optimizer.lr: {uniform: [0.1, 0.2], prior: 0.11}}",
             "{try_first: [], constraints: [train.optimizer.lr > 0.15]}",
-            "forbid the priors",
+            "forbid the priors together, so",
+        ),
+        (
+            "{train.optimizer.lr: {loguniform: [1.0e-5, 1.0]}}",
+            "{try_first: [], priors: defaults, constraints: [train.optimizer.lr >= 0.3]}",
+            "forbid the priors together, so",
+        ),
+        (
+            "{train.optimizer.name: {choice: [sgd, adamw]}, "
+            "train.optimizer.lr: {loguniform: [1.0e-4, 0.1]}}",
+            "{try_first: [], priors: defaults, constraints: [train.optimizer.lr >= 0.005]}",
+            "forbid the priors together with adamw, so",
+        ),
+        (
+            "{task.x: {uniform: [0, 1]}, task.y: {uniform: [0, 1]}}",
+            "{try_first: [], constraints: [task.x + task.y <= 0.2]}",
+            "search.constraints allow 2.",
         ),
     ],
-    ids=["outside", "without a value", "constraint", "priors"],
+    ids=[
+        "outside",
+        "without a value",
+        "constraint",
+        "priors",
+        "defaults",
+        "defaults of one optimizer",
+        "small part",
+    ],
 )
 def test_why_no_trial_has_the_own_values_is_said(space: str, search: str, named: str) -> None:
     resolved, cautions = resolve_search(_spec(space, search), {})

@@ -44,10 +44,16 @@ def _loss(point: dict[str, float], best: float = 0.03) -> float:
 
 
 def stopped_sweep(
-    root: Path, *, count: int = 24, low: float = 5e-3, best: float = 0.03, more: str = ""
+    root: Path,
+    *,
+    count: int = 24,
+    low: float = 5e-3,
+    best: float = 0.03,
+    space: str = SPACE,
+    more: str = "",
 ) -> MadeSweep:
     """A sweep of ten epochs that stopped each trial below a learning rate at epoch 1."""
-    sweep = MadeSweep(root, space=SPACE, more=f"{ASHA}\n{more}")
+    sweep = MadeSweep(root, space=space, more=f"{ASHA}\n{more}")
     for point in _points(count):
         loss = _loss(point, best)
         if point[LR] < low:
@@ -271,6 +277,17 @@ def test_printed_command_is_accepted_by_a_resume(
     assert resumed[0].trials == 48
     assert str(resumed[0].space[LR]) == "{loguniform: [0.015, 1.0]}"
     assert sweep.paths.spec.read_text() == text
+
+
+@pytest.mark.parametrize(("prior", "is_kept"), [(0.03, True), (1.0e-3, False)])
+def test_bad_region_with_the_prior_is_cut_off_and_the_prior_with_it(
+    tmp_path: Path, prior: float, is_kept: bool
+) -> None:
+    space = SPACE.replace("1.0e-1]", f"1.0e-1], prior: {prior}", 1)
+    found = find(stopped_sweep(tmp_path, low=1.5e-2, best=0.1, space=space).view)
+    assert (f"Its prior {prior:g} lies there." in _said(found)["region"]) is not is_kept
+    kept = f", prior: {prior}" if is_kept else ""
+    assert f"space.{LR}={{loguniform: [0.015, 1.0]{kept}}}" in found.overrides
 
 
 def test_change_that_a_resume_would_refuse_is_left_out(tmp_path: Path) -> None:

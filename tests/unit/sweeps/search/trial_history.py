@@ -38,15 +38,16 @@ class MadeHistory:
         """Return all trials."""
         return self._trials
 
-    def end(self, suggestion: Suggestion, ended: float | str) -> None:
-        """Add a trial that is complete with a loss, or failed for a reason."""
+    def end(self, suggestion: Suggestion, ended: float | list[float] | str) -> None:
+        """Add a trial that is complete with a loss or values, or failed for a reason."""
         failed = isinstance(ended, str)
+        values = [] if failed else ended if isinstance(ended, list) else [ended]
         trial = create_trial(
             state=TrialState.FAIL if failed else TrialState.COMPLETE,
-            value=None if failed else ended,
+            values=values or None,
             params=dict(suggestion.params),
             distributions={key: self._space[key] for key in suggestion.params},
-            intermediate_values={} if failed else {1: ended},
+            intermediate_values={1: values[0]} if len(values) == 1 else {},
             user_attrs={"reason": ended} if failed else {},
             system_attrs=dict(suggestion.system_attrs),
         )
