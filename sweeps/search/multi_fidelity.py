@@ -23,7 +23,7 @@ from sweeps.search.trial_evidence import CUT_OFF, as_failed, telling_nothing, va
 
 _T = TypeVar("_T")
 # Python 3.11 takes long to look up a member of an enumeration for each of many trials.
-_COMPLETE, _PRUNED = TrialState.COMPLETE, TrialState.PRUNED
+_COMPLETE, _PRUNED, _FAIL = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
 
 
 def enough_at_a_rung(parameters: int) -> int:
@@ -116,14 +116,16 @@ class OneRung:
 
     def _last_rung_with_values(self, trial: FrozenTrial) -> int:
         """Return the highest rung that a trial has reached with finite values; 0 without one."""
-        for rung in reversed(self._rungs):
+        for rung in reversed(self._rungs) if trial.state != _FAIL else ():
             values = self._values_at(trial, rung)
             if values is not None and is_finite(values):
                 return rung
         return 0
 
     def _at(self, rung: int, trial: FrozenTrial) -> FrozenTrial:
-        """Return a trial as it was at a rung; unchanged if it was stopped before."""
+        """Return a trial as it was at a rung; unchanged if it was stopped before, or failed."""
+        if trial.state == _FAIL:
+            return trial
         values = self._values_at(trial, rung)
         if values is None:
             is_cut_off = trial.state == _COMPLETE or CUT_OFF in trial.user_attrs

@@ -6,7 +6,7 @@
 | A stopping rule ended it, or keeps it waiting | Its values at the rungs that it has reached; above, that others were better |
 | A request ended it, or a budget shorter than this sweep's (`CUT_OFF`) | Its values at the rungs that it has reached |
 | It failed, perhaps because of its parameters | That no other trial is worse |
-| It failed for another reason | Nothing |
+| It failed for another reason | Nothing to samplers; to the priors, its values at the rungs that it has reached |
 
 A value at a rung that is not finite tells what a failure because of parameters tells. With several
 seeds, a configuration has the mean or the median of its seeds' values at the rung: of those that
@@ -58,7 +58,7 @@ def reports_of(trial: FrozenTrial) -> Mapping[int, Value]:
 def values_at(
     trial: FrozenTrial, rung: int, *, minimize: bool, select: Select
 ) -> tuple[float, ...] | None:
-    """Return the values of a trial by a rung; None if it has not reached it, or tells nothing.
+    """Return the values of a trial by a rung; None if it has not reached it.
 
     They are `NOT_FINITE` if none is finite, or if it failed because of its parameters.
 
@@ -68,8 +68,8 @@ def values_at(
         minimize: Whether less of the first metric is better.
         select: As in `value_of`.
     """
-    if trial.state == _FAIL:
-        return NOT_FINITE if failed_by_parameters(trial) else None
+    if failed_by_parameters(trial):
+        return NOT_FINITE
     if (seeds := trial.user_attrs.get(SEEDS)) is not None:
         found = [values_at(one, rung, minimize=minimize, select=select) for one in seeds.trials]
         known = [values for values in found if values is not None]
