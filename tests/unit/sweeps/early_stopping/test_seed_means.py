@@ -68,6 +68,9 @@ def test_brackets_count_configurations() -> None:
     for number in range(1, 7):
         _report(with_seeds, number, 9, 1.0, repeats=0)
     numbers = [0, *range(7, 20)]
+    for place, number in enumerate(numbers):
+        config = {"number": number, "place": place}
+        with_seeds.on_trial_add(None, SimpleNamespace(config=config))
     curves = [[(epoch, 5.0 + position) for epoch in range(1, 4)] for position in range(14)]
     expected, found = (
         [

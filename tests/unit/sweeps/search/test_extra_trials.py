@@ -41,7 +41,7 @@ def _train_and_stop(driver: Driver, spec: SweepSpec) -> tuple[Any, ...] | None:
     return config["config"], config["exempt"], epoch, scheduler.would_stop.get(config["number"])
 
 
-@pytest.mark.parametrize("roles", [["finish"], ["confirm", "confirm"], ["finish", "confirm"]])
+@pytest.mark.parametrize("roles", [["finish"], ["confirm", "confirm"], ["finish", "repeat"]])
 @pytest.mark.parametrize("rule", ["asha", "hyperband"])
 def test_search_goes_on_unchanged_after_extra_trials(
     tmp_path: Path, spec: SweepSpec, roles: list[Any], rule: Any
@@ -55,7 +55,7 @@ def test_search_goes_on_unchanged_after_extra_trials(
             found.append(one)
             if len(found) == extra_after:
                 for index, role in enumerate(roles):
-                    seed = index if role == "confirm" else None
+                    seed = None if role == "finish" else index
                     extra = driver.ledger.add_extra(role, 0, seed)
                     driver.ledger.report(extra.number, epoch=1, step=1, value=0.0)
                     driver.ledger.finish(extra.number, "complete")
