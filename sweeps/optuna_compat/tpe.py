@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 _Floats = npt.NDArray[np.float64]
 _Places = npt.NDArray[np.intp]
 _MORE = 8
-"""With constraints, so many times more candidates are drawn; the first allowed ones are kept."""
+"""With constraints, candidates are drawn at most so many times, until enough are allowed."""
 _COMPLETE, _PRUNED, _RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING
 
 
@@ -165,16 +165,23 @@ class ArrayTPESampler(TPESampler):
         count, generator = self._n_ei_candidates, self._rng.rng
         if self.allows is None:
             return below.sample(generator, count)
-        samples = below.sample(generator, count * _MORE)
-        kept: list[int] = []
-        for index in range(count * _MORE):
-            values = {key: one.to_external_repr(samples[key][index]) for key, one in space.items()}
-            if self.allows({**point, **values}):
-                kept.append(index)
-                if len(kept) == count:
-                    break
-        chosen = kept or list(range(count))
-        return {key: column[chosen] for key, column in samples.items()}
+        found: dict[str, list[_Floats]] = {key: [] for key in space}
+        num_allowed = 0
+        for _ in range(_MORE):
+            samples = below.sample(generator, count)
+            allowed = [
+                index
+                for index in range(count)
+                if self.allows({**point, **_external(samples, index, space)})
+            ]
+            for key, column in samples.items():
+                found[key].append(column[allowed])
+            num_allowed += len(allowed)
+            if num_allowed >= count:
+                break
+        if not num_allowed:
+            return samples
+        return {key: np.concatenate(columns)[:count] for key, columns in found.items()}
 
     def _below_and_above(self, directions: Sequence[StudyDirection]) -> tuple[_Places, _Places]:
         """Return the places of the trials that TPE imitates, and of those that it avoids."""
@@ -202,6 +209,13 @@ class ArrayTPESampler(TPESampler):
         mpe_above: _ParzenEstimator,
     ) -> _Floats:
         return _log_pdf(mpe_below, samples) - _log_pdf(mpe_above, samples)
+
+
+def _external(
+    samples: Mapping[str, _Floats], index: int, space: Mapping[str, BaseDistribution]
+) -> dict[str, Any]:
+    """Return one of several points in the form of a trial's parameters."""
+    return {key: one.to_external_repr(samples[key][index]) for key, one in space.items()}
 
 
 def _best(losses: _Floats, number: int) -> _Places:

@@ -308,6 +308,7 @@ def test_indexed_qmc_sampler() -> None:
     assert [point(index) for index in range(3)] == expected
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_first_generation() -> None:
     """Trials without a generation become members of the first one, the parents of the next."""
     space: dict[str, BaseDistribution] = {"x": optuna.distributions.FloatDistribution(0, 1)}
