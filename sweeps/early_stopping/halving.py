@@ -2,8 +2,8 @@
 
 No state remains between two calls: the ledger has every earlier decision, in the reports or as a
 promotion before the next one. A driver that resumes a sweep therefore decides as the earlier
-driver did. What must not live here: Ray, the
-ledger, samplers, and anything that starts or ends a trial.
+driver did. What must not live here: Ray, the ledger, samplers, and anything that starts or ends a
+trial.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from itertools import islice
 
 from sweeps.early_stopping.dominance import as_losses
-from sweeps.early_stopping.pausing_rules import PausingRule, Reports
+from sweeps.early_stopping.pausing_rules import PausingRule, Reports, Standing
 
 _LAST_RUNG = 0.8
 """The share of the budget after which no rung lies."""
@@ -92,15 +92,9 @@ class SuccessiveHalving(PausingRule):
 
     reduction: int
 
-    def next_promotion(
-        self,
-        reports: Reports,
-        unfinished: Set[int],
-        live: Set[int] = frozenset(),
-        exempt: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> int | None:
+    def next_promotion(self, now: Standing) -> int | None:
         """Return the best trial of the highest rung that may promote one; see the base class."""
+        reports, unfinished, live, exempt, complete = now
         last = {number: max(epochs, default=0) for number, epochs in reports.items()}
         at_rungs = list(self._at_rungs(reports, exempt))
         for rung, seen, num_passed in reversed(at_rungs):
@@ -119,7 +113,7 @@ class SuccessiveHalving(PausingRule):
                 minimize=True,
             ):
                 return found[0]
-        if complete - exempt or not self._all_wait(reports, unfinished, live | exempt):
+        if complete - exempt or not self._all_wait(now):
             return None
         return self._best_if_none_finishes(reports, unfinished)
 
@@ -161,28 +155,18 @@ class SuccessiveHalving(PausingRule):
                 return found[0]
         return None
 
-    def _all_wait(self, reports: Reports, unfinished: Set[int], going_on: Set[int]) -> bool:
+    def _all_wait(self, now: Standing) -> bool:
         """Return whether all trials exist, and each unfinished one waits for its promotion."""
         return (
-            len(reports) >= self.num_trials
-            and not unfinished & going_on
-            and all(self.pauses_at(reports[n]) for n in unfinished)
+            len(now.reports) >= self.num_trials
+            and not now.unfinished & (now.live | now.exempt)
+            and all(self.pauses_at(now.reports[n]) for n in now.unfinished)
         )
 
-    def never_promoted(
-        self,
-        reports: Reports,
-        unfinished: Set[int],
-        live: Set[int] = frozenset(),
-        exempt: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> frozenset[int]:
+    def never_promoted(self, now: Standing) -> frozenset[int]:
         """Return all unfinished trials if each of them waits and none may be promoted."""
-        over = (
-            self._all_wait(reports, unfinished, live | exempt)
-            and self.next_promotion(reports, unfinished, live, exempt, complete) is None
-        )
-        return frozenset(unfinished) if over else frozenset()
+        over = self._all_wait(now) and self.next_promotion(now) is None
+        return frozenset(now.unfinished) if over else frozenset()
 
 
 def bracket_graces(grace: int, reduction: int, epochs: int) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ What must not live here: a particular rule (`halving`, `pbt`), Ray, and the ledg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from sweeps.early_stopping.metric_values import Minimize, Value
 
@@ -19,29 +19,29 @@ Reports = Mapping[int, Mapping[int, Value]]
 """By trial, the metric after each reported epoch, or with several metrics all values."""
 
 
-class StopDecider(Protocol):
-    """Returns which unfinished trials stop at their last report, and why.
+class Standing(NamedTuple):
+    """What a sweep knows of its trials when it decides which go on.
 
-    An exempt trial would stop there.
+    Attributes:
+        reports: The reports of all trials, including finished ones.
+        unfinished: The trials that have not ended.
+        live: Those of them that go on from their last report: they run, were promoted, or a driver
+            has let them go on.
+        exempt: The trials that are exempt from early stopping.
+        complete: The trials that have trained to their end. It may lie before the budget: by
+            `patience`, or because a loop of the user ends by itself.
     """
 
-    def __call__(
-        self,
-        reports: Reports,
-        unfinished: Set[int],
-        exempt: Set[int] = frozenset(),
-        decided: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> Mapping[int, str]:
-        """Decide as the driver would that died.
+    reports: Reports
+    unfinished: Set[int]
+    live: Set[int] = frozenset()
+    exempt: Set[int] = frozenset()
+    complete: Set[int] = frozenset()
 
-        Args:
-            reports: The reports of all trials, including finished ones.
-            unfinished: The trials that have not ended.
-            exempt: The trials that are exempt from early stopping.
-            decided: Those on whose last report a driver has decided: they go on.
-            complete: The trials that have trained to their end, wherever it was.
-        """
+
+StopDecider = Callable[[Standing], Mapping[int, str]]
+"""Returns which unfinished trials stop at their last report, and why, as the driver would have
+decided that died. An exempt trial would stop there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,43 +70,12 @@ class PausingRule(ABC):
         return max(reports, default=0) in self.rungs
 
     @abstractmethod
-    def next_promotion(
-        self,
-        reports: Reports,
-        unfinished: Set[int],
-        live: Set[int] = frozenset(),
-        exempt: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> int | None:
-        """Return the trial that resumes next; None while all trials must wait.
-
-        Args:
-            reports: The reports of all trials, including finished ones.
-            unfinished: The trials that have not ended.
-            live: The unfinished trials that are running, or were promoted and run next.
-            exempt: The trials that never pause and train to the end.
-            complete: The trials that have trained to their end. It may lie before the budget: by
-                `patience`, or because a loop of the user ends by itself.
-        """
+    def next_promotion(self, now: Standing) -> int | None:
+        """Return the trial that resumes next; None while all trials must wait."""
 
     @abstractmethod
-    def never_promoted(
-        self,
-        reports: Reports,
-        unfinished: Set[int],
-        live: Set[int] = frozenset(),
-        exempt: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> frozenset[int]:
-        """Return the trials that can no longer be promoted, given that no trial is running.
-
-        Args:
-            reports: The reports of all trials, including finished ones.
-            unfinished: The trials that have not ended.
-            live: The unfinished trials that were promoted and run next.
-            exempt: The trials that never pause and train to the end.
-            complete: As in `next_promotion`.
-        """
+    def never_promoted(self, now: Standing) -> frozenset[int]:
+        """Return the trials that can no longer be promoted, given that no trial is running."""
 
 
 def minimize_of(spec: SweepSpec) -> Minimize:

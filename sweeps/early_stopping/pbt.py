@@ -11,14 +11,13 @@ ledger.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
 
 from sweeps.early_stopping.metric_values import Minimize
-from sweeps.early_stopping.pausing_rules import PausingRule, Reports
+from sweeps.early_stopping.pausing_rules import PausingRule, Standing
 from sweeps.early_stopping.rule import StoppingRule
 from trainable.config_base import Number
 
@@ -77,31 +76,16 @@ class Pb2(Pbt):
 class PopulationBasedTraining(PausingRule):
     """All members wait at a rung for the last of them; then all resume."""
 
-    def next_promotion(
-        self,
-        reports: Reports,
-        unfinished: Set[int],
-        live: Set[int] = frozenset(),
-        exempt: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> int | None:
-        """Return the lowest-numbered member that may resume now; see the base class."""
-        del exempt, complete  # a population has no exempt trials
-        if len(reports) < self.num_trials:
+    def next_promotion(self, now: Standing) -> int | None:
+        """Return the lowest-numbered member that may resume now; none is exempt."""
+        if len(now.reports) < self.num_trials:
             return None
-        last = {number: max(reports[number], default=0) for number in unfinished}
+        last = {number: max(now.reports[number], default=0) for number in now.unfinished}
         behind = min(last.values(), default=0)
-        waiting = [n for n in last if last[n] == behind and n not in live]
+        waiting = [n for n in last if last[n] == behind and n not in now.live]
         return min(waiting) if waiting and behind in self.rungs else None
 
-    def never_promoted(
-        self,
-        reports: Reports,
-        unfinished: Set[int],
-        live: Set[int] = frozenset(),
-        exempt: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> frozenset[int]:
+    def never_promoted(self, now: Standing) -> frozenset[int]:
         """Return no member: each one trains to the end."""
-        del reports, unfinished, live, exempt, complete
+        del now
         return frozenset()

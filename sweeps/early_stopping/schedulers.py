@@ -20,6 +20,7 @@ from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.metric_values import Value, all_values, as_value
 from sweeps.early_stopping.pausing_rules import (
     Reports,
+    Standing,
     StopDecider,
     make_pausing_rule,
     minimize_of,
@@ -218,45 +219,27 @@ def make_verdict_fn(
     """
     pausing = make_pausing_rule(spec)
 
-    def paused(
-        reports: Reports,
-        unfinished: Set[int],
-        exempt: Set[int] = frozenset(),
-        decided: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> dict[int, str]:
-        known = over_seeds(reports, origins, spec.repeats.combine) if origins else reports
-        return never_promoted(spec, known, unfinished - origins.keys(), decided, exempt, complete)
+    def paused(now: Standing) -> dict[int, str]:
+        if origins:
+            known = over_seeds(now.reports, origins, spec.repeats.combine)
+            now = now._replace(reports=known, unfinished=now.unfinished - origins.keys())
+        return never_promoted(spec, now)
 
-    def verdict(
-        reports: Reports,
-        unfinished: Set[int],
-        exempt: Set[int] = frozenset(),
-        decided: Set[int] = frozenset(),
-        complete: Set[int] = frozenset(),
-    ) -> dict[int, str]:
+    def verdict(now: Standing) -> dict[int, str]:
         # Where an exempt trial would be stopped is decided as for the others.
-        del exempt, complete
-        asked = unfinished - decided
-        return stopped_trials(make_scheduler(spec), reports, asked, origins, places)
+        asked = now.unfinished - now.live
+        return stopped_trials(make_scheduler(spec), now.reports, asked, origins, places)
 
     return verdict if pausing is None else paused
 
 
-def never_promoted(
-    spec: SweepSpec,
-    reports: Reports,
-    unfinished: Set[int],
-    live: Set[int] = frozenset(),
-    exempt: Set[int] = frozenset(),
-    complete: Set[int] = frozenset(),
-) -> dict[int, str]:
+def never_promoted(spec: SweepSpec, now: Standing) -> dict[int, str]:
     """Return the paused trials that can no longer be promoted, and why; see `PausingRule`."""
     pausing = make_pausing_rule(spec)
     if pausing is None:
         return {}
-    reasons = {}
-    for number in sorted(pausing.never_promoted(reports, unfinished, live, exempt, complete)):
+    reasons, reports = {}, now.reports
+    for number in sorted(pausing.never_promoted(now)):
         epoch = max(reports[number], default=0)
         seen = {other: one[epoch] for other, one in reports.items() if epoch in one}
         own = reports[number].get(epoch)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import mean
 
-from sweeps.early_stopping.pausing_rules import PausingRule
+from sweeps.early_stopping.pausing_rules import PausingRule, Standing
 from sweeps.early_stopping.rule import StoppingRule
 
 _NOISE = 0.02
@@ -235,7 +235,7 @@ class _Simulation:
             exempt = {number for number, trial in enumerate(self._trials) if trial.is_exempt}
             live = {number for number in self._live if number < self._num_trials}
             found = self._pausing.next_promotion(
-                reports, self._unfinished, live, exempt, self._complete
+                Standing(reports, self._unfinished, live, exempt, self._complete)
             )
             if found is not None:
                 return found

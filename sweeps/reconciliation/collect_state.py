@@ -13,7 +13,7 @@ from dataclasses import replace
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.metric_values import Value, as_value
-from sweeps.early_stopping.pausing_rules import StopDecider
+from sweeps.early_stopping.pausing_rules import Standing, StopDecider
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import SavedReport, SweepState, TrialState
@@ -139,7 +139,7 @@ def _judged(
         for trial in compared
         if trial.record.role == "search" and (trial.record.state == "complete" or trial.trained)
     }
-    stopped = judge(reports, unfinished, exempt, decided, complete)
+    stopped = judge(Standing(reports, unfinished, decided, exempt, complete))
 
     def reason(number: int) -> str | None:
         last = max(reports.get(number, ()), default=0)

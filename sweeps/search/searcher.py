@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
@@ -21,7 +21,7 @@ from sweeps.config.searched_workers import does_not_fit
 from sweeps.config.spec import SweepSpec
 from sweeps.config.trial_run import rank_timeout, with_accumulation
 from sweeps.early_stopping.exemption import is_exempt
-from sweeps.early_stopping.pausing_rules import Reports, make_pausing_rule
+from sweeps.early_stopping.pausing_rules import Reports, Standing, make_pausing_rule
 from sweeps.early_stopping.schedulers import never_promoted
 from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.errors import SpecError
@@ -40,17 +40,6 @@ _REPORT_BUFFER_SECONDS = 0.2
 """A worker batches reports that follow each other faster, because each one passes through Ray."""
 _OF_SEARCH = ("search", "repeat")
 """The roles of trials that wait while `LedgerSearcher.paused` is set."""
-
-
-class _Standing(NamedTuple):
-    """The trials of the search, as early stopping compares them."""
-
-    reports: Reports
-    unfinished: set[int]
-    promoted: set[int]
-    """The unfinished trials that have made no report since their promotion."""
-    exempt: set[int]
-    complete: set[int]
 
 
 class LedgerSearcher(Searcher):
@@ -224,10 +213,7 @@ class LedgerSearcher(Searcher):
         """Return the paused trials that can no longer be promoted, and why; called at the end."""
         if self._pauses is None or self.stopping or self.paused:
             return {}
-        now = self._standing()
-        return never_promoted(
-            self._spec, now.reports, now.unfinished, now.promoted, now.exempt, now.complete
-        )
+        return never_promoted(self._spec, self._standing())
 
     def __getstate__(self) -> dict[str, Any]:
         """Return no state: Ray pickles the Tuner into a file that is never read.
@@ -308,9 +294,8 @@ class LedgerSearcher(Searcher):
             return None
         self._flush()
         now = self._standing()
-        live = now.promoted | set(self._live.values())
         number = self._pauses.next_promotion(
-            now.reports, now.unfinished, live, now.exempt, now.complete
+            now._replace(live=now.live | set(self._live.values()))
         )
         self._may_promote = number is not None  # until another trial reaches a rung
         if number is None:
@@ -321,7 +306,8 @@ class LedgerSearcher(Searcher):
         self._fence()
         return self._ledger.promote(number)
 
-    def _standing(self) -> _Standing:
+    def _standing(self) -> Standing:
+        """Return the trials of the search as the ledger has them; live are those it promoted."""
         # Records are not used here: building thousands of them would take long.
         every = self._ledger.frozen_trials()
         trials = [one for one in every if is_of_search(one.user_attrs)]
@@ -336,7 +322,7 @@ class LedgerSearcher(Searcher):
             for trial in unfinished
             if trial.user_attrs.get(PROMOTED) == max(reports[trial.number], default=0)
         }
-        return _Standing(
+        return Standing(
             over_seeds(reports, origins, self._spec.repeats.combine) if origins else reports,
             {trial.number for trial in unfinished},
             promoted,

@@ -9,6 +9,7 @@ import pytest
 
 from sweeps.config.spec import parse_spec
 from sweeps.early_stopping.asha import Asha
+from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.early_stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn
 from sweeps.early_stopping.simulation import SimulatedSweep, simulate
 from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
@@ -54,15 +55,15 @@ def test_rungs_compare_the_mean_of_each_metric() -> None:
     """The first seed of 0 was lucky in both metrics; with its second one, 7 is better."""
     spec, mine = _two_metrics(), {1: (2.0, 0.5)}
     lucky = {0: {1: (1.0, 0.9)}, 7: mine}
-    assert make_verdict_fn(spec)(lucky, {7}, set()).keys() == {7}
-    assert make_verdict_fn(spec, {1: 0})({**lucky, 1: {1: (5.0, 0.0)}}, {7}, set()) == {}
+    assert make_verdict_fn(spec)(Standing(lucky, {7}, set())).keys() == {7}
+    assert make_verdict_fn(spec, {1: 0})(Standing({**lucky, 1: {1: (5.0, 0.0)}}, {7}, set())) == {}
 
 
 def test_reason_names_the_trial_of_a_configuration() -> None:
     """Configuration 3 is the second one, and better than 4, the third one."""
     spec, seeds = _two_metrics(), {1: 0, 2: 0}
     reports = {0: {1: (9.0, 0.1)}, 1: {1: (9.0, 0.1)}, 3: {1: (1.0, 0.9)}, 4: {1: (2.0, 0.8)}}
-    reason = make_verdict_fn(spec, seeds)(reports, {4}, set())[4]
+    reason = make_verdict_fn(spec, seeds)(Standing(reports, {4}, set()))[4]
     assert "trial 3 is at least as good" in reason
 
 

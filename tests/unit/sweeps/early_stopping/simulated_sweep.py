@@ -11,6 +11,7 @@ from ray.tune.schedulers import TrialScheduler
 from sweeps.config.sections import EarlyStoppingConfig
 from sweeps.config.spec import parse_spec
 from sweeps.early_stopping.metric_values import Value, all_values
+from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.early_stopping.schedulers import WouldStop, make_verdict_fn
 from sweeps.ledger.trials import TrialRecord
 from sweeps.search.past_reports import replayed_scheduler
@@ -92,7 +93,7 @@ class SimulatedSweep:
         known = {record.number: record.compared_reports for record in self._records()}
         unfinished = self.reports.keys() - self._ended
         decided = unfinished - (self._undecided - self.would_stop.keys())
-        verdict = make_verdict_fn(self.spec)(known, unfinished, self.exempt, decided)
+        verdict = make_verdict_fn(self.spec)(Standing(known, unfinished, decided, self.exempt))
         for number, why in verdict.items():
             if number in self.exempt:
                 self.would_stop[number] = WouldStop(len(self.reports[number]), why)

@@ -15,6 +15,7 @@ from sweeps.config.spec import parse_spec
 from sweeps.early_stopping.asha import HalvingStopper
 from sweeps.early_stopping.front_stopper import FrontStopper
 from sweeps.early_stopping.halving import SuccessiveHalving, goes_on_among_equals
+from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.early_stopping.schedulers import make_verdict_fn
 from tests.unit.sweeps.early_stopping.simulated_sweep import EPOCHS, SimulatedSweep
 
@@ -112,28 +113,31 @@ def test_promotion_ranks_by_all_metrics() -> None:
     reports: dict[int, dict[int, Any]] = {
         0: {1: (0.5, 5.0)}, 1: {1: (0.4, 9.0)}, 2: {1: (0.1, 6.0)}, 3: {1: (0.9, 1.0)},
     }  # fmt: skip
-    first = halving.next_promotion(reports, {0, 1, 2, 3})
+    first = halving.next_promotion(Standing(reports, {0, 1, 2, 3}))
     assert first in (1, 2), "those that none is better than"
-    second = halving.next_promotion(reports, {0, 1, 2, 3}, live={first})
+    second = halving.next_promotion(Standing(reports, {0, 1, 2, 3}, live={first}))
     assert {first, second} == {1, 2}
-    assert halving.next_promotion(reports, {0, 1, 2, 3}, live={1, 2}) is None
+    assert halving.next_promotion(Standing(reports, {0, 1, 2, 3}, live={1, 2})) is None
     reports[4] = {1: (math.nan, 9.0)}
-    assert halving.next_promotion({4: reports[4], 5: {1: (1.0, 1.0)}}, {4, 5}) == 5
+    assert halving.next_promotion(Standing({4: reports[4], 5: {1: (1.0, 1.0)}}, {4, 5})) == 5
 
 
 def test_exempt_trial_takes_no_place_of_a_promotion() -> None:
     halving = SuccessiveHalving(rungs=(1, 2), minimize=True, num_trials=4, reduction=2)
     bad: dict[int, dict[int, Any]] = {0: {1: 0.9, 2: 0.9}, 1: {1: 0.2}, 2: {1: 0.3}, 3: {1: 0.4}}
-    assert halving.next_promotion(bad, {0, 1, 2, 3}, {0}, frozenset({0})) == 1
+    assert halving.next_promotion(Standing(bad, {0, 1, 2, 3}, {0}, frozenset({0}))) == 1
     bad[1][2], bad[2][2] = 0.2, 0.3
-    done = halving.next_promotion(bad, {0, 1, 2, 3}, {0}, frozenset({0}))
+    done = halving.next_promotion(Standing(bad, {0, 1, 2, 3}, {0}, frozenset({0})))
     assert done == 1, "at rung 2 there are two, without the exempt one"
     good: dict[int, dict[int, Any]] = {0: {1: 0.1, 2: 0.1}, 1: {1: 0.2}, 2: {1: 0.3}, 3: {1: 0.4}}
-    assert halving.next_promotion(good, {0, 1, 2, 3}, {0}, frozenset({0})) == 1
+    assert halving.next_promotion(Standing(good, {0, 1, 2, 3}, {0}, frozenset({0}))) == 1
     good[1][2] = 0.2
-    assert halving.next_promotion(good, {0, 1, 2, 3}, {0, 1}, frozenset({0})) is None
+    assert halving.next_promotion(Standing(good, {0, 1, 2, 3}, {0, 1}, frozenset({0}))) is None
     waiting = {number: {1: 0.1 * number} for number in range(4)}
-    assert halving.never_promoted(waiting, {0, 1, 2, 3}, exempt=frozenset({0})) == frozenset()
+    assert (
+        halving.never_promoted(Standing(waiting, {0, 1, 2, 3}, exempt=frozenset({0})))
+        == frozenset()
+    )
 
 
 def test_rest_at_the_end_has_a_reason_with_all_metrics() -> None:
@@ -145,6 +149,6 @@ def test_rest_at_the_end_has_a_reason_with_all_metrics() -> None:
     reports = {
         0: dict.fromkeys(range(1, 11), (0.1, 0.9)), 1: {1: (0.4, 0.5)}, 2: {1: (0.3, 0.4)},
     }  # fmt: skip
-    found = make_verdict_fn(spec)(reports, {1, 2}, complete={0})
+    found = make_verdict_fn(spec)(Standing(reports, {1, 2}, complete={0}))
     assert found.keys() == {1, 2}
     assert found[1].startswith("asha_promote at epoch 1: val/loss 0.4, val/accuracy 0.5, never")

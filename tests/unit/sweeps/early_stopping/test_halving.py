@@ -18,6 +18,7 @@ from sweeps.early_stopping.halving import (
     promotable,
     rungs,
 )
+from sweeps.early_stopping.pausing_rules import Standing
 
 EPOCHS = 10
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, math.nan, math.inf])
@@ -137,7 +138,9 @@ class Serial:
             begun.remove(number)
         if begun:
             return begun[0]
-        number = self.ladder.next_promotion(self.reports, self.unfinished, complete=self.complete)
+        number = self.ladder.next_promotion(
+            Standing(self.reports, self.unfinished, complete=self.complete)
+        )
         if number is not None:
             return number
         return len(self.reports) if len(self.reports) < len(self.curves) else None
@@ -160,7 +163,9 @@ def test_each_rung_promotes_as_many_as_it_has_places(seed: int, count: int) -> N
         assert len(there) == places
         places = max(len(there) // 2, 1)
         assert sum(above in sweep.reports[n] for n in there) == places
-    behind = sweep.ladder.never_promoted(sweep.reports, sweep.unfinished, complete=sweep.complete)
+    behind = sweep.ladder.never_promoted(
+        Standing(sweep.reports, sweep.unfinished, complete=sweep.complete)
+    )
     assert behind == sweep.unfinished
 
 
@@ -179,8 +184,10 @@ def test_promotions_are_the_same_after_any_kill(seed: int, deaths: list[int]) ->
 def test_the_highest_rung_promotes_first() -> None:
     low = {number: {1: number / 10} for number in range(2, 6)}
     reports = {0: {1: 0.8, 2: 0.8}, 1: {1: 0.9, 2: 0.9}, **low}
-    assert LADDER.next_promotion(reports, set(reports)) == 0
-    assert LADDER.next_promotion(reports, set(low)) == 2, "there is a place on the lowest, too"
+    assert LADDER.next_promotion(Standing(reports, set(reports))) == 0
+    assert LADDER.next_promotion(Standing(reports, set(low))) == 2, (
+        "there is a place on the lowest, too"
+    )
 
 
 def test_a_promotion_comes_before_a_new_trial() -> None:
@@ -198,14 +205,14 @@ def test_a_promotion_comes_before_a_new_trial() -> None:
 def test_best_of_few_trials_trains_to_the_end() -> None:
     ladder = replace(LADDER, num_trials=3)
     reports = {0: {1: 0.9, 2: math.nan}, 1: {1: 0.5}, 2: {1: 0.4}}
-    assert ladder.next_promotion(reports, {0, 1, 2}, live={2}) is None
-    assert replace(ladder, num_trials=4).next_promotion(reports, {0, 1, 2}) is None
-    assert ladder.next_promotion(reports, {0, 1, 2}) == 2
-    assert replace(ladder, minimize=False).next_promotion(reports, {0, 1, 2}) == 1
-    assert ladder.next_promotion(reports, {0}) is None, "none that could be the best"
-    assert ladder.never_promoted(reports, {0}) == {0}
+    assert ladder.next_promotion(Standing(reports, {0, 1, 2}, live={2})) is None
+    assert replace(ladder, num_trials=4).next_promotion(Standing(reports, {0, 1, 2})) is None
+    assert ladder.next_promotion(Standing(reports, {0, 1, 2})) == 2
+    assert replace(ladder, minimize=False).next_promotion(Standing(reports, {0, 1, 2})) == 1
+    assert ladder.next_promotion(Standing(reports, {0})) is None, "none that could be the best"
+    assert ladder.never_promoted(Standing(reports, {0})) == {0}
     failed = {0: dict.fromkeys(range(1, EPOCHS), 0.1), 1: {1: 0.5}, 2: {1: 0.4}}
-    assert ladder.next_promotion(failed, {1, 2}) == 2, "who had gone on came to no end"
+    assert ladder.next_promotion(Standing(failed, {1, 2})) == 2, "who had gone on came to no end"
 
 
 @pytest.mark.parametrize("end", [3, 5, 7, 9, EPOCHS])
@@ -215,31 +222,41 @@ def test_one_trial_trains_to_its_end_wherever_that_is(end: int, count: int) -> N
     sweep = Serial(_curves(0, count), end)
     sweep.run()
     assert len(sweep.complete) == 1
-    behind = sweep.ladder.never_promoted(sweep.reports, sweep.unfinished, complete=sweep.complete)
+    behind = sweep.ladder.never_promoted(
+        Standing(sweep.reports, sweep.unfinished, complete=sweep.complete)
+    )
     assert behind == sweep.unfinished
 
 
 def test_running_trial_takes_its_place_only_once() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3}, 3: {1: 0.4}}
-    assert LADDER.next_promotion(reports, {0, 1, 2, 3}) == 0
-    assert LADDER.next_promotion(reports, {0, 1, 2, 3}, live={0}) == 1
-    assert LADDER.next_promotion(reports, {0, 1, 2, 3}, live={0, 1}) is None
+    assert LADDER.next_promotion(Standing(reports, {0, 1, 2, 3})) == 0
+    assert LADDER.next_promotion(Standing(reports, {0, 1, 2, 3}, live={0})) == 1
+    assert LADDER.next_promotion(Standing(reports, {0, 1, 2, 3}, live={0, 1})) is None
 
 
 def test_trial_that_ended_while_waiting_makes_room() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3}}
-    assert LADDER.next_promotion(reports, {1, 2}) == 1
+    assert LADDER.next_promotion(Standing(reports, {1, 2})) == 1
 
 
 def test_no_trial_is_dropped_while_others_can_arrive() -> None:
     reports = {0: {1: 0.1}, 1: {1: 0.2}, 2: {1: 0.3, 2: 0.3}}
-    assert replace(LADDER, num_trials=4).never_promoted(reports, {0, 1, 2}) == frozenset()
-    assert replace(LADDER, num_trials=3).never_promoted(reports, {0, 1, 2}) == frozenset()
+    assert (
+        replace(LADDER, num_trials=4).never_promoted(Standing(reports, {0, 1, 2})) == frozenset()
+    )
+    assert (
+        replace(LADDER, num_trials=3).never_promoted(Standing(reports, {0, 1, 2})) == frozenset()
+    )
     at_the_end = {**reports, 2: dict.fromkeys(range(1, EPOCHS + 1), 0.3)}
-    ended = replace(LADDER, num_trials=3).never_promoted(at_the_end, {0, 1}, complete={2})
+    ended = replace(LADDER, num_trials=3).never_promoted(
+        Standing(at_the_end, {0, 1}, complete={2})
+    )
     assert ended == {0, 1}
     under_way = {**reports, 2: {1: 0.3, 2: 0.3, 3: 0.2}}
-    assert replace(LADDER, num_trials=3).never_promoted(under_way, {0, 1, 2}) == frozenset()
+    assert (
+        replace(LADDER, num_trials=3).never_promoted(Standing(under_way, {0, 1, 2})) == frozenset()
+    )
 
 
 @pytest.mark.parametrize(

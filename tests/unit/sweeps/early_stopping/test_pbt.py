@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.early_stopping.pbt import PopulationBasedTraining
 
 
@@ -17,7 +18,7 @@ def test_population_waits_for_every_member_at_a_rung(
     live: dict[int, int] = {}
     unfinished: set[int] = set()
     for _ in range(200):
-        number = population.next_promotion(reports, unfinished, live.keys())
+        number = population.next_promotion(Standing(reports, unfinished, live.keys()))
         if len(live) < slots and number is not None:
             rung = max(reports[number])
             assert all(max(r, default=0) >= rung for n, r in reports.items() if n in unfinished)
@@ -43,4 +44,4 @@ def test_population_waits_for_every_member_at_a_rung(
                 if epoch == 6:
                     unfinished.remove(number)
     assert not unfinished, "all came to their end"
-    assert population.never_promoted(reports, unfinished) == frozenset()
+    assert population.never_promoted(Standing(reports, unfinished)) == frozenset()

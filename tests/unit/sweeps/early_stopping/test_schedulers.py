@@ -18,6 +18,7 @@ from sweeps.early_stopping import halving
 from sweeps.early_stopping.asha import HalvingStopper
 from sweeps.early_stopping.halving import bracket_graces, bracket_of
 from sweeps.early_stopping.median import Medians
+from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.early_stopping.schedulers import (
     StopperScheduler,
     WouldStop,
@@ -103,7 +104,7 @@ def test_promotion_says_which_rank_was_not_promoted() -> None:
     spec = SPEC.model_copy(update={"early_stopping": config, "trials": 4})
     reports = {0: {1: 0.1, 2: 0.1}, 1: {1: 0.4}, 2: {1: 0.2, 2: 0.3}, 3: {1: 0.3}}
     whole = {**reports, 0: dict.fromkeys(range(1, 11), 0.1)}
-    assert make_verdict_fn(spec)(whole, {1, 2, 3}, complete={0}) == {
+    assert make_verdict_fn(spec)(Standing(whole, {1, 2, 3}, complete={0})) == {
         1: "asha_promote at epoch 1: val/loss 0.4, never promoted, rank 4 of 4",
         2: "asha_promote at epoch 2: val/loss 0.3, never promoted, rank 2 of 2",
         3: "asha_promote at epoch 1: val/loss 0.3, never promoted, rank 3 of 4",

@@ -9,6 +9,7 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 
 from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.early_stopping.schedulers import make_scheduler, make_verdict_fn
 from sweeps.early_stopping.seed_means import over_seeds
 
@@ -104,9 +105,9 @@ def test_next_driver_decides_by_the_same_values() -> None:
     reports = {0: {1: 1.0}, 1: {1: 3.0}, 2: {1: -1.2}, 7: {1: 1.5}}
     spec, origins = _spec(), {1: 0, 2: 0}
     verdict = make_verdict_fn(spec, origins)
-    assert verdict(reports, {7}).keys() == {7}
+    assert verdict(Standing(reports, {7})).keys() == {7}
     lucky = {**reports, 2: {1: 3.0}}
-    assert verdict(lucky, {2, 7}) == {}
+    assert verdict(Standing(lucky, {2, 7})) == {}
     scheduler = make_scheduler(spec)
     scheduler.join(origins)
     for number, past in lucky.items():
@@ -119,7 +120,7 @@ def test_paused_configurations_are_ranked_over_seeds() -> None:
     """Configurations 3 and 4 wait at a rung; 0 has trained to its end with one more seed."""
     spec = _spec("early_stopping.scheduler=asha_promote", "trials=3")
     reports = {0: {1: 1.0, 2: 1.0, 4: 1.0, 9: 1.0}, 1: {1: 9.0}, 3: {1: 2.0}, 4: {1: 4.0}}
-    stopped = make_verdict_fn(spec, {1: 0})(reports, {1, 3, 4}, complete={0})
+    stopped = make_verdict_fn(spec, {1: 0})(Standing(reports, {1, 3, 4}, complete={0}))
     assert stopped.keys() <= {3, 4}
     assert "rank 1 of 3" in stopped[3]  # 0 has the mean 5.0 at this rung
     assert "rank 2 of 3" in stopped[4]
