@@ -16,6 +16,7 @@ from sweeps.config.provenance_check import Origin
 from sweeps.config.revisions import read_spec, write_spec
 from sweeps.config.spec import trial_yaml
 from sweeps.driver.session import open_ledger
+from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.policies.stop_criteria import active_stop_criterion
@@ -238,14 +239,15 @@ def test_saved_epochs_are_reported_and_no_attempt_counted(sweep: MadeSweep) -> N
 
 def test_stopping_rule_never_judges_it(sweep: MadeSweep) -> None:
     ledger = _open(sweep, 0)
-    seen: list[set[int]] = []
+    seen: list[Standing] = []
 
-    def judge(*told: Any) -> dict[int, str]:
-        seen.extend(map(set, told))
+    def judge(standing: Standing) -> dict[int, str]:
+        seen.append(standing)
         return {}
 
     read_sweep_state(sweep.paths, sweep.spec, ledger.trials(), live=False, judge=judge)
-    assert seen == [{0, 1, 2, 3}, {3}, set(), set()]
+    assert [set(standing.reports) for standing in seen] == [{0, 1, 2, 3}]
+    assert [standing.unfinished for standing in seen] == [{3}]
 
 
 def test_status_counts_it_beside_the_search(sweep: MadeSweep) -> None:

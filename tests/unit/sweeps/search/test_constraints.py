@@ -108,12 +108,12 @@ def searches(sampler: str, constraint: str, seeds: int, count: int) -> Sequence[
 
 @pytest.mark.parametrize("constraint", [HALF, FIFTH, CORNER])
 @pytest.mark.parametrize(
-    ("sampler", "most"), [("tpe", 0.0), ("nsgaii", 0.05), ("cmaes", 0.3), ("gp", 0.0)]
+    ("sampler", "seeds", "count", "most"),
+    [("tpe", 5, 40, 0.0), ("nsgaii", 5, 80, 0.05), ("cmaes", 5, 80, 0.2), ("gp", 2, 14, 0.0)],
 )
 def test_few_points_are_random_and_the_best_is_better(
-    sampler: str, most: float, constraint: str
+    sampler: str, seeds: int, count: int, most: float, constraint: str
 ) -> None:
-    seeds, count = (2, 14) if sampler == "gp" else (5, 40)
     found = searches(sampler, constraint, seeds, count)
     at_random = searches("random", constraint, seeds, count)
     assert sum(one.num_random for one in found) <= most * seeds * (count - STARTUP)
