@@ -1,20 +1,21 @@
 """Rank trials by several metrics: non-dominated fronts, then hypervolume.
 
-A trial dominates another if it is at least as good in every metric and better in one. Trials that
-no other dominates are front 0; without them, the next such trials are front 1, and so on. Within a
-front, a trial is better if it alone dominates a larger volume. What must not live here: rungs, and
-which trial stops (`front_stopper`) or is promoted (`halving`).
+For the fronts see `sweeps.fronts`. Within a front, a trial is better if it alone dominates a
+larger volume. What must not live here: rungs, and which trial stops (`front_stopper`) or is
+promoted (`halving`).
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from sweeps.early_stopping.metric_values import Minimize, Value, is_finite, losses
 
-Losses = tuple[float, ...]
-"""The value of each metric, less being better."""
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sweeps.fronts import Fronts
 
 _CELLS = 2**17
 """The cells of the grid on which volumes are measured; one call takes a few milliseconds."""
@@ -22,62 +23,12 @@ _MOST_METRICS = 16
 """With more metrics, a grid of so few cells has fewer than two levels of each."""
 
 
-def dominates(one: Losses, other: Losses) -> bool:
-    """Return whether one is at least as good in every metric and better in one."""
-    return one != other and all(map(operator.le, one, other))
+def front_volumes(fronts: Fronts, index: int) -> list[float]:
+    """Return the volume that each trial of a front alone dominates; see `own_volumes`."""
+    return own_volumes(fronts.points[fronts.front(index)], fronts.points.max(axis=0))
 
 
-class Fronts:
-    """The non-dominated fronts of trials, kept up to date while trials are added.
-
-    A new trial pushes the trials that it dominates to the next front, and these push others: Li et
-    al., "Efficient Nondomination Level Update Method for Steady-State Evolutionary Multiobjective
-    Optimization" (2017).
-    """
-
-    def __init__(self) -> None:
-        self.fronts: list[dict[int, Losses]] = []
-        """Each front, the best first: the losses by the number of the trial."""
-
-    def add(self, number: int, mine: Losses) -> int:
-        """Add a trial, and return the index of its front."""
-        found = next(
-            (
-                index
-                for index, front in enumerate(self.fronts)
-                if not any(dominates(one, mine) for one in front.values())
-            ),
-            len(self.fronts),
-        )
-        moved, index = {number: mine}, found
-        while moved:
-            if index == len(self.fronts):
-                self.fronts.append({})
-            front = self.fronts[index]
-            pushed = {
-                other: theirs
-                for other, theirs in front.items()
-                if any(dominates(one, theirs) for one in moved.values())
-            }
-            for other in pushed:
-                del front[other]
-            front |= moved
-            moved, index = pushed, index + 1
-        return found
-
-    def reference(self) -> Losses:
-        """Return the worst loss of all trials in each metric."""
-        every = [one for front in self.fronts for one in front.values()]
-        return tuple(map(max, zip(*every, strict=True)))
-
-    def volumes(self, index: int) -> dict[int, float]:
-        """Return the volume that each trial of a front alone dominates; see `own_volumes`."""
-        front = self.fronts[index]
-        found = own_volumes(list(front.values()), self.reference())
-        return dict(zip(front, found, strict=True))
-
-
-def own_volumes(front: Sequence[Losses], worst: Losses) -> list[float]:
+def own_volumes(front: npt.ArrayLike, worst: npt.ArrayLike) -> list[float]:
     """Return the volume that each point of a front dominates and no other point does.
 
     This is the hypervolume contribution of Beume, Naujoks and Emmerich, "SMS-EMOA" (2007). Each
@@ -87,15 +38,15 @@ def own_volumes(front: Sequence[Losses], worst: Losses) -> list[float]:
     two metrics, 50 in three); beyond, close values become equal.
 
     Args:
-        front: The losses of points of which none dominates another.
-        worst: The worst loss in each metric.
+        front: The losses of points of which none dominates another, of shape (points, metrics).
+        worst: The worst loss in each metric, of shape (metrics,).
     """
     import numpy as np
 
-    num_metrics = len(worst)
-    if num_metrics > _MOST_METRICS:
-        return [0.0] * len(front)
     points = np.asarray(front, dtype=float) / 2  # so that no difference overflows
+    num_metrics = points.shape[1]
+    if num_metrics > _MOST_METRICS:
+        return [0.0] * len(points)
     low = points.min(axis=0)
     span = np.asarray(worst, dtype=float) / 2 - low
     scaled = (points - low) / np.where(span > 0, span, 1.0)
@@ -128,16 +79,21 @@ def places(values: Mapping[int, Value], minimize: tuple[bool, ...]) -> dict[int,
         values: By number, the values of the metrics.
         minimize: For each metric, whether less is better.
     """
-    fronts = Fronts()
     finite = {n: losses(one, minimize) for n, one in values.items() if is_finite(one)}
-    # In this order no trial pushes an earlier one.
-    for number in sorted(finite, key=lambda n: (finite[n], n)):
-        fronts.add(number, finite[number])
+    if not finite:
+        return {}
+    from sweeps.fronts import Fronts
+
+    fronts = Fronts(len(minimize))
+    numbers = sorted(finite, key=lambda n: (finite[n], n))  # no trial pushes an earlier one
+    for number in numbers:
+        fronts.add(finite[number])
     found: dict[int, int] = {}
-    for index in range(len(fronts.fronts)):
-        before, volumes = len(found), fronts.volumes(index)
-        ranked = sorted(volumes.values(), reverse=True)
-        found |= {n: before + 1 + ranked.index(one) for n, one in volumes.items()}
+    for index in range(fronts.ranks.max() + 1):
+        before, volumes = len(found), front_volumes(fronts, index)
+        ranked = sorted(volumes, reverse=True)
+        for place, one in zip(fronts.front(index), volumes, strict=True):
+            found[numbers[place]] = before + 1 + ranked.index(one)
     return found
 
 

@@ -5,11 +5,15 @@ What must not live here: where the rungs are (`halving`), and how trials are ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from sweeps.early_stopping.dominance import Fronts, dominates
+from sweeps.early_stopping.dominance import front_volumes
 from sweeps.early_stopping.halving import goes_on_among_equals
 from sweeps.early_stopping.metric_values import Value, is_finite, losses
+
+if TYPE_CHECKING:
+    from sweeps.fronts import Fronts
 
 
 class FrontStopper:
@@ -42,8 +46,8 @@ class FrontStopper:
         self._minimize = minimize
         self.name_of: Callable[[int], int] = int
         """Returns the number by which a reason names a trial."""
-        self._seen: dict[tuple[int, int], Fronts] = {}
-        """By bracket and rung, the trials there."""
+        self._seen: dict[tuple[int, int], tuple[Fronts, list[int]]] = {}
+        """By bracket and rung, the trials there and their numbers."""
         self._last_rung: dict[int, int] = {}
         """By trial number, the highest rung at which the trial was compared."""
 
@@ -56,18 +60,19 @@ class FrontStopper:
         if not is_finite(value):
             return "not all finite numbers"
         self._last_rung[number] = rung
-        fronts = self._seen.setdefault((bracket, rung), Fronts())
+        fronts, numbers = self._at(bracket, rung)
         mine = losses(value, self._minimize)
-        index = fronts.add(number, mine)
-        num_seen = sum(map(len, fronts.fronts))
+        index = fronts.add(mine)
+        numbers.append(number)
+        num_seen, front = len(numbers), fronts.points[fronts.front(index)]
         most = max(1, -(-(num_seen - 1) // self._reduction))
-        better = sum(map(len, fronts.fronts[:index]))
-        front, volumes = fronts.fronts[index], {}
-        if better < most < better + len(front):  # within the front, the volumes decide
-            volumes = fronts.volumes(index)
-            better += sum(one > volumes[number] for one in volumes.values())
+        better = int((fronts.ranks < index).sum())
+        by_volume = better < most < better + len(front)
+        if by_volume:
+            volumes = front_volumes(fronts, index)
+            better += sum(one > volumes[-1] for one in volumes)  # the last is this trial
         equal = better < most
-        num_equal = sum(one == mine for one in front.values())  # itself included
+        num_equal = int((front == mine).all(axis=1).sum())  # itself included
         if equal and (
             num_equal == 1
             or better + num_equal <= most
@@ -77,20 +82,19 @@ class FrontStopper:
         needed = f"needed rank <= {most}, rank {better + 1} of {num_seen}"
         if equal:
             return f"{needed} (of equal trials 1 in {self._reduction} continues)"
-        if volumes:
+        if by_volume:
             count = f"of the {len(front)} trials of its non-dominated front"
             return f"{needed}: {count}, others add more hypervolume"
-        return f"{needed}: {self._why(fronts, index, mine)}"
+        return f"{needed}: {self._why(numbers[one] for one in fronts.dominating(mine))}"
 
-    def _why(self, fronts: Fronts, index: int, mine: tuple[float, ...]) -> str:
+    def _at(self, bracket: int, rung: int) -> tuple[Fronts, list[int]]:
+        from sweeps.fronts import Fronts  # NumPy is imported only where it is needed
+
+        return self._seen.setdefault((bracket, rung), (Fronts(len(self._minimize)), []))
+
+    def _why(self, numbers: Iterable[int]) -> str:
         """Return which trials dominate one."""
-        found = sorted(
-            self.name_of(number)
-            for front in fronts.fronts[:index]
-            for number, one in front.items()
-            if dominates(one, mine)
-        )
-        match found:
+        match found := sorted(map(self.name_of, numbers)):
             case [one]:
                 who = f"trial {one} is"
             case [one, other]:

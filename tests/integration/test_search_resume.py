@@ -129,7 +129,16 @@ class Driver:
             return {}  # trials pause
         stopper: Any = self.scheduler._stopper
         if isinstance(stopper.rule, FrontStopper):
-            return {at: fronts.fronts for at, fronts in stopper.rule._seen.items()}
+            return {
+                at: dict(
+                    zip(
+                        numbers,
+                        zip(fronts.ranks, fronts.points.tolist(), strict=True),
+                        strict=True,
+                    )
+                )
+                for at, (fronts, numbers) in stopper.rule._seen.items()
+            }
         return stopper.rule._losses
 
     def _train(self, trial: Any, number: int, params: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Ranks by several metrics: fronts and the volume that a trial alone dominates."""
+"""Ranks by several metrics: the volume that a trial alone dominates, and places."""
 
 from __future__ import annotations
 
@@ -10,29 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.early_stopping.dominance import Fronts, dominates, own_volumes, places
-
-POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=12)
-
-
-def _peeled(points: dict[int, tuple[float, ...]]) -> list[set[int]]:
-    """Take one front after the other away, by the definition."""
-    left, fronts = dict(points), []
-    while left:
-        fronts.append(
-            {n for n, one in left.items() if not any(dominates(o, one) for o in left.values())}
-        )
-        left = {n: one for n, one in left.items() if n not in fronts[-1]}
-    return fronts
-
-
-@given(POINTS)
-def test_fronts_are_those_of_the_definition(points: list[tuple[int, ...]]) -> None:
-    fronts, known = Fronts(), dict(enumerate(points))
-    for number, one in known.items():
-        index = fronts.add(number, one)
-        assert number in fronts.fronts[index]
-    assert [set(front) for front in fronts.fronts] == _peeled(known)
+from sweeps.early_stopping.dominance import own_volumes, places
+from sweeps.fronts import Fronts
 
 
 def _hypervolume(points: list[tuple[float, ...]], end: float) -> float:
@@ -59,8 +38,10 @@ def test_volumes_are_hypervolume_contributions(points: list[tuple[float, ...]]) 
 
 
 def _front(points: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    kept = [one for one in points if not any(dominates(other, one) for other in points)]
-    return sorted(set(kept))
+    fronts = Fronts(3)
+    for one in sorted(set(points)):
+        fronts.add(one)
+    return [tuple(one) for one in fronts.points[fronts.front(0)].tolist()]
 
 
 def test_units_of_a_metric_do_not_matter() -> None:
