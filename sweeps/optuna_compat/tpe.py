@@ -2,9 +2,10 @@
 
 Optuna goes through all trials several times for each suggestion, and with several metrics for each
 parameter. Here each trial is read once, and again only where it has changed. The ranks of trials,
-the densities and the choice of a value follow Optuna's bit by bit. Not read are constraints that
-Optuna stores in trials: a sweep checks its own before it creates a trial. What must not live here:
-which trials TPE receives (`search`).
+the densities and the choice of a value follow Optuna's bit by bit, except with three or more
+metrics: the trials that TPE imitates are then chosen from a front by `fronts.spread`. Not read are
+constraints that Optuna stores in trials: a sweep checks its own before it creates a trial. What
+must not live here: which trials TPE receives (`search`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from optuna.samplers._tpe.sampler import (
     default_gamma_multiobjective,
 )
 from optuna.study import Study, StudyDirection
-from optuna.study._multi_objective import _fast_non_domination_rank
 from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.fronts import Fronts, spread
 
 _Floats = npt.NDArray[np.float64]
 _Places = npt.NDArray[np.intp]
 _MORE = 8
 """With constraints, candidates are drawn at most so many times, until enough are allowed."""
+_MOST_METRICS = 2
+"""With more metrics, Optuna's choice of trials from a front takes seconds for hundreds of them."""
 _COMPLETE, _PRUNED, _RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING
 
 
@@ -54,6 +58,7 @@ class TrialTable:
         self._kinds: dict[frozenset[str], int] = {}
         self._trials: Sequence[FrozenTrial] = ()
         self._rows: _Floats = np.empty((0, 4 + num_metrics + len(space)))
+        self._fronts, self._in_fronts = Fronts(num_metrics), np.empty(0, dtype=np.intp)
 
     def read(self, trials: Sequence[FrozenTrial], sampler: TPESampler, study: Study) -> None:
         """Read those trials that are not the same objects as before.
@@ -104,6 +109,24 @@ class TrialTable:
         signs = [-1.0 if one == StudyDirection.MAXIMIZE else 1.0 for one in directions]
         losses: _Floats = self._rows[places, 4 : 4 + self._num_metrics] * signs
         return losses
+
+    def ranks(self, directions: Sequence[StudyDirection]) -> _Places:
+        """Return the front of each complete trial, ascending by number; 0 is the best front."""
+        complete = self.places(_COMPLETE)
+        is_known = np.isin(complete, self._in_fronts)
+        known = self._in_fronts
+        if is_known.sum() < len(known) or (
+            (self.losses(known, directions) != self._fronts.points).any()
+        ):  # rare: a value or the place of a complete trial has changed
+            self._fronts, known = Fronts(self._num_metrics), known[:0]
+            is_known[:] = False
+        new = complete[~is_known]
+        losses = self.losses(new, directions)
+        order = np.lexsort(losses.T[::-1])  # so that no new trial pushes another
+        for one in losses[order]:
+            self._fronts.add(one)
+        self._in_fronts = np.concatenate((known, new[order]))
+        return self._fronts.ranks[np.argsort(self._in_fronts)]
 
     def pruned_scores(self, places: _Places) -> _Floats:
         """Return the two numbers by which Optuna ranks pruned trials; less is better."""
@@ -189,11 +212,23 @@ class ArrayTPESampler(TPESampler):
         complete, pruned = table.places(_COMPLETE), table.places(_PRUNED)
         default = default_gamma if len(directions) == 1 else default_gamma_multiobjective
         number = (self._gamma or default)(len(complete) + len(pruned))
-        best = complete[_best(table.losses(complete, directions), min(number, len(complete)))]
+        best = complete[self._best(directions, min(number, len(complete)))]
         ranked = pruned[np.lexsort(table.pruned_scores(pruned).T[::-1])]
         below = np.sort([*best, *ranked[: number - len(best)]]).astype(int)
         known = (_COMPLETE, _PRUNED, *[_RUNNING] * self._constant_liar)
         return below, np.setdiff1d(table.places(*known), below, assume_unique=True)
+
+    def _best(self, directions: Sequence[StudyDirection], number: int) -> _Places:
+        """Return which of the complete trials are the best, in any order."""
+        losses = self._table.losses(self._table.places(_COMPLETE), directions)
+        if losses.shape[1] == 1:
+            return np.argsort(losses[:, 0], kind="stable")[:number]
+        if number in (0, len(losses)):
+            return np.arange(number)
+        ranks = self._table.ranks(directions)
+        last = np.searchsorted(np.cumsum(np.bincount(ranks)), number)
+        best, tied = np.flatnonzero(ranks < last), np.flatnonzero(ranks == last)
+        return np.concatenate((best, tied[_of_front(losses[tied], number - len(best))]))
 
     def _get_internal_repr(
         self, trials: Any, search_space: dict[str, BaseDistribution], study: Study
@@ -218,23 +253,16 @@ def _external(
     return {key: one.to_external_repr(samples[key][index]) for key, one in space.items()}
 
 
-def _best(losses: _Floats, number: int) -> _Places:
-    """Return the indices of the best complete trials, as Optuna ranks them."""
-    if losses.shape[1] == 1:
-        return np.argsort(losses[:, 0], kind="stable")[:number]
-    if number in (0, len(losses)):
-        return np.arange(number)
-    ranks = _fast_non_domination_rank(losses, n_below=number)
-    last = np.searchsorted(np.cumsum(np.bincount(ranks)), number)
-    best, tied = np.flatnonzero(ranks < last), np.flatnonzero(ranks == last)
-    values = losses[tied]
-    chosen = _solve_hssp_with_cache(
-        tuple(values.ravel()),
-        tuple(tied),
-        number - len(best),
-        tuple(_get_reference_point(values)),
+def _of_front(losses: _Floats, number: int) -> _Places:
+    """Return which trials of a front are taken if not all of them are."""
+    if losses.shape[1] > _MOST_METRICS:
+        return spread(losses, number)
+    return _solve_hssp_with_cache(
+        tuple(losses.ravel()),
+        tuple(range(len(losses))),
+        number,
+        tuple(_get_reference_point(losses)),
     )
-    return np.concatenate((best, chosen))
 
 
 def _log_pdf(estimator: _ParzenEstimator, samples: dict[str, _Floats]) -> _Floats:

@@ -5,6 +5,7 @@ The private parts of Optuna are those of `sweeps/optuna_compat/tpe.py`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from optuna._hypervolume.hssp import _solve_hssp
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -20,9 +22,11 @@ from optuna.distributions import (
 )
 from optuna.samplers import TPESampler
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
+from optuna.samplers._tpe.sampler import _get_reference_point
+from optuna.study._multi_objective import _fast_non_domination_rank
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable, _log_pdf
+from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable, _log_pdf, _of_front
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 
@@ -125,15 +129,26 @@ def test_density_of_a_point_that_rounding_put_outside_the_space() -> None:
 @pytest.mark.parametrize("arguments", [{}, {"group": True}, {"constant_liar": False}], ids=str)
 @pytest.mark.parametrize("space", [FLOATS, FLOATS | CHOICES | STEPS], ids=["floats", "all"])
 @pytest.mark.parametrize(
-    "directions", [["minimize"], ["maximize"], ["minimize", "maximize"]], ids=str
+    "directions",
+    [["minimize"], ["maximize"], ["minimize", "maximize"], ["minimize", "maximize", "minimize"]],
+    ids=str,
 )
 @pytest.mark.parametrize(
     ("values", "pruned"), [(5, 3), (10**6, 3), (5, 200)], ids=["equal", "different", "pruned"]
 )
 def test_suggestions_are_those_of_optuna(
-    directions: Any, space: Any, arguments: Any, values: int, pruned: int
+    directions: Any,
+    space: Any,
+    arguments: Any,
+    values: int,
+    pruned: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For numbers of trials around those at which Optuna's weights and choices change."""
+    """For numbers of trials around those at which Optuna's weights and choices change.
+
+    With three metrics they are, as long as trials of a front are chosen as Optuna chooses them.
+    """
+    monkeypatch.setattr("sweeps.optuna_compat.tpe._MOST_METRICS", 3)
     if arguments.get("group") and len(directions) > 1:
         arguments = {**arguments, "multivariate": True}
     table = TrialTable(space, len(directions))
@@ -150,3 +165,32 @@ def test_suggestions_are_those_of_optuna(
             study.add_trials(given)
             asked.append(study.ask(space).params)
         assert asked[0] == asked[1]
+
+
+def test_fronts_of_a_table_are_those_of_its_trials_now() -> None:
+    """However the trials change from one suggestion to the next."""
+    study = optuna.create_study(directions=["minimize", "maximize", "minimize"])
+    sampler, table = TPESampler(), TrialTable(FLOATS, 3)
+    first = made(300, FLOATS, 3, values=9, pruned=1)
+    turned = [copy.copy(one) for one in first[:60]]
+    for one in turned:
+        one.values = one.values and [-value for value in one.values]
+    for trials in (
+        *(first[:count] for count in (0, 5, 5, 200, 300)),
+        [*turned, *first[60:]],  # other values
+        first[:100],  # fewer trials
+        [one for one in first if one.state != TrialState.COMPLETE],
+        [one for one in first if one.number % 3],  # others move up
+    ):
+        table.read(trials, sampler, study)
+        losses = table.losses(table.places(TrialState.COMPLETE), study.directions)
+        expected = _fast_non_domination_rank(losses).tolist()
+        assert table.ranks(study.directions).tolist() == expected
+
+
+@pytest.mark.parametrize("metrics", [2, 3, 4])
+def test_trials_of_a_front_are_chosen_by_optuna_with_two_metrics_alone(metrics: int) -> None:
+    front = np.abs(np.random.default_rng(0).normal(size=(100, metrics)))
+    front /= np.linalg.norm(front, axis=1, keepdims=True)
+    expected = _solve_hssp(front, np.arange(100), 20, _get_reference_point(front))
+    assert (set(_of_front(front, 20)) == set(expected)) == (metrics == 2)
