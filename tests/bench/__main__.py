@@ -26,6 +26,8 @@ ROWS = {
     "plain": ("tests.bench.sweeping:against_plain", "P2: plain Optuna, whole sweeps"),
     "plane": ("tests.bench.control:plane", "P8: cost of a trial at 10,000 / at 1,000"),
     "sleepers": ("tests.bench.control:sleepers", "P8: 10,000 trials of 1 s / the ideal"),
+    "suggest": ("tests.bench.suggestions:costs", "P9: a suggestion of TPE at 10,000 trials"),
+    "fronts": ("tests.bench.suggestions:fronts", "choice among a front of trials / Optuna's"),
     "trial-memory": ("tests.bench.memory:trial_process", "a trial's process / a bare script"),
     "sweep-memory": ("tests.bench.memory:sweep_processes", "the processes of a real sweep"),
     "step": ("tests.bench.steps:steps", "P3: a step / a bare loop, MLP, CNN, transformer"),
