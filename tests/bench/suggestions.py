@@ -81,7 +81,7 @@ def fronts(repeats: int) -> list[Result]:
 
 
 class _History:
-    """What the sampler is told of a sweep without a ledger."""
+    """The trials of a sweep without a ledger, as the sampler receives them."""
 
     minimize = True
     warm_start = WarmStart()
