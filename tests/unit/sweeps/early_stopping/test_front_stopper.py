@@ -56,6 +56,15 @@ def test_reason_names_the_rank_and_who_is_better() -> None:
     assert "others add more hypervolume" in why, "it is on the front, which is full"
 
 
+def test_reason_leaves_out_trials_of_a_better_front_that_are_worse_in_a_metric() -> None:
+    stopper = FrontStopper([[1]], 3, minimize=(True, False))
+    stopper.stops(0, 1, (0.2, 10.0))
+    stopper.stops(1, 1, (0.1, 1.0))
+    why = stopper.stops(2, 1, (0.3, 4.0))
+    assert why is not None
+    assert why.endswith(": trial 0 is at least as good in every metric")
+
+
 def _curves(count: int, seed: int = 3) -> list[list[tuple[float, ...]]]:
     rng = random.Random(seed)
     ends = [(rng.random(), rng.random()) for _ in range(count)]
