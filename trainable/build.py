@@ -32,6 +32,7 @@ from trainable.loop_rank import CustomLoopRank
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import make_buffers_writable, prepare_model
+from trainable.object_state import move_modules
 from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
@@ -55,7 +56,6 @@ from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan
 from trainable.task import Data, Task, check_data
 from trainable.task_import import no_exit
-from trainable.task_state import move_modules
 from trainable.train_state import TrainState
 from trainable.warm_start import with_inheritance
 
@@ -172,10 +172,10 @@ def open_trainer(
                 accept_workers=accept_workers,
                 layout=step.layout,
             )
-            digests = [one.digest() for one in state.built] if ranks.size > 1 else []
+            digests = [one.digest() for one in state.objects] if ranks.size > 1 else []
             message.own = [parts.summary, last, saved is not None, digests]
         check_built_alike([summary for summary, *_ in message.of_ranks])
-        build_alike(state.built, [digests for *_, digests in message.of_ranks], ranks)
+        build_alike(state.objects, [digests for *_, digests in message.of_ranks], ranks)
         _, last, resumes, _ = message.of_ranks[0]
         if ranks.is_first:
             for caution in parts.cautions:

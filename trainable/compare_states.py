@@ -5,6 +5,7 @@ What must not live here: which states are compared, and what a difference means.
 
 from __future__ import annotations
 
+import pickletools
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -92,10 +93,33 @@ def _differences(
             return
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             yield from _differences(f"{path}.{index}", one, other, left_out)
+    elif path == "objects.pickle":
+        if list(_operations(first)) != list(_operations(second)):
+            yield StateDifference(path, "differs: what task, data or model keep has changed")
     elif not _is_same(first, second):
         yield StateDifference(
             path, f"is {second!r:.80} and was {first!r:.80}", _apart(first, second)
         )
+
+
+def _operations(content: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield what a pickle does, the same for equal texts as for one text that is used twice."""
+    memo: list[tuple[str, Any]] = []
+    last: tuple[str, Any] = ("", None)
+    num_objects = 0
+    for operation, argument, _ in pickletools.genops(content):
+        if operation.name == "MEMOIZE":
+            is_text = isinstance(last[1], (str, bytes)) and last[0] == "text"
+            memo.append(last if is_text else ("object", num_objects))
+            num_objects += not is_text
+        elif operation.name != "FRAME":
+            if operation.name.endswith("BINGET"):
+                last = memo[argument]  # type: ignore[index]
+            elif isinstance(argument, (str, bytes)):
+                last = ("text", argument)
+            else:
+                last = (operation.name, argument)
+            yield last
 
 
 def _tensor_difference(path: str, first: Tensor, second: Tensor) -> StateDifference | None:

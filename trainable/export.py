@@ -63,7 +63,7 @@ def contents_of(state: Mapping[str, Any]) -> Exported:
     """Return what an export of a checkpoint's state contains."""
     base = state.get("base") or {"tensors": {}, "files": {}}
     count = (state.get("average") or {"count": 0})["count"]
-    held = _task_tensors(state.get("task", {}))
+    held = _task_tensors(state)
     return Exported(held, count, len(base["tensors"]), dict(base["files"]))
 
 
@@ -154,7 +154,6 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
     from trainable.build import build_parts
     from trainable.find_task import load_loop
     from trainable.frozen_base import completed
-    from trainable.task_state import modules_state
     from trainable.train_state import load_model_state
 
     if load_loop(config.task.name) is not None:
@@ -173,24 +172,30 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
     train = config.train.model_copy(update=plain)  # none of them is part of the model
     parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
     weights = completed(parts.model, weights, state.get("base"))
-    modules_state(parts.model, parts.model.parameters()).load_state_dict(state.get("modules", []))
+    _restore_objects(parts, state)
     load_model_state(parts.model, weights)
     if averages := state.get("average"):
         load_average(parts.model, averages)
-    _restore_task(parts, state.get("task", {}))
     parts.model.eval()
     return parts, contents_of(state)
 
 
-def _restore_task(parts: Parts, state: dict[str, Any]) -> None:
-    """Restore a task's attributes: its loss may need what its hooks have set."""
-    from trainable.task_state import TaskState
+def _restore_objects(parts: Parts, state: dict[str, Any]) -> None:
+    """Restore what a model has outside its state dict, and a task's attributes, if plain.
 
-    if not state:
-        return
-    known = TaskState(parts.task, parts.model, parts.model.parameters(), parts.data)
+    The loss may need what its hooks have set. What needs a class of the user's stays as built: the
+    checkpoint may be somebody else's, and reading it must run no code.
+    """
+    from trainable.object_state import run_objects
+    from trainable.task import Task
+
+    own = type(parts.task).state_dict is not Task.state_dict
     try:
-        parts.task.load_state_dict(state)
+        run_objects(parts.task, parts.model, data=parts.data, whole_task=not own).load_state_dict(
+            state.get("objects", {}), trusted=False
+        )
+        if own and state.get("task"):
+            parts.task.load_state_dict(state["task"])
     # It may refer to the optimizer, which is not built here; a user's method may raise anything.
     except Exception as problem:
         warnings.warn(
@@ -199,7 +204,6 @@ def _restore_task(parts: Parts, state: dict[str, Any]) -> None:
             "the task is as its code builds it",
             stacklevel=2,
         )
-    del known
 
 
 def load_model(
@@ -265,12 +269,10 @@ def _load_state(generation: str) -> dict[str, Any]:
     return CheckpointStore(Path(), files=files_at(generation)).load(generation)
 
 
-def _task_tensors(task: Mapping[str, Any]) -> list[str]:
+def _task_tensors(state: Mapping[str, Any]) -> list[str]:
     """Return the names of the tensors in a task's state: attributes, or keys that it chose."""
-    held = task.get("held", [])
-    found = [str(path[0][1]) for path, _, payload in held if path and _has_tensors(payload)]
-    found += [key for key, value in task.items() if key != "held" and _has_tensors(value)]
-    return list(dict.fromkeys(found))
+    chosen = [key for key, value in state.get("task", {}).items() if _has_tensors(value)]
+    return list(dict.fromkeys([*state.get("objects", {}).get("names", ()), *chosen]))
 
 
 def _has_tensors(value: object) -> bool:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.errors import CheckpointError
 from trainable.fingerprint import tensor_digest
-from trainable.object_values import signature_of, signatures_equal
+from trainable.reachable import tensor_signature
 
 _SHOWN = 3
 
@@ -35,7 +35,7 @@ class FrozenBase:
     def __init__(self, model: nn.Module, files: Mapping[str, str]) -> None:
         self._model = model
         self._files = dict(files)
-        self._built = {name: signature_of(value) for name, value in _frozen(model).items()}
+        self._built = {name: tensor_signature(value) for name, value in _frozen(model).items()}
         self._digests: dict[str, str] = {}
 
     def split(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,7 +48,7 @@ class FrozenBase:
         same = {
             name: value
             for name, value in now.items()
-            if name in state and signatures_equal(self._built.get(name), signature_of(value))
+            if name in state and self._built.get(name) == tensor_signature(value)
         }
         for name in same.keys() - self._digests.keys():
             self._digests[name] = tensor_digest(same[name])

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError
-from trainable.object_values import has_overlap
+from trainable.reachable import has_overlap
 
 
 def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:

@@ -1,129 +1,150 @@
-"""ObjectState: saves attributes of tasks and modules that no `state_dict()` includes.
+"""ObjectState: what the code of a run can reach and torch's `state_dict()`s leave out.
 
-A module's `state_dict()` leaves out its attributes, mode and non-persistent buffers, and which of
-its tensors require gradients. No `state_dict()` has the attributes of a task. This module compares
-all values below an object with those right after it was built. It returns changed values as plain
-data, and restores them into a newly built object. A change that cannot be restored is an error.
-This costs a pass over the objects at each save, and nothing in a step. What must not live here:
-signatures and encodings of single values (`object_values.py`), or what of a run is saved
-(`train_state.py`).
+Everything below a run's task, data, model and optimizer, and the globals of the user's modules, is
+compared at each save with what it was when the run was built. What has changed is pickled
+together, so that what several objects share stays shared; tensors stay out of the pickle. A
+resumed run builds everything anew, and restores in place what had changed. What pickle refuses (a
+handle, a connection, a lambda) is what the code that built it makes again; if it has changed
+since, the run is refused. What must not live here: how an object of a kind is read and restored
+(`reachable.py`), and what else a checkpoint has (`train_state.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import os
+import pickle
+import sys
+import tempfile
+import types
+import zlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import is_lazy
-from torch.utils.data import Dataset
-from torch.utils.hooks import RemovableHandle
 
 from trainable.errors import CheckpointError, TaskError
-from trainable.object_paths import (
-    Path,
-    follow,
-    from_lists,
-    has_member,
-    member,
-    members_of,
-    put_member,
-    remove_member,
-    to_lists,
-)
-from trainable.object_values import (
-    STATEFUL_KINDS,
-    Stored,
-    decode,
-    digest_of,
-    encode,
-    get_internal_state,
-    is_plain_key,
-    is_rebuildable,
-    restore_tensor,
-    set_internal_state,
-    signature_of,
-    signatures_equal,
-    tensor_entry,
-    told_of,
-    value_kind,
+from trainable.reachable import (
+    ATOMS,
+    ATTRIBUTES,
+    BY_VALUE,
+    ITERATOR,
+    OPAQUE,
+    SAVED_OPTIMIZER,
+    Kind,
+    array_signature,
+    has_default_state,
+    held_modules,
+    is_trained,
+    is_users,
+    kind_of,
+    named,
+    plain_digest,
+    tensor_signature,
 )
 from trainable.snapshot import snapshot
+from trainable.splits import is_stream
 
-_MANY = 1000
-"""A data set's collection with more members is compared by its length alone."""
+_LOST = "a resumed run builds it again and would lose the change"
+_REMEDY = (
+    "keep what changes as numbers, tensors, arrays, collections, generators and objects that "
+    "pickle takes; or override state_dict() and load_state_dict(), of its class or of the task, "
+    "to save what matters of it"
+)
+_REFUSED = frozenset({"os", "posix", "subprocess", "pty", "runpy", "code", "socket", "shutil"})
+"""Modules of which the pickle of a state names nothing."""
 
 
-class _Found(NamedTuple):
-    """The current value at a path."""
+TASK = "task"
+"""The name of the task among the roots."""
 
-    kind: str
-    signature: object
+
+class _Node(NamedTuple):
+    """An object that a run reaches, by the first path to it."""
+
+    path: str
     value: Any
-    in_data: bool
+    kind: Kind
 
 
 class ObjectState:
-    """What has changed below an object since it was built.
+    """What has changed below some objects since they were built.
 
     Args:
-        root: A task, or a model.
-        name: Its name in messages.
-        stored: Tensors and objects whose state is saved elsewhere.
-        model: The model. Values of its parameters and persistent buffers are left out, because
-            its `state_dict()` has them.
-        remedy: What the user can do about a value that cannot be saved.
+        roots: The objects by name; a name begins the path to what is below it.
+        stored: Tensors whose values, and optimizers whose states, are saved elsewhere.
+        left_out: Objects that are not looked at.
+        device: Where tensors go that were on a device.
+        names: What messages call a root, if not by its name.
     """
 
-    _lost = "a resumed run builds it again and would lose the change"
-    _what = ""
+    _lost, _what, _remedy = _LOST, "has changed, and cannot be saved", _REMEDY
 
     def __init__(
         self,
-        root: object,
+        roots: Mapping[str, object],
         *,
-        name: str,
-        remedy: str,
-        stored: Mapping[int, object],
-        model: nn.Module | None = None,
+        stored: Iterable[object] = (),
+        left_out: Iterable[object] = (),
         device: torch.device | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        self._root, self._name, self._remedy = root, name, remedy
-        self._stored: Stored = dict(stored)  # keeps the objects, so that no id is used again
+        self._roots, self._names = dict(roots), dict(names or {})
+        # these keep the objects, so that no id is used again
+        self._stored = {id(one): one for one in stored}
+        self._left_out = {id(one): one for one in left_out}
+        self._tuples: list[object] = []
         self._device = device or torch.device("cpu")
-        self._model = model
-        self._created_late: set[Path] = set()
-        self._built = self._signatures()
+        self._late: dict[str, object] = {}
+        self._look()
 
-    def state_dict(self) -> list[Any]:
-        """Return what has changed since the root was built, as plain data and tensors.
+    def _look(self) -> None:
+        self._nodes = self._reach()
+        self._table = {id(node.value): path for path, node in self._nodes.items()}
+        self._had = {
+            path: {name: part is None for name, part in attributes.items()}
+            for path, node in self._nodes.items()
+            if (attributes := _attributes_of(node)) is not None
+        }
+        self._members = {
+            path: _members(node.value)
+            for path, node in self._nodes.items()
+            if isinstance(node.value, nn.Module)
+        }
+        self._arguments = {path: self._made_of(node) for path, node in self._nodes.items()}
+        self._built = self._signatures()
+        for path, its in self._built.items():
+            if its is None:
+                self._nodes[path] = self._nodes[path]._replace(kind=OPAQUE)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has changed since the build: a pickle as bytes, and its tensors.
+
+        Empty if nothing has.
 
         Raises:
-            TaskError: A value that was changed or created since cannot be restored.
+            TaskError: A value that has changed cannot be restored.
         """
-        now = self._walk()
-        entries = []
-        for path, found in now.items():
-            before = self._built.get(path)
-            if before is None and path[:-1] in self._created_late:
-                self._accept(path, found)
-            elif before is None or not signatures_equal(before.signature, found.signature):
-                if path in self._created_late:
-                    self._refuse(path, found.value, "has changed, and was made after it was built")
-                entry = self._entry(path, before, found)
-                if entry is not None:
-                    entries.append([to_lists(path), *entry])
-        entries += [
-            [to_lists(path), "gone", None]
-            for path, before in self._built.items()
-            if path not in now and path[:-1] in now and self._was_removed(path, before, now)
-        ]
-        return entries
+        return self._taken(self._changed())
+
+    def load_state_dict(self, state: Mapping[str, Any], *, trusted: bool = True) -> None:
+        """Restore in place what `state_dict` returned.
+
+        Args:
+            state: The state.
+            trusted: Make objects of the classes that it names. Otherwise it is read only if it
+                names none, which runs no code.
+
+        Raises:
+            CheckpointError: It does not fit the objects.
+        """
+        self._write(state, None, trusted=trusted)
 
     def from_now(self, *, lost: str) -> ObjectState:
         """Return one that finds what has changed since this call, and not since the build.
@@ -132,8 +153,7 @@ class ObjectState:
             lost: Why a change that cannot be restored is refused.
         """
         other = copy.copy(self)
-        other._lost = lost
-        other._created_late = set()
+        other._lost, other._late = lost, dict(self._late)
         other._built = other._signatures()
         return other
 
@@ -141,7 +161,7 @@ class ObjectState:
     def kept(self, *, lost: str) -> Iterator[None]:
         """Restore on exit what changes within the context.
 
-        Costs a copy of all values but those of data sets.
+        Costs a copy of all values but those of data.
 
         Args:
             lost: Why a change that cannot be restored is refused.
@@ -150,278 +170,465 @@ class ObjectState:
             TaskError: There is one.
         """
         before = self.from_now(lost=lost)
-        values = snapshot({"values": self._present()})["values"]
-        had = {path: entry for path, *entry in map(from_lists, values)}
+        paths = [path for path in before._built if not path.startswith("data")]
+        present = snapshot({"kept": before._taken(paths, skip=True)})["kept"]
         yield
-        for path, *_ in map(from_lists, before.state_dict()):
-            if path in had:
-                self._restore(path, *had[path])
-            elif path in before._built or path[-1][0] not in ("a", "b"):
-                before._refuse(path, None, "has changed")
-            else:
-                remove_member(follow(self._root, path[:-1]), path[-1])
-
-    def load_state_dict(self, entries: list[Any]) -> None:
-        """Restore what `state_dict` returned, in place where that is possible.
-
-        Raises:
-            CheckpointError: A value does not fit the root.
-        """
-        for path, kind, payload in map(from_lists, entries):
-            try:
-                self._restore(path, kind, payload)
-            except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as problem:
-                raise CheckpointError(
-                    f"the checkpoint's {self._text(path)} does not fit what is there now "
-                    f"({type(problem).__name__}: {problem}); continue with the code, the version "
-                    "and the configuration that wrote it, or start a new run"
-                ) from problem
+        changed = before._changed()
+        before._taken(changed)  # refuses what cannot be restored
+        self._write(present, changed)
 
     # Comparing ranks
 
     def digest(self) -> str:
         """Return a digest of all values as they were built."""
-        built = [(path, found.kind, found.signature) for path, found in self._built.items()]
-        return digest_of(repr(built))
+        return f"{zlib.crc32(repr(sorted(self._built.items())).encode()):08x}"
 
     def compared(self) -> dict[str, list[str]]:
         """Return two digests of each value: of all of it, and without what is a process's own."""
         return {
-            repr(path): [
-                digest_of(repr((found.kind, found.signature))),
-                digest_of(f"{found.kind} {told_of(found.kind, found.value, found.signature)}"),
-            ]
-            for path, found in self._walk().items()
+            path: [repr(its), repr(self._signature(self._nodes[path], told=True))]
+            for path, its in self._signatures().items()
         }
 
-    def chosen(self, names: Collection[str], *, lost: str, remedy: str) -> list[Any]:
-        """Return the entries of some values, as `compared` names them, for another rank.
+    def chosen(self, names: Collection[str], *, lost: str, remedy: str) -> dict[str, Any]:
+        """Return the values at some paths, as `compared` names them, for another rank.
 
         Raises:
             TaskError: There is one that cannot be restored.
         """
         other = copy.copy(self)
         other._what, other._lost, other._remedy = "is another one on another rank", lost, remedy
-        return [
-            [to_lists(path), *entry]
-            for path, found in self._walk().items()
-            if repr(path) in names and (entry := other._entry(path, found, found)) is not None
-        ]
+        return other._taken([path for path in self._nodes if path in names])
 
-    def take(self, entries: list[Any], names: Collection[str], first: Collection[str]) -> None:
-        """Restore the entries of the first rank, and remove what it does not have.
+    def take(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        """Restore the values of the first rank, which sends nothing to itself.
 
         What ranks built differently is built differently at a resume, too. So it is always saved.
 
         Args:
-            entries: What `chosen` returned on the first rank.
+            state: What `chosen` returned on the first rank.
             names: What differs.
-            first: What the first rank has.
 
         Raises:
-            CheckpointError: A value does not fit the root.
+            CheckpointError: A value does not fit.
         """
-        for path in self._walk():
-            above = repr(path[:-1])
-            if repr(path) not in first and above in first and above not in names:
-                entries = [*entries, [to_lists(path), "gone", None]]
-        self.load_state_dict(entries)
-        self._built = self._signatures()
-        for path, found in self._built.items():
-            if repr(path) in names:
-                form = found.signature if isinstance(found.signature, tuple) else ()
-                self._built[path] = found._replace(signature=(*form, "is always saved"))
+        self.load_state_dict(state)
+        self._look()
+        self._built |= {path: object() for path in names if path in self._built}
 
-    # Finding values
+    # Finding and comparing values
 
-    def _signatures(self) -> dict[Path, _Found]:
-        """Return what is compared later, without references to the values."""
-        return {path: found._replace(value=None) for path, found in self._walk().items()}
-
-    def _walk(self) -> dict[Path, _Found]:
-        found: dict[Path, _Found] = {}
-        seen = set(self._stored) - {id(self._root)}
+    def _reach(self) -> dict[str, _Node]:
+        """Return all objects below the roots that may change, by the first path to each."""
+        found: dict[str, _Node] = {}
+        seen = set(self._left_out)
         # not recursive: models may be nested deeper than Python's stack
-        waiting: deque[tuple[Path, Any, bool]] = deque([((), self._root, False)])
+        waiting: deque[tuple[str, Any]] = deque(self._roots.items())
         while waiting:
-            path, value, in_data = waiting.popleft()
-            kind = "object" if value is self._root and not path else value_kind(value)
-            if isinstance(value, nn.Module):
-                kind = "module"
-            if kind == "opaque" or isinstance(value, RemovableHandle):
-                continue
-            if kind == "tensor":
-                is_member = isinstance(value, nn.Parameter) or path[-1][0] in "pb"
-                if is_member or id(value) not in self._stored:
-                    found[path] = _Found(kind, self._sign_tensor(path, value), value, in_data)
-                continue
-            if kind == "container" and is_rebuildable(value, self._stored, large=in_data):
-                if in_data and len(value) > _MANY:
-                    found[path] = _Found("container", ("length", len(value)), value, in_data)
-                else:
-                    found[path] = _Found("value", signature_of(value), value, in_data)
-                continue
-            if kind == "value":
-                found[path] = _Found(kind, signature_of(value), value, in_data)
-                continue
-            if id(value) in seen:
+            path, value = waiting.popleft()
+            if type(value) in ATOMS or id(value) in seen or (kind := kind_of(value)) is None:
                 continue
             seen.add(id(value))
-            if kind in STATEFUL_KINDS:
-                found[path] = _Found(kind, signature_of(value), value, in_data)
+            path = named(value) or path
+            if path == TASK:
+                kind = ATTRIBUTES
+            elif isinstance(value, torch.optim.Optimizer) and id(value) in self._stored:
+                kind = SAVED_OPTIMIZER
+            if kind is BY_VALUE:
+                self._tuples.append(value)
+            else:
+                found[path] = _Node(path, value, kind)
+            if is_users(type(value)):
+                waiting.append((f"{path}.class", type(value)))
+            if isinstance(value, (list, dict, set)) and plain_digest(value) is not None:
                 continue
-            found[path] = _Found(kind, _form(value, kind), value, in_data)
-            in_data = in_data or isinstance(value, Dataset)
-            members = members_of(value, kind)
-            waiting.extend(((*path, step), part, in_data) for step, part in members)
+            try:
+                waiting.extend((path + step, part) for step, part in list(kind.parts(value)))
+            # objects of the user may raise anything
+            except Exception:
+                found[path] = _Node(path, value, OPAQUE)
         return found
 
-    def _is_saved_elsewhere(self, path: Path, tensor: Tensor) -> bool:
-        """Whether a tensor's values are saved elsewhere."""
-        step = path[-1][0] if path else ""
-        if step == "b" and self._model is not None and all(one in "mb" for one, _ in path):
-            owner = follow(self._root, path[:-1])
-            return path[-1][1] not in owner._non_persistent_buffers_set
-        return id(tensor) in self._stored
+    def _changed(self) -> list[str]:
+        return [path for path, its in self._signatures().items() if its != self._built[path]]
 
-    def _sign_tensor(self, path: Path, tensor: Tensor) -> object:
-        if is_lazy(tensor):
-            return ("tensor", None, None, tensor.requires_grad)
-        flags = ("tensor", tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-        return flags if self._is_saved_elsewhere(path, tensor) else (*flags, signature_of(tensor))
+    def _signatures(self) -> dict[str, object]:
+        return {path: self._signature(node) for path, node in self._nodes.items()}
+
+    def _signature(self, node: _Node, *, told: bool = False) -> object:
+        """Return what changes when the value changes; None if pickle refuses it."""
+        value = node.value
+        if node.kind is OPAQUE:
+            return type(value).__qualname__
+        if isinstance(value, Tensor):
+            flags = tuple(value.shape), str(value.dtype), is_trained(value)
+            return flags if id(value) in self._stored else (*flags, tensor_signature(value))
+        if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
+            return array_signature(value)
+        if isinstance(value, (list, dict, set)) and not told:
+            digest = plain_digest(value)
+            if digest is not None and not getattr(value, "__dict__", None):
+                return digest
+        file = io.BytesIO()
+        try:
+            _Pickler(file, self._table, told=told).dump(self._content(node))
+        # pickle and objects of the user may raise anything; `_taken` says what it means
+        except Exception as problem:
+            return None if not hasattr(self, "_built") else type(problem).__name__
+        return zlib.crc32(file.getbuffer())
+
+    def _made_of(self, node: _Node) -> object:
+        """Return what changes with the arguments of which pickle would make an object."""
+        file = io.BytesIO()
+        try:
+            if (arguments := node.kind.arguments(node.value)) is None:
+                return None
+            _Pickler(file, self._table).dump(arguments)
+        except Exception:  # as above
+            return None
+        return zlib.crc32(file.getbuffer())
 
     # Saving
 
-    def _present(self) -> list[Any]:
-        """Return the entries of all values that could be restored, but for those of data sets."""
-        return [
-            [to_lists(path), *entry]
-            for path, found in self._walk().items()
-            if not found.in_data
-            and (
-                found.kind == "tensor"
-                or (found.kind == "value" and not self._is_in_tuple(path))
-                or (found.kind in STATEFUL_KINDS and get_internal_state(found.value) is not None)
-            )
-            and (entry := self._entry(path, found, found)) is not None
-        ]
+    def _taken(self, paths: Iterable[str], *, skip: bool = False) -> dict[str, Any]:
+        """Return the values at some paths, pickled together.
 
-    def _is_in_tuple(self, path: Path) -> bool:
-        return path[-1][0] == "i" and isinstance(follow(self._root, path[:-1]), tuple)
+        Args:
+            paths: The paths.
+            skip: Leave out what cannot be restored, instead of refusing it.
+        """
+        content: dict[str, Any] = {}
+        names: set[str] = set()
+        for path in paths:
+            node = self._nodes[path]
+            if node.kind is ITERATOR and not skip:
+                self._refuse(path, node.value, "has moved on since it was built")
+            if node.kind in (OPAQUE, ITERATOR):
+                if self._what != ObjectState._what and not skip:  # another one on another rank
+                    self._refuse(path, node.value, self._what)
+                continue
+            try:
+                if isinstance(node.value, nn.Module):
+                    self._check_members(node)
+                if self._made_of(node) != self._arguments[path]:
+                    self._refuse(path, node.value, "is made of other arguments than before")
+                part = self._content(node)
+                tensors: list[Tensor] = []
+                _Pickler(io.BytesIO(), self._table, tensors).dump(part)
+                content[path] = part
+            except TaskError:
+                if not skip:
+                    raise
+            # as above
+            except Exception as problem:
+                if not skip:
+                    self._refuse_part(node, problem)
+            else:
+                if any(one.is_floating_point() for one in tensors):
+                    names |= set(_attributes_with_tensors(node, part, self._table))
+        if not content:
+            return {}
+        file, tensors = io.BytesIO(), []
+        _Pickler(file, self._table, tensors).dump(content)
+        return {"pickle": file.getvalue(), "tensors": tensors, "names": sorted(names)}
 
-    def _accept(self, path: Path, found: _Found) -> None:
-        """Treat a value created after the build as a constant: a resumed run creates it again."""
-        self._built[path] = found._replace(value=None)
-        self._created_late.add(path)
+    def _content(self, node: _Node) -> Any:
+        """Return what is saved of an object.
 
-    def _entry(self, path: Path, before: _Found | None, found: _Found) -> tuple[str, Any] | None:
-        value = found.value
-        step = path[-1][0] if path else ""
-        if found.kind == "tensor":
-            if isinstance(value, nn.Parameter):
-                self._check_parameter(path, before, value)
-            if is_lazy(value) or self._is_saved_elsewhere(path, value):
-                known = before is not None and before.kind == "tensor"
-                if known and _shape(before) in (None, value.shape):
-                    return "flags", value.requires_grad
-            persistent = None
-            if step == "b":
-                owner = follow(self._root, path[:-1])
-                persistent = path[-1][1] not in owner._non_persistent_buffers_set
-            return "tensor", tensor_entry(value, persistent)
-        if found.kind == "value":
-            if self._is_in_tuple(path):
-                self._refuse(path, value, "has another value than when it was built, in a tuple")
-            return "value", encode(value)
-        if found.kind in STATEFUL_KINDS and before is not None and before.kind == found.kind:
-            state = get_internal_state(value)
-            if state is not None:
-                return found.kind, state
-            self._refuse(path, value, "has moved on since it was built")
-        if before is None or before.kind != found.kind:
-            is_new = before is None or before.signature == signature_of(None)
-            if is_new and found.kind in ("object", "container") and not self._holds_state(value):
-                self._accept(path, found)
-                return None
-            self._refuse(path, value, "was made after the model was built")
-        if found.kind == "module" or not found.in_data:
-            self._refuse(path, value, "has another type or other members than when it was built")
-        return None
+        A handle that is opened at its first use was None, or not there, when the run was built: a
+        resumed run opens it again.
+        """
+        value, path = node.value, node.path
+        if isinstance(value, Tensor):
+            return None if id(value) in self._stored else value.detach(), is_trained(value)
+        content = node.kind.read(value)
+        attributes = _attributes_of(node, content)
+        if attributes is None or path not in self._had:
+            return content
+        for name, part in list(attributes.items()):
+            was_none = self._had[path].get(name)
+            if was_none is False or type(part) in ATOMS or id(part) in self._table:
+                continue
+            try:
+                _Pickler(io.BytesIO(), self._table, []).dump(part)
+            except Exception:  # as above
+                is_position = hasattr(type(part), "__next__") or isinstance(part, io.IOBase)
+                if is_position or self._late.setdefault(f"{path}.{name}", part) is not part:
+                    raise
+                attributes[name] = None
+                if was_none is None:
+                    del attributes[name]
+        return content
 
-    def _check_parameter(self, path: Path, before: _Found | None, value: Tensor) -> None:
-        if before is None or before.kind != "tensor":
-            self._refuse(path, value, "is a parameter that was registered after it was built")
-        if _shape(before) not in (None, value.shape):
-            self._refuse(path, value, "is a parameter with another shape than when it was built")
+    def _check_members(self, node: _Node) -> None:
+        before, now = self._members[node.path], _members(node.value)
+        for name in [*(now - before), *(before - now)]:
+            what = "is gone" if name in before else "was registered after it was built"
+            self._refuse(f"{node.path}.{name}", None, f"is a parameter or module that {what}")
 
-    def _was_removed(self, path: Path, before: _Found, now: dict[Path, _Found]) -> bool:
-        if now[path[:-1]].kind not in ("object", "module", "container"):
-            return False  # the parent was replaced as a whole
-        step, _ = path[-1]
-        if step in ("p", "m"):
-            self._refuse(path, None, "was there when it was built, and is gone")
-        if before.kind == "opaque" or step in ("i", "k", "v"):
-            return False
-        return not has_member(follow(self._root, path[:-1]), path[-1])
+    def _refuse_part(self, node: _Node, problem: Exception) -> NoReturn:
+        """Refuse the part of an object that pickle refuses."""
+        with contextlib.suppress(Exception):  # of `read`
+            for step, part in node.kind.parts(node.value):
+                if type(part) in ATOMS or id(part) in self._table:
+                    continue
+                try:
+                    _Pickler(io.BytesIO(), self._table, []).dump(part)
+                except Exception as found:  # as above
+                    node, problem = _Node(node.path + step, part, OPAQUE), found
+                    break
+        self._refuse(node.path, node.value, f"{self._what} ({problem})")
 
-    def _holds_state(self, value: object) -> bool:
-        below = ObjectState(
-            value, name="", remedy="", stored={**self._stored, id(self._root): self._root}
-        )
-        return any(
-            one.kind == "tensor" or one.kind == "module" or one.kind in STATEFUL_KINDS
-            for one in below._built.values()
-        )
-
-    def _refuse(self, path: Path, value: object, what: str) -> NoReturn:
+    def _refuse(self, path: str, value: object, what: str) -> NoReturn:
         shown = "" if value is None else f" (an object of type {type(value).__qualname__})"
-        what = self._what or what
         raise TaskError(f"{self._text(path)}{shown} {what}; {self._lost}; {self._remedy}")
 
-    def _text(self, path: Path) -> str:
-        text = self._name
-        for step, key in path:
-            text += f"[{key!r}]" if step in ("i", "k", "v") else f".{key}"
-        return text
+    def _text(self, path: str) -> str:
+        for root, name in self._names.items():
+            if path == root or path.startswith((f"{root}.", f"{root}[")):
+                return name + path[len(root) :]
+        return path
 
     # Restoring
 
-    def _restore(self, path: Path, kind: str, payload: Any) -> None:
-        owner, step = follow(self._root, path[:-1]), path[-1]
-        if kind == "gone":
-            remove_member(owner, step)
+    def _write(
+        self, state: Mapping[str, Any], paths: Collection[str] | None, *, trusted: bool = True
+    ) -> None:
+        if not state:
             return
-        live: Any = member(owner, step) if has_member(owner, step) else None
-        if kind == "flags":
-            if live.requires_grad != payload:  # a lazy parameter rejects even an equal value
-                live.requires_grad_(payload)
-        elif kind == "tensor":
-            tensor = restore_tensor(live, payload, self._device)
-            if tensor is not live:
-                put_member(owner, step, tensor, persistent=payload.get("persistent"))
-        elif kind == "value":
-            value = decode(payload, live, self._device)
-            if value is not live:
-                put_member(owner, step, value)
-        else:
-            if value_kind(live) != kind:
-                raise TypeError(f"it is a {type(live).__qualname__}")
-            set_internal_state(live, payload)
+        where = "state of its objects"
+        try:
+            for path, content in _Unpickler(state, self, trusted=trusted).load().items():
+                if paths is None or path in paths:
+                    where = self._text(path)
+                    node = self._nodes[path]
+                    node.kind.write(node.value, content)
+        # as above
+        except Exception as problem:
+            raise CheckpointError(
+                f"the checkpoint's {where} does not fit what is there now "
+                f"({type(problem).__name__}: {problem}); continue with the code, the version "
+                "and the configuration that wrote it, or start a new run"
+            ) from problem
+
+    def at(self, path: str) -> object:
+        """Return the object at a path."""
+        if path not in self._nodes:
+            raise LookupError(f"there is no {self._text(path)}")
+        return self._nodes[path].value
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors go that were on a device."""
+        return self._device
 
 
-def _form(value: Any, kind: str) -> object:
-    """Return what is compared of a container or an object in addition to its members."""
-    if isinstance(value, LazyModuleMixin) and value.cls_to_become is not None:
-        return kind, value.cls_to_become.__qualname__
-    name = type(value).__qualname__
-    if kind != "container":
-        return kind, name
-    keys = tuple(map(repr, filter(is_plain_key, value))) if isinstance(value, dict) else ()
-    return kind, name, len(value), keys
+def dumps(value: object, what: str) -> dict[str, Any]:
+    """Return a value as `state_dict` returns objects: a pickle as bytes, and its tensors.
+
+    Raises:
+        TaskError: pickle refuses it.
+    """
+    file, tensors = io.BytesIO(), []
+    try:
+        _Pickler(file, {}, tensors).dump(value)
+    except Exception as problem:  # an object of the user's may raise anything
+        raise TaskError(
+            f"{what} cannot be saved ({problem}); a state holds what pickle takes: tensors, "
+            "arrays, numbers, strings and collections of them"
+        ) from problem
+    return {"pickle": file.getvalue(), "tensors": tensors, "names": []}
 
 
-def _shape(found: _Found | None) -> object:
-    """Return the shape that a tensor had; None if it was lazy and had no shape yet."""
-    assert found is not None
-    assert isinstance(found.signature, tuple)
-    return None if found.signature[1] is None else torch.Size(found.signature[1])
+def loads(state: Mapping[str, Any]) -> Any:
+    """Return the value of which `dumps` made a state."""
+    return _Unpickler(state, ObjectState({}), trusted=True).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes objects; those that a run builds anew by their path, and tensors beside the pickle.
+
+    Args:
+        file: Receives the pickle.
+        table: The paths of objects by id.
+        tensors: Receives the tensors; None: only their signatures are written.
+        told: Leave out what may differ from process to process: of an absolute path all but the
+            name, all of one below the directory of temporary files, and the number of a device.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        table: Mapping[int, str],
+        tensors: list[Tensor] | None = None,
+        *,
+        told: bool = False,
+    ) -> None:
+        super().__init__(file, 5)
+        self._table, self._tensors, self._told = table, tensors, told
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for an object in the pickle; None for all others."""
+        if type(value) in ATOMS:
+            if self._told and type(value) is str and os.path.isabs(value):
+                is_temporary = Path(value).is_relative_to(tempfile.gettempdir())
+                return "path", "" if is_temporary else Path(value).name
+            return None
+        if (path := self._table.get(id(value))) is not None:
+            return "at", path
+        if isinstance(value, Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, types.ModuleType):
+            return "module", value.__name__
+        if self._told and isinstance(value, torch.device):
+            return "device", value.type
+        return None
+
+    def _of_tensor(self, value: Tensor) -> Any:
+        how = isinstance(value, nn.Parameter), is_trained(value), value.device.type != "cpu"
+        if self._tensors is None:
+            return "signature", tensor_signature(value), how
+        number = next((n for n, one in enumerate(self._tensors) if one is value), None)
+        if number is None:
+            number = len(self._tensors)
+            self._tensors.append(value.detach())
+        return "tensor", number, *how
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what `_Pickler` has written, and takes what a run has built from it.
+
+    Args:
+        state: The pickle and its tensors.
+        objects: What the run has built.
+        trusted: Name classes and functions; else only what pickle itself makes is read.
+    """
+
+    def __init__(self, state: Mapping[str, Any], objects: ObjectState, *, trusted: bool) -> None:
+        super().__init__(io.BytesIO(state["pickle"]))
+        self._saved, self._objects, self._trusted = state["tensors"], objects, trusted
+        self._tensors: dict[int, Tensor] = {}
+
+    def persistent_load(self, written: Any) -> Any:
+        """Return the object for which something stands in the pickle."""
+        kind, name, *rest = written
+        if kind == "at":
+            return self._objects.at(name)
+        if kind == "module":
+            return sys.modules[name]
+        if kind == "tensor":
+            if name not in self._tensors:
+                self._tensors[name] = self._tensor(self._saved[name], *rest)
+            return self._tensors[name]
+        raise pickle.UnpicklingError(f"{kind} cannot be read")
+
+    def _tensor(self, saved: Tensor, is_parameter: bool, trains: bool, on_device: bool) -> Tensor:
+        where = self._objects.device if on_device else torch.device("cpu")
+        value = saved.detach().to(where, copy=True)
+        return nn.Parameter(value, trains) if is_parameter else value.requires_grad_(trains)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class or function of a module that this run has imported.
+
+        Raises:
+            pickle.UnpicklingError: The state may not name it.
+        """
+        if not self._trusted or module not in sys.modules or module in _REFUSED:
+            if (module, name) not in _ALWAYS:
+                raise pickle.UnpicklingError(f"it names {module}.{name}")
+        elif module == "builtins" and name in ("eval", "exec", "compile", "open", "__import__"):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+_ALWAYS = frozenset({("trainable.reachable", "Form"), ("collections", "OrderedDict")})
+
+
+def _attributes_of(node: _Node, content: Any = None) -> dict[str, Any] | None:
+    """Return the attributes in the content of an object; None if it has none."""
+    if content is None:
+        if not isinstance(node.value, nn.Module) and not has_default_state(node.value):
+            return None
+        try:
+            content = node.kind.read(node.value)
+        except Exception:  # a property of the user's
+            return None
+    if isinstance(node.value, nn.Module):
+        content = content[0]
+    return content if isinstance(content, dict) else None
+
+
+def _members(module: nn.Module) -> set[str]:
+    return {*module._parameters, *(name for name, one in module._modules.items() if one)}
+
+
+def _attributes_with_tensors(node: _Node, content: Any, table: Mapping[int, str]) -> Iterator[str]:
+    """Yield the attributes of the task under which tensors are saved."""
+    root, _, below = node.path.partition(".")
+    if root != TASK:
+        return
+    if below:
+        yield below.partition(".")[0].partition("[")[0]
+        return
+    for name, part in content.items() if isinstance(content, dict) else ():
+        tensors: list[Tensor] = []
+        _Pickler(io.BytesIO(), table, tensors).dump(part)
+        if tensors:
+            yield name
+
+
+def move_modules(task: object, data: object, device: torch.device) -> None:
+    """Move the modules in a task's attributes, such as an average of the model, to a device."""
+    for _, module in held_modules(task, {id(one) for one in parts_left_out(data)}):
+        if all(one.device.type == "cpu" for one in (*module.parameters(), *module.buffers())):
+            module.to(device)
+
+
+def parts_left_out(data: object) -> list[object]:
+    """Return the streams of a `Data`, whose positions are saved elsewhere."""
+    splits = [getattr(data, name, None) for name in ("train", "val", "test")]
+    return [split for split in splits if split is not None and is_stream(split)]
+
+
+def run_objects(
+    task: object,
+    model: nn.Module,
+    *,
+    trained: Iterable[Tensor] = (),
+    data: object = None,
+    optimizers: Iterable[object] = (),
+    whole_task: bool = True,
+) -> ObjectState:
+    """Return what a run's code can reach, right after the run was built.
+
+    Args:
+        task: The task; None for the model alone.
+        model: Its model.
+        trained: All parameters of the optimizer.
+        data: The samples.
+        optimizers: The optimizers, whose own states are saved elsewhere.
+        whole_task: Include the task's attributes; a task may save its state itself.
+    """
+    optimizers = list(optimizers)
+    roots: dict[str, object] = {
+        f"data.{name}": part
+        for name in ("train", "val", "collate", "collate_val", "sampler", "batch_sampler")
+        if (part := getattr(data, name, None)) is not None
+    }
+    roots["model"] = model
+    roots |= {f"optimizer{n or ''}": one for n, one in enumerate(optimizers)}
+    if task is not None:
+        roots[TASK if whole_task else "class"] = task if whole_task else type(task)
+    persistent = [
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+    return ObjectState(
+        roots,
+        stored=[*model.parameters(), *persistent, *trained, *optimizers],
+        left_out=[*parts_left_out(data), *([] if whole_task else [task])],
+        device=next((p.device for p in model.parameters()), None),
+        names={TASK: type(task).__name__},
+    )

@@ -12,10 +12,10 @@ import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainable.object_state import ObjectState
-from trainable.object_values import signature_of
+from trainable.reachable import tensor_signature
 from trainable.snapshot import snapshot, write_state
 
 
@@ -70,24 +70,15 @@ class OwnState:
         del lost, remedy  # each state can be loaded
         return [self._taken()[0]] if names else []
 
-    def take(self, entries: list[Any], names: Collection[str], first: Collection[str]) -> None:
+    def take(self, entries: list[Any], names: Collection[str]) -> None:
         """Load what `chosen` returned on the first rank; a save always has it."""
-        del names, first
+        del names
         self.load_state_dict(entries)
 
     def _taken(self) -> tuple[Any, bytes]:
         taken, file = snapshot({"own": self._read()}), io.BytesIO()
         write_state(taken, file)
         return taken["own"], file.getvalue()
-
-
-def extra_states(*roots: nn.Module) -> list[OwnState]:
-    """Return the states of modules with `get_extra_state()`, each once."""
-    return [
-        OwnState(module.get_extra_state, module.set_extra_state)
-        for module in dict.fromkeys(one for root in roots for one in root.modules())
-        if type(module).get_extra_state is not nn.Module.get_extra_state
-    ]
 
 
 class LeftOut:
@@ -107,7 +98,7 @@ class LeftOut:
         """Return one that finds which of them have changed since this call."""
         del lost  # each can be copied
         other = LeftOut(self.parameters)
-        other._before = [signature_of(one) for one in self.parameters]
+        other._before = [tensor_signature(one) for one in self.parameters]
         return other
 
     def state_dict(self) -> list[Any]:
@@ -115,7 +106,7 @@ class LeftOut:
         return [
             [number, one.detach()]
             for number, (one, before) in enumerate(zip(self.parameters, self._before, strict=True))
-            if signature_of(one) != before
+            if tensor_signature(one) != before
         ]
 
     def load_state_dict(self, entries: list[Any]) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from trainable.data import Plan
 from trainable.errors import ConfigError, TaskError
 from trainable.fingerprint import differences
-from trainable.object_values import signature_of
 from trainable.ranks import Ranks
+from trainable.reachable import tensor_signature
 from trainable.samplers import SampledPlan
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def weight_norms(step: Step) -> list[str]:
     kinds = [one for one in weights if one.dtype in _NORMED]
     norms = iter(torch._foreach_norm(kinds) if kinds else ())
     return [
-        repr(next(norms).double().item() if one.dtype in _NORMED else signature_of(one))
+        repr(next(norms).double().item() if one.dtype in _NORMED else tensor_signature(one))
         for one in weights
     ]
 

@@ -54,7 +54,7 @@ def build_alike(
     names = [_differing(of_ranks) for of_ranks in zip(*message.of_ranks, strict=True)]
     if not any(names):
         return
-    entries: list[list[Any]] = []
+    entries: list[Any] = []
     with ranks.together():
         if ranks.is_first:
             pairs = zip(objects, names, strict=True)
@@ -63,12 +63,11 @@ def build_alike(
     sent = ranks.broadcast({"entries": entries})
     assert sent is not None
     with ranks.together():
-        first = message.of_ranks[0]
-        for one, of_first, its, had in zip(objects, sent["entries"], names, first, strict=True):
+        for one, of_first, its in zip(objects, sent["entries"], names, strict=True):
             if not its:
                 continue
             try:
-                one.take([] if ranks.is_first else of_first, its, had)
+                one.take({} if ranks.is_first else of_first, its)
             except CheckpointError as problem:
                 raise TaskError(f"{_BUILT} ({problem}); {_BUILT_REMEDY}") from problem
 

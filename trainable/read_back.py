@@ -16,12 +16,13 @@ from trainable.batches import move
 from trainable.build import Parts
 from trainable.config import LoaderConfig
 from trainable.data import WindowPlan, open_source, sample_count
+from trainable.object_state import run_objects
 from trainable.samplers import SampledPlan, check_sampler
 from trainable.seeding import preserved_host_rng
 from trainable.splits import gives_batches, is_stream
 from trainable.stream_checks import check_stream
 from trainable.streams import StreamSource, first_items
-from trainable.task_state import TaskState, modules_state
+from trainable.task import Task
 from trainable.train_state import check_read_back, check_state, model_state
 
 _SAMPLES = 2
@@ -47,12 +48,15 @@ def check_resumable(parts: Parts) -> None:
         check_sampler(parts.train.plan)
     model_state(parts.model)
     trained = [p for group in parts.groups for p in group["params"]]
-    modules = modules_state(parts.model, [*parts.model.parameters(), *trained], parts.task)
-    held = TaskState(parts.task, parts.model, trained, parts.data)
+    modules = run_objects(parts.task, parts.model, trained=trained, whole_task=False)
+    own = type(parts.task).state_dict is not Task.state_dict
+    whole = run_objects(
+        parts.task, parts.model, trained=trained, data=parts.data, whole_task=not own
+    )
     with preserved_host_rng():
         _try_losses(parts)
         check_state(parts.task.state_dict(), "the state of the task")
-        del held
+        whole.state_dict()
         attributes = dict(vars(parts.task))
         try:
             fresh: object = parts.task.build_model()
@@ -65,7 +69,7 @@ def check_resumable(parts: Parts) -> None:
         if not isinstance(fresh, nn.Module):
             modules.state_dict()
             return
-        check_read_back(parts.model, fresh, modules)
+        check_read_back(parts.task, parts.model, fresh, modules.state_dict())
 
 
 def _try_losses(parts: Parts) -> None:

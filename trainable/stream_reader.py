@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from trainable.batches import pin
 from trainable.built import summary_of
 from trainable.data import MicroBatches
-from trainable.errors import CheckpointError, TaskError
-from trainable.object_values import decode, encode
+from trainable.errors import CheckpointError
+from trainable.object_state import dumps, loads
 from trainable.rank_data import WHOLE, RankShare
 from trainable.seeding import (
     HostRngState,
@@ -33,7 +32,6 @@ from trainable.seeding import (
 from trainable.splits import has_state
 from trainable.task import Batch
 from trainable.task_code import data_code
-from trainable.train_state import check_state
 
 
 @dataclass(frozen=True)
@@ -219,24 +217,19 @@ class StreamReader:
 
 
 def save_state(stream: Any) -> Any:
-    """Return a stream's own state, encoded.
+    """Return a stream's own state, as a checkpoint has it.
 
     Raises:
-        TaskError: It has objects other than tensors and plain data.
+        TaskError: pickle refuses it.
     """
     with data_code("state_dict() of the stream"):
-        state = encode(stream.state_dict())
-    try:
-        check_state(state, "state_dict() of the stream")
-    except CheckpointError as problem:
-        raise TaskError(str(problem)) from None
-    return state
+        return dumps(stream.state_dict(), "state_dict() of the stream")
 
 
 def load_state(stream: Any, state: Any) -> None:
     """Let a stream continue from a state that `save_state` returned."""
     with data_code("load_state_dict() of the stream"):
-        stream.load_state_dict(decode(state, None, torch.device("cpu")))
+        stream.load_state_dict(loads(state))
 
 
 def _batch_length(batch: Any) -> int:

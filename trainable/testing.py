@@ -23,7 +23,7 @@ from trainable.forms import batch_problem, mean_problem, output_problem, result_
 from trainable.hooks import Hooks, check_hooks
 from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
-from trainable.object_state import ObjectState
+from trainable.object_state import ObjectState, run_objects
 from trainable.optim import Scalar, normalize_groups
 from trainable.seeding import (
     HostRngState,
@@ -35,7 +35,6 @@ from trainable.seeding import (
 from trainable.splits import is_stream
 from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import first_batch, is_mean, no_targets, uncalled_methods
-from trainable.task_state import modules_state
 from trainable.train_state import check_read_back, check_state, model_state
 
 _SAMPLES = 8  # enough for two halves of a batch, and few enough for a large model on a CPU
@@ -105,7 +104,7 @@ def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
         )
     yield from broken
     trained = _copy(task, model).train()
-    modules = modules_state(trained, trained.parameters(), task)
+    modules = run_objects(task, trained, whole_task=False)
     if not broken:  # a broken loss breaks the evaluation, too: report it once
         with collecting(task) as log:
             yield from _training_problems(task, trained, batch, log)
@@ -136,7 +135,7 @@ def _state_problems(task: Task, model: nn.Module, modules: ObjectState) -> Itera
     """Check that a new model accepts the state of a trained one, as a resumed run requires."""
     try:
         check_state(model_state(model), "the model's state_dict()")
-        check_read_back(model, task.build_model(), modules)
+        check_read_back(task, model, task.build_model(), modules.state_dict())
     except (TaskError, CheckpointError) as problem:
         yield str(problem)
 

@@ -25,23 +25,22 @@ from trainable.base_run import describe
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.frozen_base import FrozenBase, completed
 from trainable.model import make_buffers_writable
-from trainable.object_state import ObjectState
+from trainable.object_state import run_objects
 from trainable.optimizer_state import OptimizerState
-from trainable.optimizers import evaluated_weights, modal_parameters
-from trainable.own_state import KeptState, OwnState, extra_states
+from trainable.optimizers import evaluated_weights, members, modal_parameters
+from trainable.own_state import KeptState, OwnState
 from trainable.precision import Precision
 from trainable.ranks import ALONE, Ranks
 from trainable.schedule import Schedule
 from trainable.sums import Sums, combined
 from trainable.task import Task
-from trainable.task_state import TaskState, held_modules, modules_state
 
 if TYPE_CHECKING:
     from trainable.data import Position
     from trainable.sharding import Layout
 
-FORMAT = 2
-"""Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
+FORMAT = 3
+"""Of a state; others are not read."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _LATER_PROGRESS = {"batch_size": 0, "evaluated": [], "epoch_begun": False, "sums": {}}
@@ -147,36 +146,26 @@ class TrainState:
         self._was_read_back = False
         trained = [*model.parameters(), *self._outside]
         internals = [] if layout is None else layout.internals()
-        self._modules = modules_state(model, [*trained, *internals], task, data)
         files = {} if task is None else task.files_read
         self._base = FrozenBase(model, files) if trained_only else None
-        self._held = None if task is None else TaskState(task, model, trained, data)
-
-    @property
-    def built(self) -> list[KeptState]:
-        """What task and model keep, besides weights and buffers, for comparison when it is built.
-
-        Of a task with a `state_dict()` of its own, too: that may need what training makes.
-        """
-        held = [] if self._held is None else [self._held]
-        return [self._modules, *self._extra_states(), *held]
-
-    @property
-    def objects(self) -> list[KeptState]:
-        """What is saved of the model besides weights and buffers, and of the task.
+        own = task is not None and type(task).state_dict is not Task.state_dict
+        self.objects: list[KeptState] = [
+            run_objects(
+                task,
+                model,
+                trained=[*trained, *internals],
+                data=data,
+                optimizers=members(optimizer),
+                whole_task=not own,
+            )
+        ]
+        """What is saved of the run besides weights, buffers and moments.
 
         A task with a `state_dict()` of its own says itself what matters of it.
         """
-        task = self._task
-        if task is None or type(task).state_dict is Task.state_dict:
-            return self.built
-        own = OwnState(task.state_dict, task.load_state_dict)
-        return [self._modules, *self._extra_states(), own]
-
-    def _extra_states(self) -> list[OwnState]:
-        task = self._task
-        held = () if task is None else (one for _, one in held_modules(task, self._data))
-        return extra_states(self._model, *held)
+        if own:
+            assert task is not None
+            self.objects.append(OwnState(task.state_dict, task.load_state_dict))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Its tensors are not copies: copy or write them before the next step.
@@ -203,7 +192,7 @@ class TrainState:
             check_loading(self._model)
         state = more | {
             "format": FORMAT,
-            "modules": own["modules"],
+            "objects": own["objects"],
             "task": own["task"],
             "optimizer": self._optimizer_state.state_dict(),
             "schedule": self._schedule.state_dict(),
@@ -215,12 +204,11 @@ class TrainState:
 
     def _own_state(self) -> dict[str, Any]:
         """Return what differs from rank to rank."""
-        held = {} if self._task is None else self._task.state_dict()
-        modules = self._modules.state_dict()
-        check_state(held, "the state of the task")
-        check_state(modules, "the state of the model's modules")
+        declared = {} if self._task is None else self._task.state_dict()
+        check_state(declared, "the state of the task")
         position = {} if self._position is None else {"position": self._position.state_dict()}
-        return position | {"modules": modules, "task": held, "random": capture_random()}
+        objects = self.objects[0].state_dict()
+        return position | {"objects": objects, "task": declared, "random": capture_random()}
 
     def _weights(self) -> dict[str, Any]:
         """Return the model's state, and the weights in training if it has others."""
@@ -245,25 +233,24 @@ class TrainState:
             CheckpointError: Keys are missing or unknown, this version cannot read the format, or
                 the model or optimizer differs.
         """
-        if state.get("format", FORMAT) not in (1, FORMAT):
+        if state.get("format") != FORMAT:
             raise CheckpointError(
-                f"the state has format {state['format']}; this version reads {FORMAT} and 1; use "
-                "the version that wrote it"
+                f"the state has format {state.get('format')}; this version reads {FORMAT}; use "
+                "the version that wrote it, or start a new run"
             )
         if self._layout is not None:
             state = self._layout.restored(state)
-        # A state of format 1 may have them if its run warm-started from one of format 2.
-        optional: dict[str, Any] = {"modules": [], "task": {}} if state.get("format") == 1 else {}
         # Without one in the state, averaging begins now; without averaging, it ends now.
         average, base, others = state.get("average"), state.get("base"), state.get(_RANKS, [])
-        state = {**optional, **state, "average": None, "base": None}
+        state = {**state, "average": None, "base": None}
         state.pop(_RANKS, None)
         _check_keys("the state", state, self._expected_keys())
         weights = completed(self._model, state["model"], base)
         progress = with_reports({**_LATER_PROGRESS, **state["progress"]})
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
         own = self._own_part(state, others)
-        self._modules.load_state_dict(own["modules"])  # before the buffers that it registers
+        # before the buffers that it registers
+        self.objects[0].load_state_dict(own["objects"])  # type: ignore[arg-type]
         try:
             load_model_state(self._model, weights)
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
@@ -324,7 +311,7 @@ class TrainState:
 
     def _expected_keys(self) -> set[str]:
         expected = {"format", "model", "optimizer", "schedule", "scaler", "progress", "random"}
-        expected |= {"modules", "task", "average", "base"}
+        expected |= {"objects", "task", "average", "base"}
         expected |= {_TRAINED} if self._modal else set()
         expected |= {"outside"} if self._outside else set()
         return expected | ({"position"} if self._position is not None else set())
@@ -364,20 +351,23 @@ def _can_load(state: dict[str, Any]) -> bool:
     return True
 
 
-def check_read_back(model: nn.Module, fresh: nn.Module, modules: ObjectState) -> None:
+def check_read_back(
+    task: Task, model: nn.Module, fresh: nn.Module, objects: dict[str, Any]
+) -> None:
     """Load a model's state into a newly built model, as a resumed run does.
 
     Args:
+        task: The task that built them.
         model: A model that may have been trained.
         fresh: A newly built model, which is changed.
-        modules: What has changed in `model` outside its state dict.
+        objects: What has changed in `model` outside its state dict.
 
     Raises:
         TaskError: The new model rejects the state.
     """
-    state, changed = model_state(model), modules.state_dict()
+    state = model_state(model)
     try:
-        modules_state(fresh, fresh.parameters()).load_state_dict(changed)
+        run_objects(task, fresh, whole_task=False).load_state_dict(objects)
         load_model_state(fresh, state)
     except (RuntimeError, ValueError, LookupError, AttributeError, CheckpointError) as problem:
         raise _unreadable(problem) from problem

@@ -26,7 +26,7 @@ _NOT_INHERITED = ("progress", "random", _POSITION, _RANKS, _SUMS)
 """The entries of a state that a run keeps from its own state."""
 _COUNTED = (_POSITION, _SUMS)
 """Those that belong to its counters."""
-_TAKEN_BY_NEW = ("modules", "task", _POSITION)
+_TAKEN_BY_NEW = ("objects", "task", _POSITION)
 """What a rank that a state has nothing of takes from the first one."""
 _BEST = ("best", "since_best")
 """The counters that it keeps of its own even if it has lost later checkpoints."""

@@ -267,7 +267,7 @@ def _task_state(name: str, ranks: int) -> dict[str, Any]:
     """Return the entries that differ on the ranks; a value says whose it is."""
 
     def part(rank: int) -> dict[str, str]:
-        keys = ("random", "position", "modules", "task")
+        keys = ("random", "position", "objects", "task")
         return {key: f"{name}'s {key} {rank}" for key in keys}
 
     others = [{**part(rank), "sums": f"{name}'s sums {rank}"} for rank in range(1, ranks)]
@@ -285,7 +285,7 @@ def test_further_ranks_of_a_task_take_what_theirs_learned(
     for rank, part in enumerate(parts):
         of = rank if rank < donor else 0
         assert part["random"] == f"heir's random {rank}"
-        for key in ("position", "modules", "task"):
+        for key in ("position", "objects", "task"):
             assert part[key] == f"donor's {key} {of}"
         if rank:
             assert part["sums"] == (f"donor's sums {rank}" if of else {})
@@ -319,5 +319,5 @@ def test_further_ranks_keep_their_place_in_the_data(tmp_path: Path) -> None:
     assert again["position"] == "heir's position 0"
     (second,) = again["ranks"]
     assert {key: value for key, value in second.items() if "donor" in value} == {
-        key: f"donor's {key} 1" for key in ("modules", "task")
+        key: f"donor's {key} 1" for key in ("objects", "task")
     }
