@@ -194,8 +194,7 @@ def _restore_objects(parts: Parts, state: dict[str, Any]) -> None:
         run_objects(parts.task, parts.model, data=parts.data, whole_task=not own).load_state_dict(
             state.get("objects", {}), trusted=False
         )
-        if own and state.get("task"):
-            parts.task.load_state_dict(state["task"])
+        parts.task.load_state_dict(state.get("task", {}))
     # It may refer to the optimizer, which is not built here; a user's method may raise anything.
     except Exception as problem:
         warnings.warn(

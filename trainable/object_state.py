@@ -39,7 +39,6 @@ from trainable.reachable import (
     SAVED_OPTIMIZER,
     Kind,
     array_signature,
-    has_default_state,
     held_modules,
     is_trained,
     is_users,
@@ -71,6 +70,16 @@ class _Node(NamedTuple):
     path: str
     value: Any
     kind: Kind
+
+
+class Signature(NamedTuple):
+    """What changes when an object changes: of each attribute, and of its further state."""
+
+    attributes: dict[str, object]
+    rest: object
+
+
+_NONE = Signature({}, None)
 
 
 class ObjectState:
@@ -107,11 +116,6 @@ class ObjectState:
     def _look(self) -> None:
         self._nodes = self._reach()
         self._table = {id(node.value): path for path, node in self._nodes.items()}
-        self._had = {
-            path: {name: part is None for name, part in attributes.items()}
-            for path, node in self._nodes.items()
-            if (attributes := _attributes_of(node)) is not None
-        }
         self._members = {
             path: _members(node.value)
             for path, node in self._nodes.items()
@@ -120,7 +124,7 @@ class ObjectState:
         self._arguments = {path: self._made_of(node) for path, node in self._nodes.items()}
         self._built = self._signatures()
         for path, its in self._built.items():
-            if its is None:
+            if its is _NONE:
                 self._nodes[path] = self._nodes[path]._replace(kind=OPAQUE)
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,7 +175,7 @@ class ObjectState:
         """
         before = self.from_now(lost=lost)
         paths = [path for path in before._built if not path.startswith("data")]
-        present = snapshot({"kept": before._taken(paths, skip=True)})["kept"]
+        present = snapshot({"kept": before._taken(paths, whole=True, skip=True)})["kept"]
         yield
         changed = before._changed()
         before._taken(changed)  # refuses what cannot be restored
@@ -185,10 +189,8 @@ class ObjectState:
 
     def compared(self) -> dict[str, list[str]]:
         """Return two digests of each value: of all of it, and without what is a process's own."""
-        return {
-            path: [repr(its), repr(self._signature(self._nodes[path], told=True))]
-            for path, its in self._signatures().items()
-        }
+        told = {path: repr(self._signature(one, told=True)) for path, one in self._nodes.items()}
+        return {path: [repr(its), told[path]] for path, its in self._signatures().items()}
 
     def chosen(self, names: Collection[str], *, lost: str, remedy: str) -> dict[str, Any]:
         """Return the values at some paths, as `compared` names them, for another rank.
@@ -198,7 +200,7 @@ class ObjectState:
         """
         other = copy.copy(self)
         other._what, other._lost, other._remedy = "is another one on another rank", lost, remedy
-        return other._taken([path for path in self._nodes if path in names])
+        return other._taken([path for path in self._nodes if path in names], whole=True)
 
     def take(self, state: Mapping[str, Any], names: Collection[str]) -> None:
         """Restore the values of the first rank, which sends nothing to itself.
@@ -214,7 +216,10 @@ class ObjectState:
         """
         self.load_state_dict(state)
         self._look()
-        self._built |= {path: object() for path in names if path in self._built}
+        for path in names:
+            if path in self._built:
+                before = self._built[path]
+                self._built[path] = Signature(dict.fromkeys(before.attributes, None), object())
 
     # Finding and comparing values
 
@@ -252,29 +257,38 @@ class ObjectState:
     def _changed(self) -> list[str]:
         return [path for path, its in self._signatures().items() if its != self._built[path]]
 
-    def _signatures(self) -> dict[str, object]:
+    def _signatures(self) -> dict[str, Signature]:
         return {path: self._signature(node) for path, node in self._nodes.items()}
 
-    def _signature(self, node: _Node, *, told: bool = False) -> object:
-        """Return what changes when the value changes; None if pickle refuses it."""
+    def _signature(self, node: _Node, *, told: bool = False) -> Signature:
+        """Return what changes when the value changes."""
         value = node.value
         if node.kind is OPAQUE:
-            return type(value).__qualname__
+            return Signature({}, type(value).__qualname__)
         if isinstance(value, Tensor):
             flags = tuple(value.shape), str(value.dtype), is_trained(value)
-            return flags if id(value) in self._stored else (*flags, tensor_signature(value))
+            values = None if id(value) in self._stored else tensor_signature(value)
+            return Signature({}, (flags, values))
         if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
-            return array_signature(value)
+            return Signature({}, array_signature(value))
         if isinstance(value, (list, dict, set)) and not told:
             digest = plain_digest(value)
             if digest is not None and not getattr(value, "__dict__", None):
-                return digest
-        file = io.BytesIO()
+                return Signature({}, digest)
         try:
-            _Pickler(file, self._table, told=told).dump(self._content(node))
+            attributes = self._attributes(node).items()
+            found = {name: self._sign(part, told) for name, part in attributes}
+            return Signature(found, self._sign(node.kind.read(value), told))
         # pickle and objects of the user may raise anything; `_taken` says what it means
         except Exception as problem:
-            return None if not hasattr(self, "_built") else type(problem).__name__
+            is_built = hasattr(self, "_built")
+            return Signature({}, type(problem).__name__) if is_built else _NONE
+
+    def _sign(self, value: Any, told: bool) -> object:
+        if type(value) in ATOMS and not told:
+            return repr(value)
+        file = io.BytesIO()
+        _Pickler(file, self._table, told=told).dump(value)
         return zlib.crc32(file.getbuffer())
 
     def _made_of(self, node: _Node) -> object:
@@ -290,11 +304,14 @@ class ObjectState:
 
     # Saving
 
-    def _taken(self, paths: Iterable[str], *, skip: bool = False) -> dict[str, Any]:
-        """Return the values at some paths, pickled together.
+    def _taken(
+        self, paths: Iterable[str], *, whole: bool = False, skip: bool = False
+    ) -> dict[str, Any]:
+        """Return what has changed at some paths, pickled together.
 
         Args:
             paths: The paths.
+            whole: Return all that is there, changed or not.
             skip: Leave out what cannot be restored, instead of refusing it.
         """
         content: dict[str, Any] = {}
@@ -308,11 +325,8 @@ class ObjectState:
                     self._refuse(path, node.value, self._what)
                 continue
             try:
-                if isinstance(node.value, nn.Module):
-                    self._check_members(node)
-                if self._made_of(node) != self._arguments[path]:
-                    self._refuse(path, node.value, "is made of other arguments than before")
-                part = self._content(node)
+                self._check_form(node)
+                part = self._content(node, whole=whole)
                 tensors: list[Tensor] = []
                 _Pickler(io.BytesIO(), self._table, tensors).dump(part)
                 content[path] = part
@@ -325,46 +339,81 @@ class ObjectState:
                     self._refuse_part(node, problem)
             else:
                 if any(one.is_floating_point() for one in tensors):
-                    names |= set(_attributes_with_tensors(node, part, self._table))
+                    names |= set(self._with_tensors(node, part))
         if not content:
             return {}
         file, tensors = io.BytesIO(), []
         _Pickler(file, self._table, tensors).dump(content)
         return {"pickle": file.getvalue(), "tensors": tensors, "names": sorted(names)}
 
-    def _content(self, node: _Node) -> Any:
-        """Return what is saved of an object.
+    def _content(self, node: _Node, *, whole: bool) -> tuple[Any, ...]:
+        """Return the attributes of an object that have changed, those that are gone, and the rest.
 
-        A handle that is opened at its first use was None, or not there, when the run was built: a
-        resumed run opens it again.
+        What has not changed stays as the resumed run builds it, which may have other options.
         """
-        value, path = node.value, node.path
+        value = node.value
         if isinstance(value, Tensor):
-            return None if id(value) in self._stored else value.detach(), is_trained(value)
-        content = node.kind.read(value)
-        attributes = _attributes_of(node, content)
-        if attributes is None or path not in self._had:
-            return content
+            rest = None if id(value) in self._stored else value.detach(), is_trained(value)
+            return {}, [], rest
+        now, before = self._signature(node), self._built[node.path]
+        attributes = self._attributes(node)
+        gone = [name for name in before.attributes if name not in attributes]
+        if not whole:
+            attributes = {
+                name: part
+                for name, part in attributes.items()
+                if name not in before.attributes
+                or before.attributes[name] != now.attributes.get(name)
+            }
+        if now.rest == before.rest and not whole:
+            return attributes, gone
+        return attributes, gone, node.kind.read(value)
+
+    def _attributes(self, node: _Node) -> dict[str, Any]:
+        """Return the attributes of an object, without those that a resumed run makes again.
+
+        A handle that is opened at its first use was None, or not there, when the run was built.
+        """
+        attributes = node.kind.attributes(node.value)
+        known = self._built.get(node.path) if hasattr(self, "_built") else None
+        if known is None:
+            return attributes
         for name, part in list(attributes.items()):
-            was_none = self._had[path].get(name)
-            if was_none is False or type(part) in ATOMS or id(part) in self._table:
+            before = known.attributes.get(name)
+            if before not in (None, "None") or type(part) in ATOMS or id(part) in self._table:
                 continue
             try:
                 _Pickler(io.BytesIO(), self._table, []).dump(part)
             except Exception:  # as above
                 is_position = hasattr(type(part), "__next__") or isinstance(part, io.IOBase)
-                if is_position or self._late.setdefault(f"{path}.{name}", part) is not part:
+                if is_position or self._late.setdefault(f"{node.path}.{name}", part) is not part:
                     raise
                 attributes[name] = None
-                if was_none is None:
+                if before is None:
                     del attributes[name]
-        return content
+        return attributes
 
-    def _check_members(self, node: _Node) -> None:
+    def _check_form(self, node: _Node) -> None:
+        """Refuse what no newly built object can be given: other members, other arguments."""
+        if self._made_of(node) != self._arguments[node.path]:
+            self._refuse(node.path, node.value, "is made of other arguments than before")
+        if not isinstance(node.value, nn.Module):
+            return
         before, now = self._members[node.path], _members(node.value)
         for name in [*(now - before), *(before - now)]:
             what = "is gone" if name in before else "was registered after it was built"
             self._refuse(f"{node.path}.{name}", None, f"is a parameter or module that {what}")
+
+    def _with_tensors(self, node: _Node, content: tuple[Any, ...]) -> Iterator[str]:
+        """Yield the attributes of the task under which tensors are saved."""
+        root, _, below = node.path.partition(".")
+        if root == TASK and below:
+            yield below.partition(".")[0].partition("[")[0]
+        for name, part in content[0].items() if node.path == TASK else ():
+            tensors: list[Tensor] = []
+            _Pickler(io.BytesIO(), self._table, tensors).dump(part)
+            if tensors:
+                yield name
 
     def _refuse_part(self, node: _Node, problem: Exception) -> NoReturn:
         """Refuse the part of an object that pickle refuses."""
@@ -402,7 +451,13 @@ class ObjectState:
                 if paths is None or path in paths:
                     where = self._text(path)
                     node = self._nodes[path]
-                    node.kind.write(node.value, content)
+                    attributes, gone, *rest = content
+                    for name in gone:
+                        node.kind.remove(node.value, name)
+                    for name, part in attributes.items():
+                        node.kind.put(node.value, name, part)
+                    for state in rest:
+                        node.kind.write(node.value, state)
         # as above
         except Exception as problem:
             raise CheckpointError(
@@ -544,37 +599,8 @@ class _Unpickler(pickle.Unpickler):
 _ALWAYS = frozenset({("trainable.reachable", "Form"), ("collections", "OrderedDict")})
 
 
-def _attributes_of(node: _Node, content: Any = None) -> dict[str, Any] | None:
-    """Return the attributes in the content of an object; None if it has none."""
-    if content is None:
-        if not isinstance(node.value, nn.Module) and not has_default_state(node.value):
-            return None
-        try:
-            content = node.kind.read(node.value)
-        except Exception:  # a property of the user's
-            return None
-    if isinstance(node.value, nn.Module):
-        content = content[0]
-    return content if isinstance(content, dict) else None
-
-
 def _members(module: nn.Module) -> set[str]:
     return {*module._parameters, *(name for name, one in module._modules.items() if one)}
-
-
-def _attributes_with_tensors(node: _Node, content: Any, table: Mapping[int, str]) -> Iterator[str]:
-    """Yield the attributes of the task under which tensors are saved."""
-    root, _, below = node.path.partition(".")
-    if root != TASK:
-        return
-    if below:
-        yield below.partition(".")[0].partition("[")[0]
-        return
-    for name, part in content.items() if isinstance(content, dict) else ():
-        tensors: list[Tensor] = []
-        _Pickler(io.BytesIO(), table, tensors).dump(part)
-        if tensors:
-            yield name
 
 
 def move_modules(task: object, data: object, device: torch.device) -> None:

@@ -46,39 +46,64 @@ Part = tuple[str, Any]
 
 
 class Kind:
-    """How objects of one kind are read and restored; the base is for those without a state."""
+    """How objects of one kind are read and restored; the base is for those without a state.
 
-    def parts(self, value: Any) -> Iterator[Part]:  # noqa: ARG002  of those that have some
+    An object has attributes, each compared and saved by itself, and a further state.
+    """
+
+    def attributes(self, value: Any) -> dict[str, Any]:  # noqa: ARG002  of those that have some
+        """Return the attributes by name."""
+        return {}
+
+    def parts(self, value: Any) -> Iterator[Part]:
         """Yield the objects that this one refers to."""
-        yield from ()
+        yield from ((f".{name}", part) for name, part in self.attributes(value).items())
 
     def read(self, value: Any) -> Any:
-        """Return the state, which refers to the parts. It is not a copy."""
+        """Return the further state, which refers to the parts. It is not a copy."""
 
     def write(self, value: Any, state: Any) -> None:
         """Restore in place what `read` returned."""
 
-    def arguments(self, value: Any) -> Any:  # noqa: ARG002  as above
+    def put(self, value: Any, name: str, part: Any) -> None:
+        """Set an attribute."""
+        if hasattr(value, "__dict__"):
+            vars(value)[name] = part
+        else:
+            object.__setattr__(value, name, part)
+
+    def remove(self, value: Any, name: str) -> None:
+        """Remove an attribute if it is there."""
+        if name in getattr(value, "__dict__", {}):
+            del vars(value)[name]
+        elif hasattr(value, name):
+            object.__delattr__(value, name)
+
+    def arguments(self, value: Any) -> Any:
         """Return what an object is made from, which cannot be restored in place."""
 
 
 class _List(Kind):
+    def attributes(self, value: Any) -> dict[str, Any]:
+        return _named(value)
+
     def parts(self, value: Any) -> Iterator[Part]:
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
-        yield from _attributes(value)
+        yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
-        return list(value), getattr(value, "__dict__", None)
+        return list(value)
 
     def write(self, value: Any, state: Any) -> None:
-        items, attributes = state
         kind: Any = list if isinstance(value, list) else deque
         kind.clear(value)
-        kind.extend(value, items)
-        _set_attributes(value, attributes)
+        kind.extend(value, state)
 
 
 class _Dict(Kind):
+    def attributes(self, value: Any) -> dict[str, Any]:
+        return _named(value)
+
     def parts(self, value: Any) -> Iterator[Part]:
         for index, (key, part) in enumerate(dict.items(value)):
             if type(key) in ATOMS:
@@ -86,32 +111,33 @@ class _Dict(Kind):
             else:
                 yield f".keys[{index}]", key
                 yield f".values[{index}]", part
-        yield from _attributes(value)
+        yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
-        return list(dict.items(value)), getattr(value, "__dict__", None)
+        return list(dict.items(value))
 
     def write(self, value: Any, state: Any) -> None:
-        items, attributes = state
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         kind.clear(value)
-        kind.update(value, items)
-        _set_attributes(value, attributes)
+        for key, part in state:
+            kind.__setitem__(value, key, part)
 
 
 class _Set(Kind):
+    def attributes(self, value: Any) -> dict[str, Any]:
+        return _named(value)
+
     def parts(self, value: Any) -> Iterator[Part]:
         ordered = value if len(value) < 2 else sorted(value, key=repr)
         yield from ((f".items[{n}]", one) for n, one in enumerate(ordered))
+        yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
-        return list(value), getattr(value, "__dict__", None)
+        return list(value)
 
     def write(self, value: Any, state: Any) -> None:
-        items, attributes = state
         set.clear(value)
-        set.update(value, items)
-        _set_attributes(value, attributes)
+        set.update(value, state)
 
 
 class _ByValue(Kind):
@@ -123,10 +149,8 @@ class _ByValue(Kind):
     def parts(self, value: Any) -> Iterator[Part]:
         if isinstance(value, tuple):
             yield from ((f"[{index}]", part) for index, part in enumerate(value))
-            return
-        _, arguments, state, *_ = reduced(value)
-        yield from ((f".arguments[{n}]", part) for n, part in enumerate(arguments))
-        yield from _parts_of_state(state)
+        else:
+            yield from _parts_of_reduced(value)
 
 
 class _Bytes(Kind):
@@ -159,11 +183,8 @@ class _Iterator(Kind):
     def read(self, value: Any) -> Any:
         frame = getattr(value, "gi_frame", None)
         where = None if frame is None else (frame.f_lasti, repr(sorted(frame.f_locals)))
-        return (
-            where,
-            getattr(value, "_num_yielded", None),
-            inspect.isgenerator(value) and (inspect.getgeneratorstate(value)),
-        )
+        state = inspect.getgeneratorstate(value) if inspect.isgenerator(value) else None
+        return where, getattr(value, "_num_yielded", None), state
 
     def write(self, value: Any, state: Any) -> None:
         raise ValueError(f"no position of {value!r} can be restored, as {state!r}")
@@ -196,10 +217,19 @@ class _Tensor(Kind):
 class _Module(Kind):
     """A module: attributes, buffers that no `state_dict()` has, and which members it has."""
 
+    def attributes(self, value: Any) -> dict[str, Any]:
+        if _has_extra(value):
+            return {"training": value.training}  # get_extra_state() returns the rest
+        return {
+            name: part
+            for name, part in vars(value).items()
+            if name not in _INTERNAL and not isinstance(part, RemovableHandle)
+        }
+
     def parts(self, value: Any) -> Iterator[Part]:
         for members in (value._parameters, value._buffers, value._modules):
             yield from ((f".{name}", one) for name, one in members.items() if one is not None)
-        yield from ((f".{name}", one) for name, one in self._own(value).items())
+        yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
         hidden = value._non_persistent_buffers_set
@@ -208,16 +238,11 @@ class _Module(Kind):
             for name, one in value._buffers.items()
         }
         extra = value.get_extra_state() if _has_extra(value) else None
-        names = list(value._parameters), {k: type(m) for k, m in value._modules.items()}
         becomes = getattr(value, "cls_to_become", None)
-        return self._own(value), buffers, sorted(hidden), extra, names, becomes
+        return buffers, sorted(hidden), extra, None if becomes is None else becomes.__qualname__
 
     def write(self, value: Any, state: Any) -> None:
-        own, buffers, hidden, extra, _, _ = state
-        now = self._own(value)
-        for name in now.keys() - own.keys():
-            del vars(value)[name]
-        vars(value).update(own)
+        buffers, hidden, extra, _ = state
         if extra is not None:
             value.set_extra_state(extra)
         for name in [name for name in value._buffers if name not in buffers]:
@@ -226,22 +251,11 @@ class _Module(Kind):
             vars(value).pop(name, None)  # a plain attribute of that name
             live = value._buffers.get(name)
             if isinstance(new, Form):
-                if live is None or is_lazy(live) or _form(live) != new:
-                    new = new.empty(live)
-                else:
-                    new = live
+                fits = live is not None and not is_lazy(live) and _form(live) == new
+                new = live if fits else new.empty(live)
             value._buffers[name] = new
         value._non_persistent_buffers_set.clear()
         value._non_persistent_buffers_set.update(hidden)
-
-    def _own(self, value: Any) -> dict[str, Any]:
-        if _has_extra(value):
-            return {"training": value.training}  # get_extra_state() returns the rest
-        return {
-            name: part
-            for name, part in vars(value).items()
-            if name not in _INTERNAL and not isinstance(part, RemovableHandle)
-        }
 
 
 class Form(tuple[Any, ...]):
@@ -269,21 +283,7 @@ class _Optimizer(Kind):
     def __init__(self, *, is_saved: bool) -> None:
         self._is_saved = is_saved
 
-    def parts(self, value: Any) -> Iterator[Part]:
-        yield from ((f".{name}", part) for name, part in self._rest(value).items())
-
-    def read(self, value: Any) -> Any:
-        return None if self._is_saved else value.state_dict(), self._rest(value)
-
-    def write(self, value: Any, state: Any) -> None:
-        declared, rest = state
-        for name in self._rest(value).keys() - rest.keys():
-            del vars(value)[name]
-        vars(value).update(rest)
-        if declared is not None:
-            value.load_state_dict(declared)
-
-    def _rest(self, value: Any) -> dict[str, Any]:
+    def attributes(self, value: Any) -> dict[str, Any]:
         return {
             name: part
             for name, part in vars(value).items()
@@ -291,6 +291,13 @@ class _Optimizer(Kind):
             and not name.startswith("_optimizer_")  # hooks
             and not inspect.isroutine(part)  # a schedule replaces `step`
         }
+
+    def read(self, value: Any) -> Any:
+        return None if self._is_saved else value.state_dict()
+
+    def write(self, value: Any, state: Any) -> None:
+        if state is not None:
+            value.load_state_dict(state)
 
 
 class _Declared(Kind):
@@ -306,11 +313,15 @@ class _Declared(Kind):
 class _Function(Kind):
     """A function of the user's: what it has closed over, its defaults and attributes."""
 
+    def attributes(self, value: Any) -> dict[str, Any]:
+        found = {}
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it is empty
+                found[name] = cell.cell_contents
+        return found
+
     def parts(self, value: Any) -> Iterator[Part]:
-        names = value.__code__.co_freevars
-        for name, (part,) in zip(names, _cells(value), strict=True):
-            if part is not _EMPTY:
-                yield f".{name}", part
+        yield from super().parts(value)
         for index, part in enumerate(value.__defaults__ or ()):
             yield f".defaults[{index}]", part
         yield from ((f".{name}", part) for name, part in (value.__kwdefaults__ or {}).items())
@@ -318,36 +329,34 @@ class _Function(Kind):
         yield ".module", sys.modules.get(value.__module__)
 
     def read(self, value: Any) -> Any:
-        found = [None if part is _EMPTY else (part,) for (part,) in _cells(value)]
-        return found, value.__defaults__, value.__kwdefaults__, vars(value)
+        return value.__defaults__, value.__kwdefaults__, vars(value)
 
     def write(self, value: Any, state: Any) -> None:
-        cells, value.__defaults__, value.__kwdefaults__, own = state
-        for cell, content in zip(value.__closure__ or (), cells, strict=True):
-            if content is not None:
-                (cell.cell_contents,) = content
+        value.__defaults__, value.__kwdefaults__, own = state
         vars(value).clear()
         vars(value).update(own)
 
+    def put(self, value: Any, name: str, part: Any) -> None:
+        value.__closure__[value.__code__.co_freevars.index(name)].cell_contents = part
 
-_EMPTY = object()
-
-
-def _cells(function: Any) -> list[tuple[Any]]:
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append((cell.cell_contents,))
-        except ValueError:
-            found.append((_EMPTY,))
-    return found
+    def remove(self, value: Any, name: str) -> None:
+        del value.__closure__[value.__code__.co_freevars.index(name)].cell_contents
 
 
 class _Class(Kind):
     """A class of the user's: its attributes that are neither methods nor descriptors."""
 
+    def attributes(self, value: Any) -> dict[str, Any]:
+        return {
+            name: part
+            for name, part in list(vars(value).items())
+            if not name.startswith(("__", "_abc_"))
+            and not hasattr(type(part), "__get__")
+            and not isinstance(part, type)
+        }
+
     def parts(self, value: Any) -> Iterator[Part]:
-        yield from ((f".{name}", part) for name, part in self.read(value).items())
+        yield from super().parts(value)
         for name, part in list(vars(value).items()):
             for method in (part, *(getattr(part, how, None) for how in ("__func__", "fget"))):
                 if isinstance(method, types.FunctionType):
@@ -355,43 +364,27 @@ class _Class(Kind):
         yield from ((".base", base) for base in value.__bases__)
         yield ".module", sys.modules.get(value.__module__)
 
-    def read(self, value: Any) -> Any:
-        return {
-            name: part
-            for name, part in list(vars(value).items())
-            if not name.startswith("__")
-            and not name.startswith("_abc_")
-            and not hasattr(type(part), "__get__")
-            and not isinstance(part, type)
-        }
+    def put(self, value: Any, name: str, part: Any) -> None:
+        setattr(value, name, part)
 
-    def write(self, value: Any, state: Any) -> None:
-        for name in self.read(value).keys() - state.keys():
-            delattr(value, name)
-        for name, part in state.items():
-            if vars(value).get(name) is not part:
-                setattr(value, name, part)
+    def remove(self, value: Any, name: str) -> None:
+        delattr(value, name)
 
 
 class _Globals(Kind):
     """A module of the user's: its global variables."""
 
-    def parts(self, value: Any) -> Iterator[Part]:
-        yield from (
-            (f".{name}", part) for name, part in list(vars(value).items()) if _is_own(name)
-        )
-
-    def read(self, value: Any) -> Any:
+    def attributes(self, value: Any) -> dict[str, Any]:
         return {
             name: part
             for name, part in list(vars(value).items())
             if _is_own(name) and not isinstance(part, (types.ModuleType, type))
         }
 
-    def write(self, value: Any, state: Any) -> None:
-        for name in self.read(value).keys() - state.keys():
-            delattr(value, name)
-        vars(value).update(state)
+    def parts(self, value: Any) -> Iterator[Part]:
+        for name, part in list(vars(value).items()):
+            if _is_own(name):
+                yield f".{name}", part
 
 
 def _is_own(name: str) -> bool:
@@ -401,18 +394,14 @@ def _is_own(name: str) -> bool:
 class Reduced(Kind):
     """Any other object: the state that pickle would save, given back as pickle would."""
 
+    def attributes(self, value: Any) -> dict[str, Any]:
+        return _named(value) if has_default_state(value) else {}
+
     def parts(self, value: Any) -> Iterator[Part]:
-        _, arguments, state, *_ = reduced(value)
-        if has_default_state(value):
-            yield from _attributes(value)
-            return
-        yield from ((f".arguments[{n}]", part) for n, part in enumerate(arguments))
-        yield from _parts_of_state(state)
+        yield from super().parts(value) if has_default_state(value) else _parts_of_reduced(value)
 
     def read(self, value: Any) -> Any:
-        if has_default_state(value):
-            return dict(_named(value))
-        return reduced(value)[2]
+        return None if has_default_state(value) else reduced(value)[2]
 
     def arguments(self, value: Any) -> Any:
         if has_default_state(value):
@@ -421,20 +410,18 @@ class Reduced(Kind):
         return arguments, [list(one) for one in items if one is not None]
 
     def write(self, value: Any, state: Any) -> None:
-        if has_default_state(value):
-            for name in dict(_named(value)).keys() - state.keys():
-                object.__delattr__(value, name)
-            for name, part in state.items():
-                if name in getattr(value, "__dict__", {}) or hasattr(value, "__dict__"):
-                    vars(value)[name] = part
-                else:
-                    object.__setattr__(value, name, part)
-        elif hasattr(type(value), "__setstate__"):
+        if hasattr(type(value), "__setstate__"):
             value.__setstate__(state)
         elif state is not None:
             groups = state if isinstance(state, tuple) else (state,)
             for name, part in [pair for group in groups if group for pair in group.items()]:
                 object.__setattr__(value, name, part)
+
+
+def _parts_of_reduced(value: Any) -> Iterator[Part]:
+    _, arguments, state, *_ = reduced(value)
+    yield from ((f".arguments[{n}]", part) for n, part in enumerate(arguments))
+    yield from _parts_of_state(state)
 
 
 def _parts_of_state(state: Any) -> Iterator[Part]:
@@ -469,8 +456,8 @@ def has_default_state(value: Any) -> bool:
     )
 
 
-def _named(value: Any) -> Iterator[Part]:
-    yield from list(getattr(value, "__dict__", {}).items())
+def _named(value: Any) -> dict[str, Any]:
+    found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -478,17 +465,8 @@ def _named(value: Any) -> Iterator[Part]:
                 continue
             name = f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name
             if hasattr(value, name):
-                yield name, getattr(value, name)
-
-
-def _attributes(value: Any) -> Iterator[Part]:
-    yield from ((f".{name}", part) for name, part in _named(value))
-
-
-def _set_attributes(value: Any, attributes: dict[str, Any] | None) -> None:
-    if attributes is not None:
-        vars(value).clear()
-        vars(value).update(attributes)
+                found.setdefault(name, getattr(value, name))
+    return found
 
 
 # Which kind an object is of
@@ -651,7 +629,7 @@ def has_overlap(tensor: Tensor) -> bool:
 def held_modules(root: object, left_out: set[int]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the outermost modules below an object's attributes, each with the path to it."""
     seen = set(left_out)
-    waiting = deque([(name.removeprefix("."), part) for name, part in _attributes(root)])
+    waiting = deque(_named(root).items())
     while waiting:
         path, value = waiting.popleft()
         kind = kind_of(value)

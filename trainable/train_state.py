@@ -266,7 +266,7 @@ class TrainState:
                 "with the code, the version and the configuration that wrote it, or start a new "
                 "run"
             ) from problem
-        if self._task is not None and own["task"]:
+        if self._task is not None:
             self._task.load_state_dict(own["task"])
         self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["scaler"])

@@ -310,7 +310,7 @@ def test_state_that_is_not_restored_is_said(tmp_path, opened, configure):
 def test_hook_without_a_savable_change_is_refused_early(configure):
     class Holding(Curriculum):
         def on_step_end(self, step):
-            self.lines = iter([1, 2])
+            self.lines = (number for number in (1, 2))
             next(self.lines)
 
     parts = build_parts(configure(), device=torch.device("cpu"), task=Holding())
