@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import subprocess
 import sys
+import threading
 
 import numpy
 import pytest
@@ -344,47 +345,54 @@ def test_generators_are_equal_after_each_resumed_step(
 
 def test_fp16_skipped_last_window_survives_an_interruption(tmp_path, opened, configure, toy):
     """The last row's metrics are in the file then, and nothing follows it but the boundary's."""
+    here = threading.local()  # which is no state of the task
 
     class Overflowing(toy):
         def loss(self, model, batch):
             part, weight = super().loss(model, batch)
-            at = trainer.state.progress
+            at = here.trainer.state.progress
             if model.training and (at.epoch, at.window) == (1, 3):
                 part.register_hook(lambda gradient: gradient * torch.inf)
             return part, weight
 
     config = configure(every="1 step", metric="train/loss", precision="fp16")
-    whole = trainer = opened(config, tmp_path / "whole", Overflowing())
-    reports = _run(trainer)
+    whole = here.trainer = opened(config, tmp_path / "whole", Overflowing())
+    reports = _run(here.trainer)
     assert [(report.epoch, report.step) for report in reports] == [(1, 4), (2, 7), (3, 11)]
     assert reports[1].metrics["train/loss"] == reports[1].rows[-2].metrics["train/loss"]
 
     def before_it():
-        return trainer.state.progress.step == 7
+        return here.trainer.state.progress.step == 7
 
-    trainer = opened(config, tmp_path / "cut", Overflowing(), should_stop=before_it)
-    assert len(_run(trainer)) == 1
-    trainer = opened(config, tmp_path / "cut", Overflowing())
-    assert [report.epoch for report in _run(trainer)] == [2, 3]
-    assert _equal(whole.state.state_dict(), trainer.state.state_dict())
+    here.trainer = opened(config, tmp_path / "cut", Overflowing(), should_stop=before_it)
+    assert len(_run(here.trainer)) == 1
+    here.trainer = opened(config, tmp_path / "cut", Overflowing())
+    assert [report.epoch for report in _run(here.trainer)] == [2, 3]
+    assert _equal(whole.state.state_dict(), here.trainer.state.state_dict())
     assert _curve(tmp_path / "whole") == _curve(tmp_path / "cut")
 
 
 def test_fp16_skipped_first_epoch_stays_in_the_curve(tmp_path, opened, configure, toy):
+    here = threading.local()  # as above
+
     class Overflowing(toy):
         def loss(self, model, batch):
             part, weight = super().loss(model, batch)
-            if model.training and trainer.state.progress.epoch == 0:
+            if model.training and here.trainer.state.progress.epoch == 0:
                 part.register_hook(lambda gradient: gradient * torch.inf)
             return part, weight
 
     config = configure(precision="fp16")
-    trainer = opened(config, tmp_path / "whole", Overflowing())
-    assert [(report.epoch, report.step) for report in _run(trainer)] == [(1, 0), (2, 4), (3, 8)]
-    trainer = opened(config, tmp_path / "cut", Overflowing(), until=1)
-    _run(trainer)
-    trainer = opened(config, tmp_path / "cut", Overflowing())
-    _run(trainer)
+    here.trainer = opened(config, tmp_path / "whole", Overflowing())
+    assert [(report.epoch, report.step) for report in _run(here.trainer)] == [
+        (1, 0),
+        (2, 4),
+        (3, 8),
+    ]
+    here.trainer = opened(config, tmp_path / "cut", Overflowing(), until=1)
+    _run(here.trainer)
+    here.trainer = opened(config, tmp_path / "cut", Overflowing())
+    _run(here.trainer)
     curve = _curve(tmp_path / "whole")
     assert [step for step, _ in curve] == list(range(9))
     assert curve == _curve(tmp_path / "cut")
