@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainable.errors import CheckpointError, TaskError
 from trainable.reachable import (
@@ -79,9 +80,6 @@ class Signature(NamedTuple):
     rest: object
 
 
-_NONE = Signature({}, None)
-
-
 class ObjectState:
     """What has changed below some objects since they were built.
 
@@ -123,9 +121,6 @@ class ObjectState:
         }
         self._arguments = {path: self._made_of(node) for path, node in self._nodes.items()}
         self._built = self._signatures()
-        for path, its in self._built.items():
-            if its is _NONE:
-                self._nodes[path] = self._nodes[path]._replace(kind=OPAQUE)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has changed since the build: a pickle as bytes, and its tensors.
@@ -266,7 +261,8 @@ class ObjectState:
         if node.kind is OPAQUE:
             return Signature({}, type(value).__qualname__)
         if isinstance(value, Tensor):
-            flags = tuple(value.shape), str(value.dtype), is_trained(value)
+            shape = None if is_lazy(value) else tuple(value.shape)
+            flags = shape, str(value.dtype), is_trained(value)
             values = None if id(value) in self._stored else tensor_signature(value)
             return Signature({}, (flags, values))
         if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
@@ -276,19 +272,21 @@ class ObjectState:
             if digest is not None and not getattr(value, "__dict__", None):
                 return Signature({}, digest)
         try:
-            attributes = self._attributes(node).items()
-            found = {name: self._sign(part, told) for name, part in attributes}
-            return Signature(found, self._sign(node.kind.read(value), told))
-        # pickle and objects of the user may raise anything; `_taken` says what it means
+            attributes, rest = self._attributes(node), node.kind.read(value)
+        # objects of the user may raise anything; `_taken` says what it means
         except Exception as problem:
-            is_built = hasattr(self, "_built")
-            return Signature({}, type(problem).__name__) if is_built else _NONE
+            return Signature({}, type(problem).__name__)
+        found = {name: self._sign(part, told) for name, part in attributes.items()}
+        return Signature(found, self._sign(rest, told))
 
     def _sign(self, value: Any, told: bool) -> object:
         if type(value) in ATOMS and not told:
             return repr(value)
         file = io.BytesIO()
-        _Pickler(file, self._table, told=told).dump(value)
+        try:
+            _Pickler(file, self._table, told=told).dump(value)
+        except Exception as problem:  # as above; another object at this place is noticed
+            return type(problem).__name__, None if told else id(value)
         return zlib.crc32(file.getbuffer())
 
     def _made_of(self, node: _Node) -> object:

@@ -206,7 +206,7 @@ class _Tensor(Kind):
         new, trains = state
         if isinstance(new, Tensor):
             with torch.no_grad():
-                if new.shape == value.shape and not has_overlap(value):
+                if not is_lazy(value) and new.shape == value.shape and not has_overlap(value):
                     value.copy_(new)
                 else:
                     value.data = new.to(value.device, copy=True)
@@ -223,7 +223,9 @@ class _Module(Kind):
         return {
             name: part
             for name, part in vars(value).items()
-            if name not in _INTERNAL and not isinstance(part, RemovableHandle)
+            if name not in _INTERNAL
+            and not name.startswith("__composable_api_")  # FSDP's
+            and not isinstance(part, RemovableHandle)
         }
 
     def parts(self, value: Any) -> Iterator[Part]:
@@ -505,11 +507,11 @@ def kind_of(value: Any) -> Kind | None:
     if isinstance(value, type):
         if is_users(value) and not isinstance(value, enum.EnumMeta):
             return _CLASS
-        return OPAQUE if _is_local(value) else None
+        return None if _is_found(value) else OPAQUE
     if isinstance(value, types.ModuleType):
         return _GLOBALS if is_users_module(value.__name__) else None
     if isinstance(value, types.FunctionType):
-        return _FUNCTION if is_users(value) else (OPAQUE if _is_local(value) else None)
+        return _FUNCTION if is_users(value) else (None if _is_found(value) else OPAQUE)
     if isinstance(value, types.BuiltinFunctionType):
         bound = getattr(value, "__self__", None)
         return None if bound is None or isinstance(bound, (types.ModuleType, type)) else BY_VALUE
@@ -540,7 +542,7 @@ def named(value: Any) -> str | None:
     """Return the name of a class, function or module of the user's; None for other objects."""
     if isinstance(value, types.ModuleType):
         return value.__name__
-    if isinstance(value, (type, types.FunctionType)) and not _is_local(value):
+    if isinstance(value, (type, types.FunctionType)) and _is_found(value):
         return f"{value.__module__}.{value.__qualname__}"
     return None
 
@@ -566,8 +568,12 @@ def is_users_module(name: str) -> bool:
     )
 
 
-def _is_local(function: Any) -> bool:
-    return "<" in function.__qualname__
+def _is_found(value: Any) -> bool:
+    """Whether pickle finds a class or function by its name."""
+    found: Any = sys.modules.get(value.__module__ or "")
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
 def is_trained(tensor: Tensor) -> bool:
@@ -596,9 +602,11 @@ def tensor_signature(tensor: Tensor) -> object:
 
     Reads each byte once, at 3 GB/s on the host. Device synchronisation for a tensor on a device.
     """
+    if is_lazy(tensor):
+        return "lazy"
     found = tensor.detach()
     form = (tuple(found.shape), str(found.dtype))
-    if found.device.type == "meta" or is_lazy(tensor):
+    if found.device.type == "meta":
         return form
     if found.layout is not torch.strided or found.is_quantized:
         file = io.BytesIO()

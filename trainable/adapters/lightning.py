@@ -179,15 +179,15 @@ class LightningTask(Task):
             # once more: a scheduler writes into the optimizer for which it was made
             made = schedulers_apart(*configured(model))
             self._rates, self._schedulers, self._intervals = made
+            self._base_rates = base_rates(made[0])
         _OPTIMIZERS[self] = optimizer
         return optimizer
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state; the schedules keep the learning rates with which they were built."""
-        built = None if self._rates is None else base_rates(self._rates)
         super().load_state_dict(state)
-        if self._rates is not None and built is not None:
-            scale_rates(self._rates, self._schedulers, built)
+        if self._rates is not None:
+            scale_rates(self._rates, self._schedulers, self._base_rates)
         self._copy_rates()
 
     def _copy_rates(self) -> None:
