@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests import rank_training
-from tests.rank_sync_tasks import Best, Plain, Scale
+from tests.rank_sync_tasks import Plain, Scale
 from trainable.task import Batch, Task
 
 
@@ -109,20 +110,12 @@ class Placed(Plain):
         return super().loss(model, batch)
 
 
-class Iterating(Plain):
-    """Keeps an iterator over another order on each rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.order = iter([[1, 2], [2, 1]][rank_training.rank_of_process])
-
-
 class Typed(Plain):
-    """Keeps an object of another class on each rank."""
+    """Keeps an object of another class on each rank, which no other process can be given."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.best = [Held(0.0), Best()][rank_training.rank_of_process]
+        self.best = [threading.Lock, threading.RLock][rank_training.rank_of_process]()
 
 
 class Tempered(nn.Module):

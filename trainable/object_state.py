@@ -11,17 +11,19 @@ since, the run is refused. What must not live here: how an object of a kind is r
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import io
 import os
 import pickle
+import pickletools
 import sys
 import tempfile
 import types
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -170,7 +172,7 @@ class ObjectState:
         """
         before = self.from_now(lost=lost)
         paths = [path for path in before._built if not path.startswith("data")]
-        present = snapshot({"kept": before._taken(paths, whole=True, skip=True)})["kept"]
+        present = snapshot({"kept": before._taken(paths, before._whole, skip=True)})["kept"]
         yield
         changed = before._changed()
         before._taken(changed)  # refuses what cannot be restored
@@ -183,19 +185,60 @@ class ObjectState:
         return f"{zlib.crc32(repr(sorted(self._built.items())).encode()):08x}"
 
     def compared(self) -> dict[str, list[str]]:
-        """Return two digests of each value: of all of it, and without what is a process's own."""
-        told = {path: repr(self._signature(one, told=True)) for path, one in self._nodes.items()}
-        return {path: [repr(its), told[path]] for path, its in self._signatures().items()}
+        """Return two digests of each value: of all of it, and without what is a process's own.
 
-    def chosen(self, names: Collection[str], *, lost: str, remedy: str) -> dict[str, Any]:
+        Without the globals of modules, which may say which rank a process is.
+        """
+        found: dict[str, list[str]] = {}
+        for path, node in self._nodes.items():
+            if path.startswith(tuple(self._roots)):
+                name, its, told = _with_type(node), self._signature(node), self._told(node)
+                found[name] = [repr(its.rest), repr(told.rest)]
+                found |= {
+                    f"{name} {key}": [repr(one), repr(told.attributes.get(key))]
+                    for key, one in its.attributes.items()
+                }
+        return found
+
+    def _told(self, node: _Node) -> Signature:
+        return self._signature(node, told=True)
+
+    def chosen(
+        self, names: Collection[str], common: Collection[str], *, lost: str, remedy: str
+    ) -> dict[str, Any]:
         """Return the values at some paths, as `compared` names them, for another rank.
+
+        Args:
+            names: The paths.
+            common: The paths that all ranks have.
+            lost: Why a value that cannot be restored is refused.
+            remedy: What the user can do about it.
 
         Raises:
             TaskError: There is one that cannot be restored.
         """
         other = copy.copy(self)
         other._what, other._lost, other._remedy = "is another one on another rank", lost, remedy
-        return other._taken([path for path in self._nodes if path in names], whole=True)
+        there = {path: _with_type(node) for path, node in self._nodes.items()}
+        other._table = {
+            key: path
+            for key, path in self._table.items()
+            if there[path] in common or there[path] not in names
+        }
+        parts: dict[str, set[str]] = {}
+        for name in names:
+            path, kind, *attribute = name.split(" ")
+            parts.setdefault(f"{path} {kind}", set()).update(attribute)
+
+        def content(node: _Node) -> tuple[Any, ...]:
+            name = there[node.path]
+            attributes = node.kind.attributes(node.value)
+            sent = {key: part for key, part in attributes.items() if key in parts[name]}
+            gone = [key for key in parts[name] if key not in attributes]
+            return sent, gone, *([node.kind.read(node.value)] if name in names else [])
+
+        wanted = [path for path, name in there.items() if name in parts and name in common]
+        return other._taken(wanted, content)
 
     def take(self, state: Mapping[str, Any], names: Collection[str]) -> None:
         """Restore the values of the first rank, which sends nothing to itself.
@@ -211,10 +254,14 @@ class ObjectState:
         """
         self.load_state_dict(state)
         self._look()
-        for path in names:
-            if path in self._built:
-                before = self._built[path]
-                self._built[path] = Signature(dict.fromkeys(before.attributes, None), object())
+        for path, node in self._nodes.items():
+            name, before = _with_type(node), self._built[path]
+            attributes = {
+                key: None if f"{name} {key}" in names else its
+                for key, its in before.attributes.items()
+            }
+            rest = object() if name in names else before.rest
+            self._built[path] = Signature(attributes, rest)
 
     # Finding and comparing values
 
@@ -303,13 +350,18 @@ class ObjectState:
     # Saving
 
     def _taken(
-        self, paths: Iterable[str], *, whole: bool = False, skip: bool = False
+        self,
+        paths: Iterable[str],
+        content_of: Callable[[_Node], tuple[Any, ...]] | None = None,
+        *,
+        skip: bool = False,
     ) -> dict[str, Any]:
         """Return what has changed at some paths, pickled together.
 
         Args:
             paths: The paths.
-            whole: Return all that is there, changed or not.
+            content_of: Returns of an object the attributes, those that are gone, and the rest;
+                None: what has changed.
             skip: Leave out what cannot be restored, instead of refusing it.
         """
         content: dict[str, Any] = {}
@@ -324,10 +376,10 @@ class ObjectState:
                 continue
             try:
                 self._check_form(node)
-                part = self._content(node, whole=whole)
+                part = (content_of or self._changes)(node)
                 tensors: list[Tensor] = []
                 _Pickler(io.BytesIO(), self._table, tensors).dump(part)
-                content[path] = part
+                content[path] = (type(node.value).__qualname__, *part)
             except TaskError:
                 if not skip:
                     raise
@@ -344,28 +396,27 @@ class ObjectState:
         _Pickler(file, self._table, tensors).dump(content)
         return {"pickle": file.getvalue(), "tensors": tensors, "names": sorted(names)}
 
-    def _content(self, node: _Node, *, whole: bool) -> tuple[Any, ...]:
+    def _whole(self, node: _Node) -> tuple[Any, ...]:
+        """Return all that there is of an object."""
+        return self._attributes(node), None, node.kind.read(node.value)
+
+    def _changes(self, node: _Node) -> tuple[Any, ...]:
         """Return the attributes of an object that have changed, those that are gone, and the rest.
 
         What has not changed stays as the resumed run builds it, which may have other options.
         """
         value = node.value
-        if isinstance(value, Tensor):
-            rest = None if id(value) in self._stored else value.detach(), is_trained(value)
-            return {}, [], rest
+        if isinstance(value, Tensor) and id(value) in self._stored:
+            return {}, (), (None, is_trained(value))
         now, before = self._signature(node), self._built[node.path]
         attributes = self._attributes(node)
         gone = [name for name in before.attributes if name not in attributes]
-        if not whole:
-            attributes = {
-                name: part
-                for name, part in attributes.items()
-                if name not in before.attributes
-                or before.attributes[name] != now.attributes.get(name)
-            }
-        if now.rest == before.rest and not whole:
-            return attributes, gone
-        return attributes, gone, node.kind.read(value)
+        attributes = {
+            name: part
+            for name, part in attributes.items()
+            if name not in before.attributes or before.attributes[name] != now.attributes.get(name)
+        }
+        return attributes, gone, *([] if now.rest == before.rest else [node.kind.read(value)])
 
     def _attributes(self, node: _Node) -> dict[str, Any]:
         """Return the attributes of an object, without those that a resumed run makes again.
@@ -449,7 +500,11 @@ class ObjectState:
                 if paths is None or path in paths:
                     where = self._text(path)
                     node = self._nodes[path]
-                    attributes, gone, *rest = content
+                    kind, attributes, gone, *rest = content
+                    if kind != type(node.value).__qualname__:
+                        raise TypeError(f"it is a {type(node.value).__qualname__}, not a {kind}")
+                    if gone is None:  # it has all that is there
+                        gone = node.kind.attributes(node.value).keys() - attributes.keys()
                     for name in gone:
                         node.kind.remove(node.value, name)
                     for name, part in attributes.items():
@@ -528,7 +583,9 @@ class _Pickler(pickle.Pickler):
                 return "path", "" if is_temporary else Path(value).name
             return None
         if (path := self._table.get(id(value))) is not None:
-            return "at", path
+            return (
+                ("at", path, type(value).__qualname__) if self._tensors is None else ("at", path)
+            )
         if isinstance(value, Tensor):
             return self._of_tensor(value)
         if isinstance(value, types.ModuleType):
@@ -559,7 +616,7 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, state: Mapping[str, Any], objects: ObjectState, *, trusted: bool) -> None:
         super().__init__(io.BytesIO(state["pickle"]))
-        self._saved, self._objects, self._trusted = state["tensors"], objects, trusted
+        self._saved, self._objects, self._trusted = state, objects, trusted
         self._tensors: dict[int, Tensor] = {}
 
     def persistent_load(self, written: Any) -> Any:
@@ -571,7 +628,7 @@ class _Unpickler(pickle.Unpickler):
             return sys.modules[name]
         if kind == "tensor":
             if name not in self._tensors:
-                self._tensors[name] = self._tensor(self._saved[name], *rest)
+                self._tensors[name] = self._tensor(self._saved["tensors"][name], *rest)
             return self._tensors[name]
         raise pickle.UnpicklingError(f"{kind} cannot be read")
 
@@ -586,15 +643,33 @@ class _Unpickler(pickle.Unpickler):
         Raises:
             pickle.UnpicklingError: The state may not name it.
         """
-        if not self._trusted or module not in sys.modules or module in _REFUSED:
-            if (module, name) not in _ALWAYS:
-                raise pickle.UnpicklingError(f"it names {module}.{name}")
-        elif module == "builtins" and name in ("eval", "exec", "compile", "open", "__import__"):
+        unsafe = module == "builtins" and not isinstance(getattr(builtins, name, None), type)
+        if module not in sys.modules or module in _REFUSED or (unsafe and name != "getattr"):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
 
+    def load(self) -> Any:
+        """Return what was saved.
 
-_ALWAYS = frozenset({("trainable.reachable", "Form"), ("collections", "OrderedDict")})
+        Raises:
+            pickle.UnpicklingError: It names or calls something, and is not trusted.
+        """
+        if not self._trusted:
+            for operation, _, _ in pickletools.genops(self._saved["pickle"]):
+                if operation.name in _CALLS:
+                    raise pickle.UnpicklingError("it has objects of classes")
+        return super().load()
+
+
+_CALLS = frozenset(
+    "GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD EXT1 EXT2 EXT4".split()  # noqa: SIM905
+)
+"""The operations of a pickle that name or call something."""
+
+
+def _with_type(node: _Node) -> str:
+    """Return path and class of an object, without blanks in them."""
+    return f"{node.path.replace(' ', '_')} {type(node.value).__qualname__}"
 
 
 def _members(module: nn.Module) -> set[str]:

@@ -65,9 +65,11 @@ class OwnState:
         """Return its digest, twice, as `ObjectState.compared` does."""
         return {"": [self.digest()] * 2}
 
-    def chosen(self, names: Collection[str], *, lost: str, remedy: str) -> list[Any]:
+    def chosen(
+        self, names: Collection[str], common: Collection[str], *, lost: str, remedy: str
+    ) -> list[Any]:
         """Return the state if it is among the names."""
-        del lost, remedy  # each state can be loaded
+        del common, lost, remedy  # each state can be loaded
         return [self._taken()[0]] if names else []
 
     def take(self, entries: list[Any], names: Collection[str]) -> None:

@@ -51,14 +51,18 @@ def build_alike(
         return
     with ranks.together() as message:
         message.own = [one.compared() for one in objects]
-    names = [_differing(of_ranks) for of_ranks in zip(*message.of_ranks, strict=True)]
+    found = list(zip(*message.of_ranks, strict=True))
+    names = [_differing(of_ranks) for of_ranks in found]
+    common = [set.intersection(*map(set, of_ranks)) for of_ranks in found]
     if not any(names):
         return
     entries: list[Any] = []
     with ranks.together():
         if ranks.is_first:
-            pairs = zip(objects, names, strict=True)
-            entries = [o.chosen(n, lost=_BUILT, remedy=_BUILT_REMEDY) for o, n in pairs]
+            entries = [
+                one.chosen(its, all_have, lost=_BUILT, remedy=_BUILT_REMEDY)
+                for one, its, all_have in zip(objects, names, common, strict=True)
+            ]
             check_state(entries, "what the first rank has built")
     sent = ranks.broadcast({"entries": entries})
     assert sent is not None

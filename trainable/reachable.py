@@ -182,7 +182,10 @@ class _Iterator(Kind):
 
     def read(self, value: Any) -> Any:
         frame = getattr(value, "gi_frame", None)
-        where = None if frame is None else (frame.f_lasti, repr(sorted(frame.f_locals)))
+        where = None
+        if frame is not None:
+            own = {name: part for name, part in frame.f_locals.items() if type(part) in ATOMS}
+            where = frame.f_lasti, own
         state = inspect.getgeneratorstate(value) if inspect.isgenerator(value) else None
         return where, getattr(value, "_num_yielded", None), state
 
@@ -252,31 +255,24 @@ class _Module(Kind):
         for name, new in buffers.items():
             vars(value).pop(name, None)  # a plain attribute of that name
             live = value._buffers.get(name)
-            if isinstance(new, Form):
+            if isinstance(new, tuple):
                 fits = live is not None and not is_lazy(live) and _form(live) == new
-                new = live if fits else new.empty(live)
+                new = live if fits else _empty(new, live)
             value._buffers[name] = new
         value._non_persistent_buffers_set.clear()
         value._non_persistent_buffers_set.update(hidden)
 
 
-class Form(tuple[Any, ...]):
-    """Shape, dtype and kind of device of a buffer whose values are saved elsewhere."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> Any:
-        return Form, (tuple(self),)
-
-    def empty(self, live: Tensor | None) -> Tensor:
-        """Return a tensor of this form."""
-        shape, dtype, on_device = self
-        where = live.device if live is not None else torch.device("cpu")
-        return torch.empty(shape, dtype=dtype, device=where if on_device else "cpu")
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return shape, dtype and kind of device of a buffer whose values are saved elsewhere."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return tuple(tensor.shape), dtype, tensor.device.type != "cpu"
 
 
-def _form(tensor: Tensor) -> Form:
-    return Form((tuple(tensor.shape), tensor.dtype, tensor.device.type != "cpu"))
+def _empty(form: tuple[Any, ...], live: Tensor | None) -> Tensor:
+    shape, dtype, on_device = form
+    where = live.device if live is not None and on_device else "cpu"
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
 
 
 class _Optimizer(Kind):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.rank_training import Runs, config, curve, newest_state, to_end, train_in_turn
+from tests.saved_objects import saved_values
 from trainable.build import open_trainer
 from trainable.compare_states import state_differences
 from trainable.config import TrialConfig
@@ -45,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "resumed": _config(2, "Unseeded"),
         "more": _config(2, "Placed", more=True),
         "sharded": _config(2, "Unseeded", sharding="fsdp"),
-        **{name: _config(2, name) for name in ("Iterating", "Typed", "Averaging")},
+        **{name: _config(2, name) for name in ("Typed", "Averaging")},
     }
     found = train_in_turn(root, plan, cut=CUT)
     for name in ALONE:
@@ -68,11 +69,11 @@ def test_curve_is_that_of_one_process(runs: Runs, name: str) -> None:
 def test_all_ranks_keep_what_the_first_one_has_built(runs: Runs) -> None:
     state = newest_state(runs.root / "Apart")
     (second,) = state["ranks"]
-    parts = ("task", "modules")
+    parts = ("task", "objects")
     assert list(state_differences(*({k: one[k] for k in parts} for one in (state, second)))) == []
-    sent = {path[-1][1] for path, *_ in state["task"]["held"]}
+    sent = saved_values(state, "task").keys()
     assert sent >= {"table", "array", "by_name", "rate", "mode", "more", "weight", "own"}
-    assert {path[-1][1] for path, *_ in state["modules"]} == {"rate"}
+    assert saved_values(state, "model").keys() == {"rate"}
 
 
 def test_resumed_run_keeps_what_was_drawn(runs: Runs) -> None:
@@ -83,7 +84,7 @@ def test_resumed_run_keeps_what_was_drawn(runs: Runs) -> None:
         assert len(drawn) == 12
         assert drawn == pytest.approx(drawn[:1] * 12, rel=1e-12)
     (second,) = newest_state(runs.root / "cut")["ranks"]
-    held = {path[-1][1]: payload for path, _, payload in second["task"]["held"]}
+    held = saved_values(second, "task")
     drawn = [row.metrics["offset"] for row in curve(runs.root / "cut")]
     assert held["offset"] == pytest.approx(drawn[0], rel=1e-12)
 
@@ -91,11 +92,10 @@ def test_resumed_run_keeps_what_was_drawn(runs: Runs) -> None:
 def test_what_a_process_has_of_its_own_stays(runs: Runs) -> None:
     assert "more" not in runs.errors
     assert runs.others["Placed"] == runs.others["more"] == ""
-    held = newest_state(runs.root / "Placed")["task"].get("held", [])
-    assert held == []
+    assert newest_state(runs.root / "Placed")["objects"] == {}
 
 
-@pytest.mark.parametrize(("name", "said"), [("Iterating", "order"), ("Typed", "best")])
+@pytest.mark.parametrize(("name", "said"), [("Typed", "best")])
 def test_what_cannot_be_sent_is_refused(runs: Runs, name: str, said: str) -> None:
     for message in (str(runs.errors[name]), runs.others[name].removeprefix("task: ")):
         assert f"{name}.{said}" in message

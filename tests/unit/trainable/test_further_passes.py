@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.rank_training import Groups, config, to_end
+from tests.saved_objects import saved_values
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.errors import TaskError
@@ -48,24 +49,20 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Tas
     return store.load(newest), raised.value, modes
 
 
-def _held(entries: list[Any]) -> dict[str, Any]:
-    return {path[-1][1]: payload for path, _, payload in entries}
-
-
 def test_passes_for_other_ranks_change_nothing(ended: Any) -> None:
     state, _, modes = ended
     for rank, own in enumerate((state, *state["ranks"])):
-        held, of_model = _held(own["task"]["held"]), _held(own["modules"])
+        held, of_model = saved_values(own, "task"), saved_values(own, "model")
         lengths = (TRAINED[rank] + EVALUATED[rank]) * EPOCHS
         calls = len(lengths)
-        assert held["lengths"]["list"] == [0, *lengths]
-        assert held["queue"]["deque"] == lengths[-3:]
-        assert held["table"]["dict"] == [["all", {"list": list(range(1, calls + 1))}]]
+        assert held["lengths"] == [0, *lengths]
+        assert held["queue"] == lengths[-3:]
+        assert held["table"] == [("all", list(range(1, calls + 1)))]
         assert held["calls"] == held["newest"] == held["value"] == of_model["calls"] == calls
-        assert held["array"]["array"].tolist() == [calls, calls]
+        assert held["array"].numpy().view("float64").tolist() == [calls, calls]
         drawn = torch.Generator()
         noise = [torch.randn(3, generator=drawn).double() / 10 for _ in range(calls)][-1]
-        assert torch.equal(held["noise"]["value"], noise)
+        assert torch.equal(held["noise"], noise)
     assert modes == {True}
 
 

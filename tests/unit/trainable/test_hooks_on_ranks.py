@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.rank_training import Runs, config, curve, newest_state, to_end, train_in_turn
+from tests.saved_objects import saved_values
 from trainable.build import open_trainer
 from trainable.compare_states import state_differences
 from trainable.config import TrialConfig
@@ -53,8 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def _drawn(state: dict[str, Any]) -> list[float]:
-    held = {path[-1][1]: payload for path, _, payload in state["task"]["held"]}
-    drawn: list[float] = held["drawn"]["list"]
+    drawn: list[float] = saved_values(state, "task")["drawn"]
     return drawn
 
 
@@ -69,7 +69,10 @@ def _compare_curves(first: Path, second: Path) -> None:
 def test_ranks_draw_the_same_in_hooks(runs: Runs, name: str) -> None:
     state = newest_state(runs.root / name)
     (second,) = state["ranks"]
-    assert list(state_differences({"task": state["task"]}, {"task": second["task"]})) == []
+    assert (
+        list(state_differences({"objects": state["objects"]}, {"objects": second["objects"]}))
+        == []
+    )
     drawn = _drawn(state)
     assert len(drawn) == (12 if name == "epochs" else 36)
     assert len(set(drawn)) >= len(drawn) - 3, "each hook draws anew"

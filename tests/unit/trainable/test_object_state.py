@@ -437,7 +437,8 @@ def test_order_of_a_long_tensor_is_part_of_its_signature():
 
 def test_what_may_be_another_one_in_each_process():
     def told(value):
-        return ObjectState({"task": SimpleNamespace(value=value)}).compared()["task"][1]
+        found = ObjectState({"task": SimpleNamespace(value=value)}).compared()
+        return found["task SimpleNamespace value"][1]
 
     here, name = tempfile.gettempdir(), "sub/a.png"
     same = [
