@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -35,6 +36,8 @@ class GroupPlace:
         timeout: Seconds for which a rank waits for the others in a step.
         join_timeout: Seconds for which a rank waits until all have joined, and have opened the run
             and begun its first report.
+        key: Signs the states that ranks send each other, which are partly pickles. It reaches the
+            ranks as their place does, and never by the connections of the group.
     """
 
     address: str
@@ -42,6 +45,7 @@ class GroupPlace:
     size: int
     timeout: float = rank_waits.STEP
     join_timeout: float = rank_waits.JOIN
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
 
 def listen(address: str = "127.0.0.1") -> socket.socket:

@@ -59,7 +59,9 @@ _REMEDY = (
     "pickle takes; or override state_dict() and load_state_dict(), of its class or of the task, "
     "to save what matters of it"
 )
-_REFUSED = frozenset({"os", "posix", "subprocess", "pty", "runpy", "code", "socket", "shutil"})
+_REFUSED = frozenset(
+    {"io", "_io", "os", "posix", "subprocess", "pty", "runpy", "code", "socket", "shutil"}
+)
 """Modules of which the pickle of a state names nothing."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hmac
 import io
 import json
 import socket
@@ -36,6 +37,9 @@ _FIRST_BYTES = 4096
 """Bytes of the first operation of a message; what is longer takes a second one."""
 _NUM_NUMBERS = 7 + len(Decisions._fields)
 """How many numbers of each rank travel with the gradients: see `exchange`."""
+
+
+_SIGNATURE = 32
 
 
 class RankGroup(Ranks):
@@ -211,17 +215,17 @@ class RankGroup(Ranks):
 
     def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the first rank's state, with its tensors on the CPU; None if it has none."""
-        content = _as_bytes(state) if self.is_first and state else b""
+        content = self._signed(state) if self.is_first and state else b""
         length = self.agree(len(content))
         if not length:
             return None
         sent = _as_tensor(content) if self.is_first else torch.empty(length, dtype=torch.uint8)
         self.collectives.broadcast(sent)
-        return state if self.is_first else parse_state(sent.numpy().tobytes())
+        return state if self.is_first else self._verified(sent)
 
     def gather(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Return the states of all ranks on the first rank, and None on the others."""
-        content = b"" if self.is_first else _as_bytes(state)
+        content = b"" if self.is_first else self._signed(state)
         lengths = self.gather_plain(len(content))
         if not self.is_first:
             self.collectives.send_to_first(_as_tensor(content))
@@ -230,8 +234,30 @@ class RankGroup(Ranks):
         for rank in range(1, self.size):
             received = torch.empty(lengths[rank], dtype=torch.uint8)
             self.collectives.receive(received, rank)
-            states.append(parse_state(received.numpy().tobytes()))
+            states.append(self._verified(received))
         return states
+
+    def _signed(self, state: dict[str, Any]) -> bytes:
+        file = io.BytesIO()
+        write_state(snapshot(state), file)
+        content = file.getvalue()
+        return hmac.digest(self.collectives.place.key, content, "sha256") + content
+
+    def _verified(self, received: Tensor) -> dict[str, Any]:
+        """Return the state that another rank has sent, of which a part may be unpickled.
+
+        Raises:
+            RankLost: It is not signed with the key of this trial's ranks.
+        """
+        whole = received.numpy().tobytes()
+        signature, content = whole[:_SIGNATURE], whole[_SIGNATURE:]
+        expected = hmac.digest(self.collectives.place.key, content, "sha256")
+        if not hmac.compare_digest(signature, expected):
+            raise RankLost(
+                "a state that came over the network is not signed by a rank of this trial; train "
+                "several workers only in a network whose other users you trust"
+            )
+        return parse_state(content)
 
     def gather_tensor(self, tensor: Tensor, *, with_gradient: bool = False) -> Tensor:
         """Return the tensor of each rank, along a new first dimension.
@@ -418,9 +444,3 @@ def _on(device: torch.device, value: Scalar) -> Tensor:
 
 def _as_tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _as_bytes(state: dict[str, Any]) -> bytes:
-    file = io.BytesIO()
-    write_state(snapshot(state), file)
-    return file.getvalue()

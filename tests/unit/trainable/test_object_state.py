@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 import tempfile
 from collections import deque
@@ -411,6 +412,44 @@ def test_export_names_what_is_evaluated_in_the_models_place(tmp_path, opened, co
     assert export_weights(generation.path, tmp_path / "m.safetensors").held == ["average"]
 
 
+class _Planted:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_objects_of_others_run_no_code(tmp_path):
+    task = Counter()
+    objects = ObjectState({"task": task})
+    trap = {"pickle": pickle.dumps({"task": _Planted(tmp_path / "here")}), "tensors": []}
+    of_class = Counter()
+    of_class.recent.append(Counter())
+    changed = ObjectState({"task": of_class})
+    of_class.recent.append(SimpleNamespace())
+    for state in (trap, changed.state_dict()):
+        with pytest.raises(CheckpointError, match="has objects of classes"):
+            objects.load_state_dict(state, trusted=False)
+    with pytest.raises(CheckpointError, match=r"names (_io|io|builtins)\.open"):
+        objects.load_state_dict(trap)
+    assert not list(tmp_path.iterdir())
+    plain = ObjectState({"task": of_class})
+    of_class.calls = 3
+    objects.load_state_dict(plain.state_dict(), trusted=False)
+    assert task.calls == 3
+
+
+def test_object_of_another_class_is_refused():
+    saved, there = Counter(), Average(nn.Linear(1, 1))
+    objects = ObjectState({"task": saved})
+    saved.calls = 1
+    with pytest.raises(CheckpointError, match="it is a Average, not a Counter"):
+        ObjectState({"task": there}).load_state_dict(objects.state_dict())
+
+
 @given(
     values=st.lists(st.integers(0, 3), min_size=2, max_size=8),
     kind=st.sampled_from(
@@ -437,8 +476,7 @@ def test_order_of_a_long_tensor_is_part_of_its_signature():
 
 def test_what_may_be_another_one_in_each_process():
     def told(value):
-        found = ObjectState({"task": SimpleNamespace(value=value)}).compared()
-        return found["task SimpleNamespace value"][1]
+        return ObjectState({"task": Counter(value)}).compared()["task Counter calls"][1]
 
     here, name = tempfile.gettempdir(), "sub/a.png"
     same = [
