@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from trainable.data import Source
 from trainable.errors import TaskError
-from trainable.rank_checks import check_order_alike
+from trainable.rank_checks import check_orders_alike, order_of
 from trainable.ranks import Ranks
 from trainable.task import Batch
 from trainable.train_state import TrainState
@@ -39,10 +39,20 @@ class EpochWindows:
         """Begin the epoch, or resume within it.
 
         Raises:
-            TaskError: The ranks' samplers choose other samples.
+            TaskError: The ranks' samplers choose other samples, or there are none.
+            CheckpointError: There are fewer samples than when the epoch began.
         """
         progress = self._state.progress
-        check_order_alike(self._source.plan, progress.epoch, self._ranks)
+        source, epoch = self._source, progress.epoch
+        with self._ranks.together() as message:
+            if progress.epoch_samples:
+                source.resume(epoch, progress.epoch_samples)
+            elif progress.window == 0:  # else an earlier version saved the state
+                progress.epoch_samples = source.begin(epoch)
+            if self._ranks.size > 1:
+                message.own = order_of(source.plan, epoch, progress.epoch_samples)
+        if self._ranks.size > 1:
+            check_orders_alike(message.of_ranks, epoch)
         self._windows = iter(self._source.windows(progress.epoch, progress.window))
 
     def next(self) -> Iterable[Batch] | None:

@@ -75,18 +75,24 @@ class ReportPlan:
         """
         if self._budget.report_word == "epoch":
             return {"epoch": float(progress.epoch)}
-        part = min(progress.window / self._train.windows, 1.0) if self._train.windows else 0.0
+        part = min(progress.window / (self._windows_now(progress) or math.inf), 1.0)
         return {"epoch": progress.epoch + part, "report": float(progress.reports)}
 
-    def _position(self, progress: TrainProgress) -> int:
+    def _position(self, progress: TrainProgress) -> Fraction | int:
         """Return how far a run is: in windows, or in samples."""
         if self._budget.unit == "epochs":
-            # an epoch that is longer than the first one is over only at its end
-            windows = self._train.windows
-            return progress.epoch * windows + min(progress.window, windows - 1)
+            # counted in windows of the first epoch; any other epoch is as long, and over at its end
+            first, now = self._train.windows, self._windows_now(progress)
+            part = Fraction(progress.window * first, now)
+            return progress.epoch * first + (part if part < first else first - 1)
         if self._budget.unit == "steps":
             return progress.step + progress.skipped
         return progress.samples
+
+    def _windows_now(self, progress: TrainProgress) -> int:
+        """Return the windows of the present epoch; of the first one where a stream does not say."""
+        known = self._train.num_windows(progress.epoch) if progress.window else 0
+        return known or self._train.windows
 
     def _target(self, report: int) -> int:
         """Return the position of a report, counted from 1."""

@@ -44,7 +44,14 @@ FORMAT = 2
 """Format 1 had no `modules` (what torch keeps outside a model's state dict) and no `task`."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
-_LATER_PROGRESS = {"batch_size": 0, "evaluated": [], "epoch_begun": False, "sums": {}}
+_LATER_PROGRESS = {
+    "batch_size": 0,
+    "evaluated": [],
+    "epoch_begun": False,
+    "epoch_samples": 0,
+    "drawing": {},
+    "sums": {},
+}
 """Entries of the progress that states of earlier versions lack."""
 _RANKS = "ranks"
 """The entry with what differs on the ranks after the first: a list, absent with one rank."""
@@ -89,6 +96,10 @@ class TrainProgress:
     """Names of the metrics that `evaluate()` returned; empty in states of earlier versions."""
     epoch_begun: bool = False
     """Whether the task's `on_epoch_start` was called for the current epoch."""
+    epoch_samples: int = 0
+    """Samples of the data set when the current epoch began; 0 between epochs, and of a stream."""
+    drawing: dict[str, list[bool]] = field(default_factory=dict)
+    """What of each split has drawn random numbers so far; see `data.Source`."""
     sums: Sums = field(default_factory=dict)
     """Sums over the current epoch of what the task logs; tensors where they lie on a device."""
 
