@@ -197,6 +197,8 @@ class Source(Protocol):
 
     drawing: list[bool]
     """Whether the windows, and the samples alone, have drawn random numbers in this process."""
+    forks: bool
+    """Whether loader processes start in each epoch, with a copy of a map-style data set."""
 
     def begin(self, epoch: int) -> int:
         """Begin an epoch, with the data as they are now; return how many samples there are."""
@@ -257,6 +259,7 @@ class TensorSource:
         self.plan = plan
         self.position = position_of(plan)
         self.drawing: list[bool] = []
+        self.forks = False
         self._device, self._share = device, share
         self._samples = samples
         self._held: tuple[Tensor, ...] = ()
@@ -340,7 +343,7 @@ class LoaderSource:
         # global one unchanged.
         self._generator = torch.Generator()
         seeded = _SeededWindows(dataset, plan, split, collate or default_collate, share)
-        self.drawing = seeded.drawing
+        self.drawing, self.forks = seeded.drawing, workers > 0
         self._loader: DataLoader[Any] = DataLoader(
             seeded,
             batch_sampler=self._requests,
@@ -360,8 +363,6 @@ class LoaderSource:
 
     def resume(self, epoch: int, num_samples: int) -> None:
         """Resume within an epoch that began with so many samples."""
-        if self._loader.num_workers:  # else the data set has been read since, and is restored
-            self._set_epoch(epoch)
         _resume(self.plan, epoch, num_samples, self._length())
 
     def _length(self) -> int:

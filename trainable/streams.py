@@ -93,6 +93,7 @@ class StreamSource:
     ) -> None:
         self.plan, self.position = plan, self
         self.drawing: list[bool] = []
+        self.forks = False
         self.stream, self.format = stream, format
         self._device, self._options, self._ranks = device, loader, ranks
         # A DataLoader has loader processes of its own, which a loader process could not start.
