@@ -69,8 +69,11 @@ class WindowPlan:
     most: int | None = None
     windows: int = field(init=False)
     """Optimizer steps of the first epoch."""
+    num_built: int = field(init=False)
+    """Samples of the data set when it was built."""
 
     def __post_init__(self) -> None:
+        self.num_built = self.samples
         self.begin(0, self.samples)
         self.samples, self.windows = self._now, self.num_windows(0)
 
@@ -134,6 +137,10 @@ class Plan(Protocol):
     @property
     def windows(self) -> int:
         """Optimizer steps of the first epoch; 0 where a stream does not say."""
+
+    @property
+    def num_built(self) -> int:
+        """Samples of the data set when it was built; 0 for a stream."""
 
     def num_windows(self, epoch: int) -> int:
         """Optimizer steps of an epoch; 0 where a stream does not say."""

@@ -308,6 +308,7 @@ class Trainer(BaseRun):
                 progress.sums = self._log.end_step(taken=True)
             progress.epoch_begun = True
             windows.open()
+            self.report_plan.check_epoch(progress, self._step.schedule)
         window = windows.next()
         if window is not None:
             self._take_step(window)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from trainable.config import BudgetConfig
 from trainable.data import Plan, WindowPlan
 from trainable.errors import ConfigError
+from trainable.schedule import Schedule
 from trainable.train_state import TrainProgress
 
 
@@ -67,6 +68,30 @@ class ReportPlan:
             target = self._target(progress.reports + 1)
             self._target_of = (progress.reports, target)
         return progress.since_report > 0 and self._position(progress) >= target
+
+    def check_epoch(self, progress: TrainProgress, schedule: Schedule) -> None:
+        """Refuse an epoch of a data set that has grown, where the schedule ends before the run.
+
+        Raises:
+            ConfigError: The run is longer than the schedule.
+        """
+        train, epoch = self._train, progress.epoch
+        now, grown = train.num_windows(epoch), progress.epoch_samples > train.num_built
+        if (
+            self._budget.unit == "epochs"
+            and schedule.needs_length
+            and grown
+            and now > train.windows
+        ):
+            raise ConfigError(
+                f"{schedule.name}, which is made for {self.total_steps} steps, and the run has "
+                f"more: train has grown from {train.num_built} to {progress.epoch_samples} "
+                f"samples, and epoch {epoch + 1} has {now} steps instead of {train.windows}; a "
+                "schedule needs to know how many steps there are; write such as budget: "
+                f"{{steps: {self.total_steps}, report_every: {train.windows}}}, or "
+                "train.schedule.name: constant",
+                key="train.schedule.name",
+            )
 
     def numbers(self, progress: TrainProgress) -> dict[str, float]:
         """Return what a report's row tells of its place: the epoch, and the report's number.

@@ -58,7 +58,8 @@ class SampledPlan:
         self.batch_size = 1 if in_batches else batch_size
         self._size, self._drop_last = batch_size, drop_last
         self._sampler, self.in_batches = sampler, in_batches
-        self._num_indices, self._accumulation = num_indices, accumulation
+        self.num_built = self._num_indices = num_indices
+        self._accumulation = accumulation
         self._epoch = 0
         self._order, self._sizes = self._draw(0)
         self._check_windows()

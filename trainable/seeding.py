@@ -170,7 +170,9 @@ def _generators_of(root: object, in_datasets: bool) -> Iterator[tuple[str, Any]]
             seen.add(id(value))
             if isinstance(value, kinds):
                 yield path, value
-            elif in_datasets or not isinstance(value, Dataset) or isinstance(value, IterableDataset):
+            elif (
+                in_datasets or not isinstance(value, Dataset) or isinstance(value, IterableDataset)
+            ):
                 below += [(f"{path}.{name}", part) for name, part in _parts_of(value)]
         level = below
 

@@ -49,6 +49,7 @@ class StreamPlan:
         windows: About the optimizer steps of an epoch; 0 if the stream does not say.
         last_size: Samples of the window that was given last.
         num_read: Samples of all windows that were given.
+        num_built: 0: no samples are counted when it is built.
     """
 
     samples: int
@@ -57,6 +58,7 @@ class StreamPlan:
     windows: int
     last_size: int = 0
     num_read: int = 0
+    num_built: int = 0
 
     def num_windows(self, epoch: int) -> int:
         """Return 0: only the stream's end tells."""
