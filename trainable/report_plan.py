@@ -41,13 +41,13 @@ class ReportPlan:
         self.reports = budget.reports
         self._budget, self._train = budget, train
         self._scale = _scale(budget, train, tokens_per_sample)
-        self._target_of: tuple[int, int] = (-1, 0)
+        self._target_of: tuple[int, Fraction] = (-1, Fraction(0))
         self._check()
 
     @property
     def total_steps(self) -> int:
         """Windows of a full run."""
-        end = self._target(self.reports)
+        end = math.ceil(self._target(self.reports))
         if self._budget.unit in ("epochs", "steps"):
             return end
         epochs, rest = divmod(end, self._samples_per_epoch) if self._train.windows else (0, end)
@@ -56,7 +56,7 @@ class ReportPlan:
     @property
     def windows_per_report(self) -> int:
         """Windows from one report to the next, rounded up."""
-        first = self._target(1)
+        first = math.ceil(self._target(1))
         if self._budget.unit in ("epochs", "steps"):
             return first
         return math.ceil(first / self._window_size)
@@ -119,10 +119,10 @@ class ReportPlan:
         known = self._train.num_windows(progress.epoch) if progress.window else 0
         return known or self._train.windows
 
-    def _target(self, report: int) -> int:
+    def _target(self, report: int) -> Fraction:
         """Return the position of a report, counted from 1."""
         at = min(report * self._budget.interval, Fraction(self._budget.total))
-        return math.ceil(at * self._scale)
+        return at * self._scale
 
     @property
     def _samples_per_epoch(self) -> int:
