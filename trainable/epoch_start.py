@@ -64,7 +64,7 @@ class EpochStart:
         self._begun, self._since = [], []
 
     def load_state_dict(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
-        """Start the loader processes of an epoch with the data as they were, and then restore them.
+        """Start the loader processes of an epoch with the data as they were; restore the data.
 
         To be called with the data as they were built, before anything else of them is restored.
 

@@ -106,7 +106,7 @@ class ReportPlan:
     def _position(self, progress: TrainProgress) -> Fraction | int:
         """Return how far a run is: in windows, or in samples."""
         if self._budget.unit == "epochs":
-            # counted in windows of the first epoch; any other epoch is as long, and over at its end
+            # in windows of the first epoch; any other counts as long, and is over at its end
             first, now = self._train.windows, self._windows_now(progress)
             part = Fraction(progress.window * first, now)
             return progress.epoch * first + (part if part < first else first - 1)
@@ -115,7 +115,7 @@ class ReportPlan:
         return progress.samples
 
     def _windows_now(self, progress: TrainProgress) -> int:
-        """Return the windows of the present epoch; of the first one where a stream does not say."""
+        """Return the windows of the present epoch; those of the first where a stream has none."""
         known = self._train.num_windows(progress.epoch) if progress.window else 0
         return known or self._train.windows
 

@@ -1,8 +1,9 @@
 """SampledPlan: windows whose samples a sampler of the task chooses.
 
 The sampler is asked when an epoch begins, under a seed of the run and the epoch, and gives the
-order of the whole epoch. It is also asked when it is built, for the length of an epoch. The order of the current epoch is part of a checkpoint. So a run that resumes in
-the middle of an epoch trains the same samples, even if the sampler would now choose others.
+order of the whole epoch. It is also asked when the run is built, for the length of an epoch.
+The order of the current epoch is part of a checkpoint. So a run that resumes in the middle of an
+epoch trains the same samples, even if the sampler would now choose others.
 What must not live here: fetching samples (`data.py`), or checking samplers (`splits.py`).
 """
 

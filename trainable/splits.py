@@ -88,9 +88,9 @@ def stream_problems(stream: object) -> Iterator[str]:
         yield "has no samples; give at least one"
     if getattr(stream, "persistent_workers", False) and not has_state(stream):
         yield (
-            f"is {_kind(stream)} with persistent_workers=True; loader processes start anew in each "
-            "epoch, so that they have what a hook changed, and a resumed run has what they keep; "
-            "remove persistent_workers"
+            f"is {_kind(stream)} with persistent_workers=True; loader processes start anew in "
+            "each epoch, so that they have what a hook changed, and a resumed run has what they "
+            "keep; remove persistent_workers"
         )
 
 

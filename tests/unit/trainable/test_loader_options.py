@@ -34,10 +34,10 @@ def test_processes_start_anew_in_each_epoch_and_prefetch_two():
 
 
 def test_persistent_processes_are_refused():
-    with pytest.raises(ValueError, match="true, and there are 2 loader processes; they start anew"):
+    with pytest.raises(ValueError, match="true, and there are 2 loader processes; they"):
         LoaderConfig(num_workers=2, persistent_workers=True)
     assert "persistent_workers" not in LoaderConfig(num_workers=2).model_dump()
-    assert LoaderConfig(persistent_workers=True).num_workers == 0  # as earlier versions wrote it
+    assert LoaderConfig(persistent_workers=True).num_workers == 0  # as in earlier versions
 
 
 def test_worker_options_are_omitted_without_workers():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import multiprocessing
 import random
 
@@ -50,7 +49,7 @@ class Rows(Dataset):
 
 
 class Epochs(Rows):
-    def saw(self, row):
+    def saw(self, _):
         return self.epoch
 
 
@@ -60,7 +59,7 @@ class Told(Epochs):
 
 
 class Generator(Rows):
-    def saw(self, row):
+    def saw(self, _):
         return self.generator.random()
 
 
@@ -73,7 +72,7 @@ class Counting(Rows):
 
 
 class Seeds(Rows):
-    def saw(self, row):
+    def saw(self, _):
         return get_worker_info().seed % 1000 if get_worker_info() else 0
 
 
@@ -97,6 +96,10 @@ def add_noise(samples, generator):
     return x, y, saw + generator.random()
 
 
+def nothing(*_):
+    """Stands for a hook that is not given."""
+
+
 class Learned(Task):
     """Trains on what the data set saw; the hooks are given.
 
@@ -107,7 +110,7 @@ class Learned(Task):
         val: Makes the validation data.
     """
 
-    def __init__(self, rows, *, val=Rows, data=lambda rows: {}, **hooks):
+    def __init__(self, rows, *, val=Rows, data=lambda _: {}, **hooks):
         self.made, self.val_made, self.more = rows, val, data
         self.hooks = hooks
 
@@ -127,13 +130,13 @@ class Learned(Task):
         return nn.functional.cross_entropy(model(x), y, reduction="sum"), len(y)
 
     def on_epoch_start(self, epoch):
-        self.hooks.get("start", int)(self, epoch) if "start" in self.hooks else None
+        self.hooks.get("start", nothing)(self, epoch)
 
     def on_step_end(self, step):
-        self.hooks["step"](self, step) if "step" in self.hooks else None
+        self.hooks.get("step", nothing)(self, step)
 
     def on_epoch_end(self, epoch):
-        self.hooks["end"](self, epoch) if "end" in self.hooks else None
+        self.hooks.get("end", nothing)(self, epoch)
 
 
 def set_epoch(task, epoch):
@@ -144,18 +147,12 @@ def grow(task, epoch):
     task.rows.rows += range(SAMPLES + 8 * epoch, SAMPLES + 8 * epoch + 8)
 
 
-def shrink(task, epoch):
+def shrink(task, _):
     del task.rows.rows[-7:]
 
 
 def count_steps(task, step):
     task.rows.epoch = step
-
-
-def twice_at_last(task, epoch):
-    """The first rows are chosen the more, the later the epoch."""
-    task.sampler.weights = torch.arange(len(task.rows), 0, -1.0) ** epoch
-    task.sampler.num_samples = len(task.rows)
 
 
 def weighted(rows):
@@ -187,8 +184,8 @@ CASES = {
     ),
     "generator": (Generator, {}),
     "seeds": (Seeds, {}),
-    "collate": (Rows, {"data": lambda rows: {"collate": Noisy()}}),
-    "method as collate": (Rows, {"data": lambda rows: {"collate": Noisy().method}}),
+    "collate": (Rows, {"data": lambda _: {"collate": Noisy()}}),
+    "method as collate": (Rows, {"data": lambda _: {"collate": Noisy().method}}),
 }
 IN_PROCESSES = ("generator", "seeds", "collate", "method as collate")
 """State that only loader processes have: in the trial's process it would have to be saved."""
@@ -289,12 +286,10 @@ def test_validation_has_the_data_as_they_are(tmp_path, opened, configure):
 def test_generators_of_loader_processes_draw_other_numbers_each_time(tmp_path, opened, configure):
     for make in (
         lambda: Learned(Generator),
-        lambda: Learned(Rows, data=lambda rows: {"collate": Noisy()}),
+        lambda: Learned(Rows, data=lambda _: {"collate": Noisy()}),
         lambda: Learned(
             Rows,
-            data=lambda rows: {
-                "collate": functools.partial(add_noise, generator=random.Random(3))
-            },
+            data=lambda _: {"collate": functools.partial(add_noise, generator=random.Random(3))},
         ),
     ):
         directory = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -312,7 +307,7 @@ def test_sampler_is_asked_after_the_hook(tmp_path, opened, configure):
             self.sampler = data.sampler
             return data
 
-    def first_row_only(task, epoch):
+    def first_row_only(task, _):
         task.sampler.weights = torch.eye(len(task.rows))[-1].double()
         task.sampler.num_samples = len(task.rows)
 
@@ -325,14 +320,14 @@ def test_tensors_are_read_as_they_are(tmp_path, opened, configure):
     """Of a `TensorDataset` that grows, and of a tuple whose values change in place."""
     x, y, saw = torch.randn(24, 3), torch.ones(24).long(), torch.zeros(24)
 
-    def extend(task, epoch):
+    def extend(task, _):
         more = [torch.cat([one, one[:8]]) for one in task.rows.tensors]
         task.rows.tensors = tuple(more)
 
     task = Learned(lambda: TensorDataset(x, y, saw), end=extend)
     assert _seen(tmp_path / "a", opened, configure, task, 0, "samples") == [24.0, 32.0, 40.0]
 
-    def correct(task, epoch):
+    def correct(task, _):
         task.rows[2].add_(1)
 
     task = Learned(lambda: (x, y, saw), end=correct)
@@ -411,7 +406,6 @@ def test_the_replayed_windows_are_not_sent(tmp_path, opened, configure):
     run = opened(config, tmp_path, task)
     source = run._train
     source.begin(0)
-    whole = [window for window in source.windows(0)]
-    values = [[float(batch[2].sum()) for batch in window] for window in map(list, whole)]
-    again = list(itertools.chain.from_iterable([list(w)] for w in source.windows(0, 2)))
-    assert [[float(batch[2].sum()) for batch in window] for window in again] == values[2:]
+    whole = [float(batch[2].sum()) for window in source.windows(0) for batch in window]
+    again = [float(batch[2].sum()) for window in source.windows(0, 2) for batch in window]
+    assert again == whole[2:]

@@ -32,7 +32,7 @@ class Crash(BaseException):
 
 
 def _equal(first, second):
-    """Deep, bitwise equality; what was measured, and what depends on loader processes, left out."""
+    """Deep, bitwise equality, but for what was measured, or depends on loader processes."""
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
