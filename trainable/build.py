@@ -22,6 +22,7 @@ from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop, check_loop
 from trainable.data import Source
+from trainable.epoch_start import EpochStart
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
@@ -168,6 +169,7 @@ def open_trainer(
                 average=step.average,
                 trained_only=config.checkpoint.parameters == "trained",
                 position=parts.train.position,
+                epoch_start=EpochStart(parts.train, parts.data),
                 ranks=ranks,
                 accept_workers=accept_workers,
                 layout=step.layout,

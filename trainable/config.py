@@ -87,8 +87,9 @@ class LoaderConfig(Section):
     """Loader processes; tensors in memory are indexed directly and need none."""
     pin_memory: bool | None = None
     """Page-locked host memory for asynchronous transfers; null: only with a GPU."""
-    persistent_workers: bool = True
-    """Keep loader processes from one epoch to the next."""
+    persistent_workers: bool = Field(default=False, exclude_if=equal_to(False))
+    """Has no effect without loader processes, and is refused with them: they start anew in each
+    epoch."""
     prefetch_factor: int = Field(default=2, ge=1)
     """Batches each loader process prepares ahead."""
     drop_last: bool = False
@@ -97,6 +98,16 @@ class LoaderConfig(Section):
     """How a stream continues in mid-epoch. `auto`: from its saved state, or by reading it again
     from the epoch's start where it has none. `exact` refuses a stream without a state. `skip`
     always reads again."""
+
+    @model_validator(mode="after")
+    def _processes_start_anew(self) -> LoaderConfig:
+        if self.persistent_workers and self.num_workers:
+            raise ValueError(
+                f"persistent_workers is true, and there are {self.num_workers} loader processes; "
+                "they start anew in each epoch, so that they have what a hook changed, and a "
+                "resumed run has what they keep; remove persistent_workers, or write false"
+            )
+        return self
 
 
 class TrainConfig(Section):

@@ -6,14 +6,17 @@ depends neither on loader processes nor on interruptions, except for what a data
 torch's `get_worker_info()`. Without loader processes, `torch.initial_seed()` is the run's seed;
 with any number of them it is a seed of the epoch and the window.
 
+Loader processes start anew in each epoch, with the data set as it is then. In a run that resumes
+within an epoch they fetch its windows from the first on, so that what they keep (generators,
+counters, caches) is what it was. The windows already trained are not sent.
+
 Tensors in memory are indexed directly; everything else goes through torch's DataLoader. What must
 not live here: models, losses, or what a batch means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, cast
 
 import torch
@@ -26,133 +29,25 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from trainable import heartbeat
 from trainable.batches import move as move
 from trainable.batches import pin
 from trainable.config import LoaderConfig
-from trainable.errors import ConfigError, TaskError
+from trainable.errors import CheckpointError, TaskError
 from trainable.parent_death import end_with_parent
 from trainable.rank_data import WHOLE, RankShare
-from trainable.seeding import HostRngState, derive_seed, seed_host
+from trainable.seeding import HostRngState, derive_seed, seed_generators_of, seed_host
 from trainable.splits import is_stream, length_of
 from trainable.task import Batch, Samples
 from trainable.task_code import data_code
+from trainable.window_plan import IndexPlan as IndexPlan
+from trainable.window_plan import Plan as Plan
+from trainable.window_plan import Position as Position
+from trainable.window_plan import WindowPlan as WindowPlan
+from trainable.window_plan import position_of as position_of
 
 # Tensors move to the accelerator if they fit into this share of the memory free for this process.
 _RESIDENT_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class WindowPlan:
-    """The assignment of samples to windows: pure arithmetic.
-
-    Attributes:
-        samples: Samples in the data set.
-        batch_size: Samples of a window, for one optimizer step.
-        micro_batch_size: Samples of one forward pass.
-        seed: The run's seed.
-        drop_last: Leave out the last window of an epoch if it is short.
-        shuffle: False keeps the samples in their order (evaluation).
-    """
-
-    samples: int
-    batch_size: int
-    micro_batch_size: int
-    seed: int = 0
-    drop_last: bool = False
-    shuffle: bool = True
-
-    def __post_init__(self) -> None:
-        if self.windows == 0:
-            raise ConfigError(
-                f"{self.batch_size} and there are {self.samples} samples; with drop_last no step "
-                "remains; lower it or set train.loader.drop_last: false",
-                key="train.batch_size",
-            )
-
-    @property
-    def windows(self) -> int:
-        """Optimizer steps of one epoch."""
-        whole, rest = divmod(self.samples, self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
-
-    def num_windows(self, epoch: int) -> int:
-        """Optimizer steps of an epoch; with a sampler, epochs may differ."""
-        del epoch
-        return self.windows
-
-    def micro_size(self, size: int) -> int:
-        """Samples of one forward pass, in a window of `size` samples."""
-        del size
-        return self.micro_batch_size
-
-    def size(self, window: int) -> int:
-        """Samples of a window."""
-        return min(self.batch_size, self.samples - window * self.batch_size)
-
-    def order(self, epoch: int) -> Tensor:
-        """Indices of the samples in the order of an epoch (counted from 0), shape (samples,)."""
-        if not self.shuffle:
-            return torch.arange(self.samples)
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
-        return torch.randperm(self.samples, generator=generator)
-
-    def indices(self, epoch: int, start: int, device: torch.device) -> Iterator[Tensor]:
-        """Yield the indices of the samples of each window from `start` on, on a device."""
-        order = self.order(epoch).to(device)
-        for window in range(start, self.windows):
-            first = window * self.batch_size
-            yield order[first : first + self.batch_size]
-
-
-class Plan(Protocol):
-    """What a run needs to know of its windows."""
-
-    @property
-    def samples(self) -> int:
-        """Samples of the first epoch; 0 where a stream does not say."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a window; 1 where the task decides it."""
-
-    @property
-    def windows(self) -> int:
-        """Optimizer steps of the first epoch; 0 where a stream does not say."""
-
-    def num_windows(self, epoch: int) -> int:
-        """Optimizer steps of an epoch; 0 where a stream does not say."""
-
-    def size(self, window: int) -> int:
-        """Samples of a window of the current epoch."""
-
-
-class IndexPlan(Plan, Protocol):
-    """What a source of indexed samples needs of a plan: `WindowPlan`, or one with a sampler."""
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-
-    def micro_size(self, size: int) -> int:
-        """Samples of one forward pass, in a window of `size` samples."""
-
-    def indices(self, epoch: int, start: int, device: torch.device) -> Iterator[Tensor]:
-        """Yield the indices of the samples of each window from `start` on, on a device."""
-
-
-class Position(Protocol):
-    """The position in the data, where the number of windows does not say it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the window that was given last: tensors and plain data."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position."""
-
-
-def position_of(plan: object) -> Position | None:
-    """Return the plan if it has a position to save: a sampler's order."""
-    return plan if hasattr(plan, "load_state_dict") else None  # type: ignore[return-value]
 
 
 def sample_count(samples: Samples) -> int:
@@ -172,6 +67,17 @@ class Source(Protocol):
     @property
     def position(self) -> Position | None:
         """What a checkpoint keeps besides the number of windows; None: nothing."""
+
+    drawing: list[bool]
+    """Whether the windows, and the samples alone, have drawn random numbers in this process."""
+    forks: bool
+    """Whether loader processes start in each epoch, with a copy of a map-style data set."""
+
+    def begin(self, epoch: int) -> int:
+        """Begin an epoch, with the data as they are now; return how many samples there are."""
+
+    def resume(self, epoch: int, num_samples: int) -> None:
+        """Resume within an epoch that began with so many samples."""
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on, each an iterable to be used once."""
@@ -201,9 +107,7 @@ def open_source(
         collate: Makes a batch of a list of samples; None: torch's default.
         share: The part of each window that this rank reads.
     """
-    if type(samples) is TensorDataset and collate is None:
-        samples = samples.tensors
-    if isinstance(samples, tuple):
+    if isinstance(samples, tuple) or (type(samples) is TensorDataset and collate is None):
         return TensorSource(samples, plan, device=device, share=share)
     dataset = cast("Dataset[Any]", samples)
     return LoaderSource(
@@ -212,11 +116,14 @@ def open_source(
 
 
 class TensorSource:
-    """Samples that are tensors in memory: indexed on the device, or on the host if too large."""
+    """Samples that are tensors in memory: indexed on the device, or on the host if too large.
+
+    Those on the device are copied again after a change of the ones on the host.
+    """
 
     def __init__(
         self,
-        tensors: tuple[Tensor, ...],
+        samples: tuple[Tensor, ...] | TensorDataset,
         plan: IndexPlan,
         *,
         device: torch.device,
@@ -224,13 +131,39 @@ class TensorSource:
     ) -> None:
         self.plan = plan
         self.position = position_of(plan)
+        self.drawing: list[bool] = []
+        self.forks = False
         self._device, self._share = device, share
-        resident = _fits(tensors, device)
-        self._tensors = tuple(t.to(device) for t in tensors) if resident else tensors
+        self._samples = samples
+        self._held: tuple[Tensor, ...] = ()
+        self._versions: list[int] = []
+        self._update()
+
+    def _update(self) -> None:
+        held = self._samples if isinstance(self._samples, tuple) else self._samples.tensors
+        # Inference tensors have no version, and cannot be changed by operations of training.
+        versions = [0 if one.is_inference() else one._version for one in held]
+        if [*map(id, held), *versions] == [*map(id, self._held), *self._versions]:
+            return
+        self._held, self._versions = held, versions
+        self._tensors: tuple[Tensor, ...] = ()  # frees the copies before new ones are made
+        resident = _fits(held, self._device)
+        self._tensors = tuple(t.to(self._device) for t in held) if resident else held
+
+    def begin(self, epoch: int) -> int:
+        """Begin an epoch, with the tensors as they are now; return their length."""
+        self._update()
+        return _begin(self.plan, epoch, len(self._held[0]), "train")
+
+    def resume(self, epoch: int, num_samples: int) -> None:
+        """Resume within an epoch that began with so many samples."""
+        _resume(self.plan, epoch, num_samples, len(self._held[0]))
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on."""
+        self._update()
         for index in self.plan.indices(epoch, start, self._tensors[0].device):
+            self._update()
             micro = self._share.micro_size(self.plan.micro_size(index.size(0)))
             index = index[self._share.part(index.size(0))]
             gathered = [self._gather(tensor, index) for tensor in self._tensors]
@@ -244,7 +177,7 @@ class TensorSource:
 
     def close(self) -> None:
         """Free the tensors."""
-        self._tensors = ()
+        self._samples = self._held = self._tensors = ()
 
     def _gather(self, tensor: Tensor, index: Tensor) -> Tensor:
         rows = tensor.index_select(0, index)
@@ -273,33 +206,63 @@ class LoaderSource:
     ) -> None:
         self.plan = plan
         self.position = position_of(plan)
+        self._dataset, self._share = dataset, share
         self._device = device
         self._split = split
-        self._requests = _Requests(plan, share)
         workers = loader.num_workers
+        self._requests = _Requests(plan, share, replays=workers > 0)
         pin = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
+        # The loader draws a seed for its processes at each epoch; its own generator keeps the
+        # global one unchanged.
+        self._generator = torch.Generator()
+        seeded = _SeededWindows(dataset, plan, split, collate or default_collate, share)
+        self.drawing, self.forks = seeded.drawing, workers > 0
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededWindows(dataset, plan, split, collate or default_collate, share),
+            seeded,
             batch_sampler=self._requests,
             num_workers=workers,
-            persistent_workers=loader.persistent_workers and workers > 0,
             prefetch_factor=loader.prefetch_factor if workers else None,
             pin_memory=pin and device.type == "cuda",
             collate_fn=_as_window,
-            # The loader draws a seed for its processes at each epoch; its own generator keeps the
-            # global one unchanged. The seed's value does not matter: each window is seeded again.
-            generator=torch.Generator().manual_seed(derive_seed(plan.seed, "loader", split)),
-            worker_init_fn=end_loader_with_parent,
+            generator=self._generator,
+            worker_init_fn=_begin_process,
         )
         self._windows: Iterator[list[Batch]] | None = None
 
+    def begin(self, epoch: int) -> int:
+        """Begin an epoch, with the data set as it is now; return how many samples it has."""
+        self._set_epoch(epoch)
+        return _begin(self.plan, epoch, self._length(), self._split)
+
+    def resume(self, epoch: int, num_samples: int) -> None:
+        """Resume within an epoch that began with so many samples."""
+        _resume(self.plan, epoch, num_samples, self._length())
+
+    def _length(self) -> int:
+        with data_code(f"{self._split}: len(dataset)"):
+            return len(cast("Sized", self._dataset))
+
+    def _set_epoch(self, epoch: int) -> None:
+        if self._split != "train":  # is the same at each evaluation
+            return
+        with data_code("set_epoch() of train"):
+            for one in _within(self._dataset):
+                if callable(getattr(one, "set_epoch", None)):
+                    one.set_epoch(epoch)
+
     def windows(self, epoch: int, start: int = 0) -> Iterator[Iterable[Batch]]:
         """Yield the windows of an epoch from `start` on."""
+        self.close()
         self._requests.epoch, self._requests.start = epoch, start
+        seed = self._share.seed(derive_seed(self.plan.seed, "loader", self._split, epoch))
+        self._generator.manual_seed(seed)
         self._windows = iter(self._loader)
-        count = start
+        count = self._requests.first
         for window in self._windows:
             count += 1
+            if count <= start:  # fetched for what the loader processes keep, and not sent
+                heartbeat.beat("step")
+                continue
             # Not `map`: a StopIteration raised by a batch's own `to` would end it silently.
             yield (self._move(batch) for batch in window)
         if count < (promised := self.plan.num_windows(epoch)):
@@ -313,10 +276,9 @@ class LoaderSource:
         """End the loader processes."""
         # torch has no public way to end them. Without this call they end only at garbage
         # collection, or never if the trial is killed, and keep their memory until then.
-        for holder in (self._windows, getattr(self._loader, "_iterator", None)):
-            shut_down = getattr(holder, "_shutdown_workers", None)
-            if shut_down is not None:
-                shut_down()
+        shut_down = getattr(self._windows, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
         self._windows = None
 
     def _move(self, batch: Batch) -> Batch:
@@ -324,23 +286,61 @@ class LoaderSource:
 
 
 class _Requests:
-    """Batch sampler: yields `[epoch, window, micro_size, place, index, ...]` for each window.
+    """Batch sampler: yields `[epoch, window, sent, micro_size, place, index, ...]` for a window.
 
     The place is that of the first index in the window of all ranks.
+
+    Args:
+        plan: Which samples make up which window.
+        share: The part of each window that this rank reads.
+        replays: Ask for the windows before `start`, too, which are not sent.
     """
 
-    def __init__(self, plan: IndexPlan, share: RankShare) -> None:
-        self._plan, self._share = plan, share
+    def __init__(self, plan: IndexPlan, share: RankShare, *, replays: bool) -> None:
+        self._plan, self._share, self._replays = plan, share, replays
         self.epoch = 0
         self.start = 0
 
+    @property
+    def first(self) -> int:
+        """The first window that is asked for."""
+        return 0 if self._replays else self.start
+
     def __iter__(self) -> Iterator[list[int]]:
         plan, host = self._plan, torch.device("cpu")
-        windows = plan.indices(self.epoch, self.start, host)
-        for window, index in enumerate(windows, start=self.start):
+        windows = plan.indices(self.epoch, self.first, host)
+        for window, index in enumerate(windows, start=self.first):
             micro_size = self._share.micro_size(plan.micro_size(len(index)))
-            part = self._share.part(len(index))
-            yield [self.epoch, window, micro_size, part.start, *index[part].tolist()]
+            part, sent = self._share.part(len(index)), window >= self.start
+            yield [self.epoch, window, sent, micro_size, part.start, *index[part].tolist()]
+
+
+def _begin(plan: IndexPlan, epoch: int, num_samples: int, split: str) -> int:
+    if num_samples == 0:
+        raise TaskError(
+            f"{split} has no samples in epoch {epoch + 1}; an epoch needs at least one; let a "
+            "data set that shrinks keep some"
+        )
+    plan.begin(epoch, num_samples)
+    return num_samples
+
+
+def _resume(plan: IndexPlan, epoch: int, num_samples: int, now: int) -> None:
+    if now < num_samples:
+        raise CheckpointError(
+            f"train has {now} samples, and had {num_samples} when epoch {epoch + 1} began, within "
+            "which the run resumes; resume with the same data, or start a new run"
+        )
+    plan.resume(epoch, num_samples)
+
+
+def _within(dataset: Any) -> Iterator[Any]:
+    """Yield a data set, and those that it is made of, as torch's `Subset` and `ConcatDataset`."""
+    yield dataset
+    parts = [getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())]
+    for part in parts:
+        if isinstance(part, Dataset):
+            yield from _within(part)
 
 
 def end_loader_with_parent(_: int) -> None:
@@ -350,6 +350,14 @@ def end_loader_with_parent(_: int) -> None:
     would outlive a killed trial and keep the trial's memory.
     """
     end_with_parent()
+
+
+def _begin_process(_: int) -> None:
+    """Begin a loader process of an epoch."""
+    end_with_parent()
+    info = get_worker_info()
+    assert info is not None
+    cast("_SeededWindows", info.dataset).seed_generators(info.seed)
 
 
 class MicroBatches(list[Batch]):
@@ -387,14 +395,22 @@ class _SeededWindows(Dataset[Any]):
         self._by_place = position_of(plan) is not None
         self._split = split
         self._collate = collate
-        self._draws = self._samples_draw = False
+        self.drawing = [False, False]
+
+    def seed_generators(self, seed: int) -> None:
+        """Seed the generators of a loader process' own copy of data set and `collate`.
+
+        Else they would draw the same numbers in each process, and again in each epoch.
+        """
+        seed_generators_of([self._dataset, self._collate], seed, in_datasets=True)
 
     def __getitems__(self, request: list[int]) -> list[Batch]:
         """Return the micro-batches of a window."""
-        epoch, window, micro_size, place, *indices = request
+        epoch, window, sent, micro_size, place, *indices = request
         what = f"{self._split}: {window} of {self._count} windows of epoch {epoch + 1} came"
         with data_code(what):
-            return self._fetch(epoch, window, micro_size, dict(enumerate(indices, place)))
+            batches = self._fetch(epoch, window, micro_size, dict(enumerate(indices, place)))
+        return batches if sent else []
 
     def _fetch(
         self, epoch: int, window: int, micro_size: int, indices: dict[int, int]
@@ -402,11 +418,11 @@ class _SeededWindows(Dataset[Any]):
         if get_worker_info() is not None:  # a data set may seed its own generator from torch's
             self._seed_rank(epoch, "window", window)
         before = HostRngState()
-        if not self._draws:
+        if not self.drawing[0]:
             batches = self._collated(self._read(indices), micro_size)
             if not before.has_changed():
                 return batches
-            self._draws = True
+            self.drawing[0] = True
             before.restore()
         try:
             samples = self._samples(epoch, window, indices, before)
@@ -419,10 +435,10 @@ class _SeededWindows(Dataset[Any]):
     def _samples(
         self, epoch: int, window: int, indices: dict[int, int], before: HostRngState
     ) -> list[Any]:
-        if not self._samples_draw:  # perhaps only the collate function draws
+        if not self.drawing[1]:  # perhaps only the collate function draws
             samples = self._read(indices)
-            self._samples_draw = before.has_changed()
-            if not self._samples_draw:
+            self.drawing[1] = before.has_changed()
+            if not self.drawing[1]:
                 return samples
         samples = []
         for place, index in indices.items():

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trainable.data import Source
+from trainable.epoch_start import EpochStart
 from trainable.errors import TaskError
-from trainable.rank_checks import check_order_alike
+from trainable.rank_checks import check_orders_alike, order_of
 from trainable.ranks import Ranks
 from trainable.task import Batch
 from trainable.train_state import TrainState
@@ -28,6 +29,7 @@ class EpochWindows:
     def __init__(self, source: Source, state: TrainState, ranks: Ranks) -> None:
         self._source, self._state, self._ranks = source, state, ranks
         self._windows: Iterator[Iterable[Batch]] | None = None
+        self._start = state.epoch_start or EpochStart(source)
         self._remap_position(source.plan.batch_size)
 
     @property
@@ -39,11 +41,22 @@ class EpochWindows:
         """Begin the epoch, or resume within it.
 
         Raises:
-            TaskError: The ranks' samplers choose other samples.
+            TaskError: The ranks' samplers choose other samples, or there are none.
+            CheckpointError: There are fewer samples than when the epoch began.
         """
         progress = self._state.progress
-        check_order_alike(self._source.plan, progress.epoch, self._ranks)
-        self._windows = iter(self._source.windows(progress.epoch, progress.window))
+        source, epoch = self._source, progress.epoch
+        with self._ranks.together() as message:
+            if progress.epoch_samples:
+                source.resume(epoch, progress.epoch_samples)
+            elif progress.window == 0:  # else an earlier version saved the state
+                progress.epoch_samples = source.begin(epoch)
+                self._start.take()
+            if self._ranks.size > 1:
+                message.own = order_of(source.plan, epoch, progress.epoch_samples)
+        if self._ranks.size > 1:
+            check_orders_alike(message.of_ranks, epoch)
+        self._windows = self._start.windows(epoch, progress.window)
 
     def next(self) -> Iterable[Batch] | None:
         """Return the next window, None after the last one.
@@ -75,6 +88,7 @@ class EpochWindows:
         for _ in self._windows:  # it has ended; a loader's processes must hear of it
             break
         self._windows = None
+        self._start.forget()
         progress = self._state.progress
         promised = self._source.plan.num_windows(progress.epoch)
         if progress.window < promised:

@@ -129,6 +129,8 @@ class Trainer(BaseRun):
         self.state = state
         self._step = step
         self._train, self._val, self._val_seed = train, val, val_seed
+        for name, source in (("train", train), ("val", val)):
+            source.drawing[:] = state.progress.drawing.get(name, source.drawing)
         self.held_out = held_out
         self.report_plan, self._last, self._patience = plan, last, patience
         self._windows = EpochWindows(train, state, step.ranks)
@@ -306,6 +308,7 @@ class Trainer(BaseRun):
                 progress.sums = self._log.end_step(taken=True)
             progress.epoch_begun = True
             windows.open()
+            self.report_plan.check_epoch(progress, self._step.schedule)
         window = windows.next()
         if window is not None:
             self._take_step(window)
@@ -315,6 +318,7 @@ class Trainer(BaseRun):
         self._hooks.epoch_end(progress.epoch)
         progress.sums = self._log.end_step(taken=True)
         progress.epoch, progress.window, progress.epoch_begun = progress.epoch + 1, 0, False
+        progress.epoch_samples = 0
         return True
 
     def _take_step(self, window: Iterable[Batch]) -> None:
@@ -366,6 +370,8 @@ class Trainer(BaseRun):
     def _snapshot(self) -> dict[str, Any]:
         """Write the rows of all steps, then return the state to be saved."""
         self._rows.fetch_and_write()
+        sources = {"train": self._train, "val": self._val}
+        self.state.progress.drawing = {name: [*one.drawing] for name, one in sources.items()}
         return self.state.state_dict()
 
     def _whole_snapshot(self) -> dict[str, Any]:
@@ -421,7 +427,7 @@ class Trainer(BaseRun):
                 return evaluate(
                     step.task,
                     step.model,
-                    (_with_heartbeat(step.passes(window)) for window in source.windows(0)),
+                    (_with_heartbeat(step.passes(window)) for window in _present(source)),
                     split=split,
                     precision=step.precision,
                     seed=seed,
@@ -492,6 +498,12 @@ class Trainer(BaseRun):
             finished=self._is_over(),
             out_of_patience=is_out_of_patience(self._patience, progress.since_best),
         )
+
+
+def _present(source: Source) -> Iterator[Iterable[Batch]]:
+    """Yield the windows of an evaluation, of the data as they are when the first one is asked."""
+    source.begin(0)
+    yield from source.windows(0)
 
 
 def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:

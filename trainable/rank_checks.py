@@ -159,20 +159,33 @@ def check_trained_alike(
             )
 
 
-def check_order_alike(plan: Plan, epoch: int, ranks: Ranks) -> None:
-    """Refuse a sampler that chooses other samples on one rank; every rank must call it.
+def order_of(plan: Plan, epoch: int, num_samples: int) -> list[Any]:
+    """Return what `check_orders_alike` compares: the number of samples, and a sampler's order."""
+    return [num_samples, plan.digest(epoch) if isinstance(plan, SampledPlan) else None]
+
+
+def check_orders_alike(of_ranks: Sequence[list[Any]], epoch: int) -> None:
+    """Refuse a data set of another length on one rank, or a sampler that chooses other samples.
 
     Each rank trains its part of what its own sampler has chosen.
 
+    Args:
+        of_ranks: What `order_of` returned on each rank.
+        epoch: The epoch, from 0.
+
     Raises:
-        TaskError: It does, in this epoch.
+        TaskError: They differ, in this epoch.
     """
-    if ranks.size == 1 or not isinstance(plan, SampledPlan):
-        return
-    with ranks.together() as message:
-        message.own = plan.digest(epoch)
-    for rank, digest in enumerate(message.of_ranks):
-        if digest != message.of_ranks[0]:
+    (first_length, first_order), *_ = of_ranks
+    for rank, (length, order) in enumerate(of_ranks):
+        if length != first_length:
+            raise TaskError(
+                f"train has {length} samples in epoch {epoch + 1} on rank {rank} and "
+                f"{first_length} on rank 0; each rank trains its part of each batch, so all must "
+                "have the same samples; let nothing that adds or removes samples depend on the "
+                "rank, or add up what it depends on by torch.distributed.all_reduce()"
+            )
+        if order != first_order:
             raise TaskError(
                 f"the sampler chooses other samples for epoch {epoch + 1} on rank {rank} than on "
                 "rank 0; each rank trains its part of each batch, so all must choose alike; let "

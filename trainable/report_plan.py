@@ -13,6 +13,7 @@ from fractions import Fraction
 from trainable.config import BudgetConfig
 from trainable.data import Plan, WindowPlan
 from trainable.errors import ConfigError
+from trainable.schedule import Schedule
 from trainable.train_state import TrainProgress
 
 
@@ -40,13 +41,13 @@ class ReportPlan:
         self.reports = budget.reports
         self._budget, self._train = budget, train
         self._scale = _scale(budget, train, tokens_per_sample)
-        self._target_of: tuple[int, int] = (-1, 0)
+        self._target_of: tuple[int, Fraction] = (-1, Fraction(0))
         self._check()
 
     @property
     def total_steps(self) -> int:
         """Windows of a full run."""
-        end = self._target(self.reports)
+        end = math.ceil(self._target(self.reports))
         if self._budget.unit in ("epochs", "steps"):
             return end
         epochs, rest = divmod(end, self._samples_per_epoch) if self._train.windows else (0, end)
@@ -55,7 +56,7 @@ class ReportPlan:
     @property
     def windows_per_report(self) -> int:
         """Windows from one report to the next, rounded up."""
-        first = self._target(1)
+        first = math.ceil(self._target(1))
         if self._budget.unit in ("epochs", "steps"):
             return first
         return math.ceil(first / self._window_size)
@@ -68,6 +69,30 @@ class ReportPlan:
             self._target_of = (progress.reports, target)
         return progress.since_report > 0 and self._position(progress) >= target
 
+    def check_epoch(self, progress: TrainProgress, schedule: Schedule) -> None:
+        """Refuse an epoch of a data set that has grown, where the schedule ends before the run.
+
+        Raises:
+            ConfigError: The run is longer than the schedule.
+        """
+        train, epoch = self._train, progress.epoch
+        now, grown = train.num_windows(epoch), progress.epoch_samples > train.num_built
+        if (
+            self._budget.unit == "epochs"
+            and schedule.needs_length
+            and grown
+            and now > train.windows
+        ):
+            raise ConfigError(
+                f"{schedule.name}, which is made for {self.total_steps} steps, and the run has "
+                f"more: train has grown from {train.num_built} to {progress.epoch_samples} "
+                f"samples, and epoch {epoch + 1} has {now} steps instead of {train.windows}; a "
+                "schedule needs to know how many steps there are; write such as budget: "
+                f"{{steps: {self.total_steps}, report_every: {train.windows}}}, or "
+                "train.schedule.name: constant",
+                key="train.schedule.name",
+            )
+
     def numbers(self, progress: TrainProgress) -> dict[str, float]:
         """Return what a report's row tells of its place: the epoch, and the report's number.
 
@@ -75,23 +100,29 @@ class ReportPlan:
         """
         if self._budget.report_word == "epoch":
             return {"epoch": float(progress.epoch)}
-        part = min(progress.window / self._train.windows, 1.0) if self._train.windows else 0.0
+        part = min(progress.window / (self._windows_now(progress) or math.inf), 1.0)
         return {"epoch": progress.epoch + part, "report": float(progress.reports)}
 
-    def _position(self, progress: TrainProgress) -> int:
+    def _position(self, progress: TrainProgress) -> Fraction | int:
         """Return how far a run is: in windows, or in samples."""
         if self._budget.unit == "epochs":
-            # an epoch that is longer than the first one is over only at its end
-            windows = self._train.windows
-            return progress.epoch * windows + min(progress.window, windows - 1)
+            # in windows of the first epoch; any other counts as long, and is over at its end
+            first, now = self._train.windows, self._windows_now(progress)
+            part = Fraction(progress.window * first, now)
+            return progress.epoch * first + (part if part < first else first - 1)
         if self._budget.unit == "steps":
             return progress.step + progress.skipped
         return progress.samples
 
-    def _target(self, report: int) -> int:
+    def _windows_now(self, progress: TrainProgress) -> int:
+        """Return the windows of the present epoch; those of the first where a stream has none."""
+        known = self._train.num_windows(progress.epoch) if progress.window else 0
+        return known or self._train.windows
+
+    def _target(self, report: int) -> Fraction:
         """Return the position of a report, counted from 1."""
         at = min(report * self._budget.interval, Fraction(self._budget.total))
-        return math.ceil(at * self._scale)
+        return at * self._scale
 
     @property
     def _samples_per_epoch(self) -> int:

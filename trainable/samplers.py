@@ -1,8 +1,9 @@
 """SampledPlan: windows whose samples a sampler of the task chooses.
 
-The sampler is asked once an epoch, under a seed of the run and the epoch, and gives the order of
-the whole epoch. The order of the current epoch is part of a checkpoint. So a run that resumes in
-the middle of an epoch trains the same samples, even if the sampler would now choose others.
+The sampler is asked when an epoch begins, under a seed of the run and the epoch, and gives the
+order of the whole epoch. It is also asked when the run is built, for the length of an epoch.
+The order of the current epoch is part of a checkpoint. So a run that resumes in the middle of an
+epoch trains the same samples, even if the sampler would now choose others.
 What must not live here: fetching samples (`data.py`), or checking samplers (`splits.py`).
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainable.errors import CheckpointError, ConfigError, TaskError
+from trainable.errors import ConfigError, TaskError
 from trainable.seeding import (
     derive_seed,
     preserved_host_rng,
@@ -58,12 +59,24 @@ class SampledPlan:
         self.batch_size = 1 if in_batches else batch_size
         self._size, self._drop_last = batch_size, drop_last
         self._sampler, self.in_batches = sampler, in_batches
-        self._num_indices, self._accumulation = num_indices, accumulation
+        self.num_built = self._num_indices = num_indices
+        self._accumulation = accumulation
         self._epoch = 0
         self._order, self._sizes = self._draw(0)
         self._check_windows()
         self.windows = self.num_windows(0)
         self.samples = sum(self._window_sizes())
+
+    def begin(self, epoch: int, num_samples: int) -> None:
+        """Ask the sampler for an epoch, as it is now, of a data set that has so many samples."""
+        self._num_indices = num_samples
+        self._epoch = -1
+        self._go_to(epoch)
+
+    def resume(self, epoch: int, num_samples: int) -> None:
+        """Resume within an epoch, whose order was restored."""
+        self._num_indices = num_samples
+        self._go_to(epoch)
 
     def num_windows(self, epoch: int) -> int:
         """Optimizer steps of an epoch."""
@@ -106,18 +119,9 @@ class SampledPlan:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the order of an epoch; that of another run is drawn anew, by this run's seed.
-
-        Raises:
-            CheckpointError: The data set has fewer samples than before.
-        """
+        """Restore the order of an epoch; that of another run is drawn anew, by this run's seed."""
         if state["seed"] != self.seed:
             return
-        if len(state["order"]) and int(state["order"].max()) >= self._num_indices:
-            raise CheckpointError(
-                f"the checkpoint's sampler chose sample {int(state['order'].max())} and train has "
-                f"{self._num_indices} samples; resume with the same data, or start a new run"
-            )
         self._epoch, self._order = state["epoch"], state["order"]
         self._sizes = state["sizes"]
 

@@ -149,6 +149,16 @@ class Schedule:
         self.lr = peak * self.written
         """The learning rate last written, before the multipliers of parameter groups."""
 
+    @property
+    def name(self) -> str:
+        """The name in the configuration."""
+        return self._config.name
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether it depends on the number of steps of the run, or of an epoch."""
+        return self._config.name not in ("constant", "inverse_sqrt", "plateau")
+
     def factor(self, step: int) -> float:
         """Return the factor on the peak for the next step, after `step` steps."""
         config = self._config

@@ -7,9 +7,11 @@ live here: saving generators in a checkpoint (see `train_state.py`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -137,17 +139,22 @@ def set_determinism(deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = not deterministic
 
 
-def seed_generators_of(value: object, seed: int) -> None:
+def seed_generators_of(value: object, seed: int, *, in_datasets: bool = False) -> None:
     """Seed every generator in an object's attributes, and in those of what it consists of.
 
     The seed of each depends on the shortest way to it, not on what else the object holds now.
+
+    Args:
+        value: The object.
+        seed: The seed.
+        in_datasets: Also those of map-style data sets that it holds.
     """
-    for path, generator in _generators_of(value):
+    for path, generator in _generators_of(value, in_datasets):
         _seed_generator(generator, derive_seed(seed, "own", path))
 
 
-def _generators_of(root: object) -> Iterator[tuple[str, Any]]:
-    """Yield generators with their paths; data sets and long collections are left out."""
+def _generators_of(root: object, in_datasets: bool) -> Iterator[tuple[str, Any]]:
+    """Yield generators with their paths; long collections are left out."""
     import numpy
     import torch
     from torch.utils.data import Dataset, IterableDataset
@@ -163,7 +170,9 @@ def _generators_of(root: object) -> Iterator[tuple[str, Any]]:
             seen.add(id(value))
             if isinstance(value, kinds):
                 yield path, value
-            elif not isinstance(value, Dataset) or isinstance(value, IterableDataset):
+            elif (
+                in_datasets or not isinstance(value, Dataset) or isinstance(value, IterableDataset)
+            ):
                 below += [(f"{path}.{name}", part) for name, part in _parts_of(value)]
         level = below
 
@@ -177,6 +186,10 @@ def _parts_of(value: object) -> list[tuple[str, Any]]:
         return []
     else:
         parts = sorted(getattr(value, "__dict__", {}).items())
+        if isinstance(value, types.MethodType):
+            parts.append(("self", value.__self__))
+        elif isinstance(value, functools.partial):
+            parts += [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
     return parts if len(parts) <= _MANY else []
 
 

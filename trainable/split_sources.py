@@ -75,11 +75,12 @@ def open_sources(
             "val",
             val_seed,
             lambda: WindowPlan(
-                samples=_evaluated(trial, sample_count(data.val)),
+                samples=sample_count(data.val),
                 batch_size=micro,
                 micro_batch_size=micro,
                 seed=val_seed,
                 shuffle=False,
+                most=_most_evaluated(trial),
             ),
         ),
     )
@@ -123,10 +124,10 @@ def check_batch_size_applies(plan: Plan) -> None:
     )
 
 
-def _evaluated(config: TrialConfig, samples: int) -> int:
-    """Return how many of the validation samples are evaluated: the first so many, each time."""
+def _most_evaluated(config: TrialConfig) -> int | None:
+    """Return how many of the validation samples are evaluated, the first ones; None: all."""
     batches = config.budget.val_batches
-    return samples if batches is None else min(samples, batches * config.train.batch_size)
+    return None if batches is None else batches * config.train.batch_size
 
 
 def _train_plan(data: Data, config: TrainConfig, seed: int) -> IndexPlan:

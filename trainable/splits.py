@@ -86,6 +86,12 @@ def stream_problems(stream: object) -> Iterator[str]:
         )
     elif length_of(stream) == 0:
         yield "has no samples; give at least one"
+    if getattr(stream, "persistent_workers", False) and not has_state(stream):
+        yield (
+            f"is {_kind(stream)} with persistent_workers=True; loader processes start anew in "
+            "each epoch, so that they have what a hook changed, and a resumed run has what they "
+            "keep; remove persistent_workers"
+        )
 
 
 def sampler_problems(data: Data) -> Iterator[str]:

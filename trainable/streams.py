@@ -49,6 +49,7 @@ class StreamPlan:
         windows: About the optimizer steps of an epoch; 0 if the stream does not say.
         last_size: Samples of the window that was given last.
         num_read: Samples of all windows that were given.
+        num_built: 0: no samples are counted when it is built.
     """
 
     samples: int
@@ -57,6 +58,7 @@ class StreamPlan:
     windows: int
     last_size: int = 0
     num_read: int = 0
+    num_built: int = 0
 
     def num_windows(self, epoch: int) -> int:
         """Return 0: only the stream's end tells."""
@@ -92,6 +94,8 @@ class StreamSource:
         ranks: Ranks = ALONE,
     ) -> None:
         self.plan, self.position = plan, self
+        self.drawing: list[bool] = []
+        self.forks = False
         self.stream, self.format = stream, format
         self._device, self._options, self._ranks = device, loader, ranks
         # A DataLoader has loader processes of its own, which a loader process could not start.
@@ -106,6 +110,14 @@ class StreamSource:
         self._initial = Place(state=save_state(stream)) if rewinds else None
         self._reader: StreamReader | None = None
         self._loaded: Iterator[Window] | None = None
+
+    def begin(self, epoch: int) -> int:
+        """Return 0: the reading itself begins an epoch, and its length is not asked for."""
+        del epoch
+        return 0
+
+    def resume(self, epoch: int, num_samples: int) -> None:
+        """Do nothing: the position says where the reading resumes."""
 
     def windows(self, epoch: int, start: int = 0) -> Iterator[MicroBatches]:
         """Yield the windows of an epoch: after a restored position, or else from its start."""

@@ -37,16 +37,26 @@ from trainable.task import Task
 
 if TYPE_CHECKING:
     from trainable.data import Position
+    from trainable.epoch_start import EpochStart
     from trainable.sharding import Layout
 
 FORMAT = 3
 """Of a state; others are not read."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
-_LATER_PROGRESS = {"batch_size": 0, "evaluated": [], "epoch_begun": False, "sums": {}}
+_LATER_PROGRESS = {
+    "batch_size": 0,
+    "evaluated": [],
+    "epoch_begun": False,
+    "epoch_samples": 0,
+    "drawing": {},
+    "sums": {},
+}
 """Entries of the progress that states of earlier versions lack."""
 _RANKS = "ranks"
 """The entry with what differs on the ranks after the first: a list, absent with one rank."""
+_EPOCH_START = "epoch_start"
+"""The entry with the data as the epoch's loader processes have them; absent if as built."""
 _SUMS = "sums"
 _TRAINED = "trained_weights"
 """The entry with the weights in training, if the optimizer evaluates others: `model` has those."""
@@ -88,6 +98,10 @@ class TrainProgress:
     """Names of the metrics that `evaluate()` returned; empty in states of earlier versions."""
     epoch_begun: bool = False
     """Whether the task's `on_epoch_start` was called for the current epoch."""
+    epoch_samples: int = 0
+    """Samples of the data set when the current epoch began; 0 between epochs, and of a stream."""
+    drawing: dict[str, list[bool]] = field(default_factory=dict)
+    """What of each split has drawn random numbers so far; see `data.Source`."""
     sums: Sums = field(default_factory=dict)
     """Sums over the current epoch of what the task logs; tensors where they lie on a device."""
 
@@ -106,6 +120,7 @@ class TrainState:
         average: The average of the weights; None without one.
         trained_only: Save of the model only what is trained or has changed since it was built.
         position: The position in the data, where the number of windows does not say it.
+        epoch_start: The data as loader processes have them; None without any.
         ranks: This rank of the trial. The first one saves what differs on the others, too.
         accept_workers: Restore the state of another number of ranks.
         layout: How the tensors of a sharded model are saved and restored; None: they are whole.
@@ -123,12 +138,13 @@ class TrainState:
         average: Average | None = None,
         trained_only: bool = False,
         position: Position | None = None,
+        epoch_start: EpochStart | None = None,
         ranks: Ranks = ALONE,
         accept_workers: bool = False,
         layout: Layout | None = None,
     ) -> None:
         self._layout = layout
-        self._position = position
+        self._position, self.epoch_start = position, epoch_start
         self._ranks, self._accept_workers = ranks, accept_workers
         self.progress = TrainProgress()
         self._model = model
@@ -183,7 +199,7 @@ class TrainState:
         more: dict[str, Any] = {_RANKS: others[1:]} if others and len(others) > 1 else {}
         more |= {"outside": self._outside.state_dict()} if self._outside else {}
         more |= {} if self._average is None else {"average": self._average.state_dict()}
-        more |= {"position": own["position"]} if self._position is not None else {}
+        more |= {key: own[key] for key in ("position", _EPOCH_START) if key in own}
         more |= self._weights()
         if self._base is not None:
             more["model"], more["base"] = self._base.split(more["model"])
@@ -207,6 +223,8 @@ class TrainState:
         declared = {} if self._task is None else self._task.state_dict()
         check_state(declared, "the state of the task")
         position = {} if self._position is None else {"position": self._position.state_dict()}
+        begun = {} if self.epoch_start is None else self.epoch_start.state_dict()
+        position |= {_EPOCH_START: begun} if begun else {}
         objects = self.objects[0].state_dict()
         return position | {"objects": objects, "task": declared, "random": capture_random()}
 
@@ -244,11 +262,15 @@ class TrainState:
         average, base, others = state.get("average"), state.get("base"), state.get(_RANKS, [])
         state = {**state, "average": None, "base": None}
         state.pop(_RANKS, None)
-        _check_keys("the state", state, self._expected_keys())
+        _check_keys("the state", state, self._expected_keys() | (state.keys() & {_EPOCH_START}))
         weights = completed(self._model, state["model"], base)
         progress = with_reports({**_LATER_PROGRESS, **state["progress"]})
         _check_keys("the progress", progress, set(asdict(TrainProgress())))
         own = self._own_part(state, others)
+        if self._position is not None:
+            self._position.load_state_dict(own["position"])
+        if self.epoch_start is not None and _EPOCH_START in own:
+            self.epoch_start.load_state_dict(own[_EPOCH_START], progress)
         # before the buffers that it registers
         self.objects[0].load_state_dict(own["objects"])  # type: ignore[arg-type]
         try:
@@ -272,8 +294,6 @@ class TrainState:
         self._precision.load_state_dict(state["scaler"])
         self.progress = TrainProgress(**progress)
         self.progress.sums = own.get(_SUMS, self.progress.sums)
-        if self._position is not None:
-            self._position.load_state_dict(own["position"])
         if "random" in own:
             restore_random(own["random"])
 

@@ -22,11 +22,12 @@ from trainable.storage.local import LocalFiles
 _DIRECTORY = "inherited"
 _POSITION = "position"
 _RANKS, _SUMS, _LOOP = "ranks", "sums", "loop"
-_NOT_INHERITED = ("progress", "random", _POSITION, _RANKS, _SUMS)
+_EPOCH_START = "epoch_start"
+_NOT_INHERITED = ("progress", "random", _POSITION, _EPOCH_START, _RANKS, _SUMS)
 """The entries of a state that a run keeps from its own state."""
-_COUNTED = (_POSITION, _SUMS)
+_COUNTED = (_POSITION, _EPOCH_START, _SUMS)
 """Those that belong to its counters."""
-_TAKEN_BY_NEW = ("objects", "task", _POSITION)
+_TAKEN_BY_NEW = ("objects", "task", _POSITION, _EPOCH_START)
 """What a rank that a state has nothing of takes from the first one."""
 _BEST = ("best", "since_best")
 """The counters that it keeps of its own even if it has lost later checkpoints."""

@@ -24,13 +24,20 @@ def _loader(device=CPU, **options):
 
 
 def test_options_reach_the_loader():
-    loader = _loader(num_workers=1, persistent_workers=False, prefetch_factor=5)
-    assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (1, False, 5)
+    loader = _loader(num_workers=1, prefetch_factor=5)
+    assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
 
 
-def test_defaults_keep_processes_and_prefetch_two():
+def test_processes_start_anew_in_each_epoch_and_prefetch_two():
     loader = _loader(num_workers=1)
-    assert (loader.persistent_workers, loader.prefetch_factor) == (True, 2)
+    assert (loader.persistent_workers, loader.prefetch_factor) == (False, 2)
+
+
+def test_persistent_processes_are_refused():
+    with pytest.raises(ValueError, match="true, and there are 2 loader processes; they"):
+        LoaderConfig(num_workers=2, persistent_workers=True)
+    assert "persistent_workers" not in LoaderConfig(num_workers=2).model_dump()
+    assert LoaderConfig(persistent_workers=True).num_workers == 0  # as in earlier versions
 
 
 def test_worker_options_are_omitted_without_workers():
