@@ -2,67 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.statistics.best_of_many import doubling, expected_best, tuning_curve
 from sweeps.statistics.chi_squared import chi_squared_tail
 from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail, wilson_interval
 from sweeps.statistics.rank_correlation import kendall
 from sweeps.statistics.variance_shares import variance_shares
-
-LOSSES = st.lists(st.floats(-5, 5, allow_nan=False), min_size=1, max_size=8)
-
-
-@given(losses=LOSSES, data=st.data())
-def test_expected_best_is_the_mean_over_choices(losses: list[float], data: st.DataObject) -> None:
-    num = data.draw(st.integers(1, len(losses)))
-    choices = [min(chosen) for chosen in itertools.combinations(losses, num)]
-    assert expected_best(sorted(losses), num) == pytest.approx(fmean(choices), abs=1e-9)
-
-
-def test_band_of_the_tuning_curve_holds_the_truth() -> None:
-    missed = 0
-    for seed in range(200):
-        draw = random.Random(seed)
-        curve = tuning_curve([draw.random() for _ in range(40)])
-        for one in curve:
-            median = 1 - 0.5 ** (1 / one.num_trials)  # of the best of so many uniform losses
-            missed += not (one.low or 0.0) <= median <= one.high
-    assert missed <= 0.05 * 200
-
-
-@pytest.mark.parametrize("dimensions", [2, 4, 8])
-def test_gain_of_twice_the_trials_is_estimated(dimensions: int) -> None:
-    power, count = 2 / dimensions, 64
-    truth = _best_of(count, power) - _best_of(2 * count, power)
-    gains = []
-    for seed in range(100):
-        draw = random.Random(seed)
-        gains.append(doubling([draw.random() ** power for _ in range(count)]).gain)
-    assert sorted(gains)[50] == pytest.approx(truth, rel=0.25)
-
-
-def _best_of(count: int, power: float) -> float:
-    """The mean of the best of `count` losses, each a uniform number to a power."""
-    logs = math.lgamma(1 + power) + math.lgamma(count + 1) - math.lgamma(count + 1 + power)
-    return math.exp(logs)
-
-
-def test_jackknife_leaves_each_loss_out() -> None:
-    draw = random.Random(0)
-    losses = [draw.random() for _ in range(33)]
-    found = doubling(losses)
-    assert found.low < found.share < found.high
-    assert doubling([10 * loss + 3 for loss in losses]).share == pytest.approx(found.share)
-    assert doubling([10 * loss + 3 for loss in losses]).low == pytest.approx(found.low)
-
 
 def test_kendall_counts_pairs_and_ties() -> None:
     first = [1.0, 2.0, 3.0, 4.0, 4.0, 6.0, 7.0, 8.0, 9.0]
