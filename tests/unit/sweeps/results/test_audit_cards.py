@@ -322,6 +322,19 @@ def test_percent_is_read_as_a_share() -> None:
     assert first.figure["gap"] == pytest.approx(second.figure["gap"])
 
 
+@pytest.mark.parametrize(("samples", "verdict"), [(20_000, "pass"), (40, "warn")])
+def test_validation_is_large_enough_for_a_sampler_that_crowds(samples: int, verdict: str) -> None:
+    """Most trials are as good as the best one; those from before it had learned are not."""
+    draw = random.Random(0)
+    found = [0.80 + 0.01 * n for n in range(10)] + [0.95 + 1e-4 * draw.random() for _ in range(90)]
+    trials = [AuditTrial(n, "complete", {}, value) for n, value in enumerate(found)]
+    card = CARDS["validation"](
+        AuditData(trials=trials, metric="val/acc", minimize=False, num_validation=samples)
+    )
+    assert card.verdict == verdict
+    assert card.figure["gained"] == pytest.approx(max(found) - 0.845)
+
+
 def test_loss_has_no_binomial_interval() -> None:
     data = replace(_measured(random.Random(0), 100), metric="val/loss", minimize=True)
     assert CARDS["validation"](data).verdict == "not enough data"
