@@ -2,7 +2,8 @@
 
 These are measured by what the search gained over its first trials. The distances between the best
 trials would not do: a sampler that learns brings them as near to each other as it can, and no
-validation set is large enough for them. What must not live here: the size of the validation set (`read`).
+validation set is large enough for them. What must not live here: the size of the validation set
+(`read`).
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def validation(data: AuditData) -> Card:
     evidence = (
         f"The best {data.metric}, {format_number(best)} of {count:,} samples, has the 95 % "
         f"interval {format_number(low)} to {format_number(high)}, and {within} of "
-        f"{len(values) - 1} other trials lie in it. The search gained {format_number(gained)} over "
-        f"the median of its first {len(first)} trials{at}. So many samples show differences from "
-        f"{format_number(visible)}; a third of the gain is {format_number(gap)}."
+        f"{len(values) - 1} other trials lie in it. The search gained {format_number(gained)} "
+        f"over the median of its first {len(first)} trials{at}. So many samples show differences "
+        f"from {format_number(visible)}; a third of the gain is {format_number(gap)}."
     )
     if gap >= visible:
         return _card("pass", evidence, figure)

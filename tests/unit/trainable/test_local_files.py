@@ -91,6 +91,13 @@ def test_generation_is_synced_before_and_after_its_rename(disk: Disk, files: Loc
     ]
 
 
+def test_shard_is_synced(disk: Disk, files: LocalFiles) -> None:
+    begun = files.begin("step-1")
+    disk.done.clear()
+    files.add_shard(begun, "shard-0.pt", lambda file: file.write(b"shard"))
+    assert disk.done == ["sync all/own/new-step-1/shard-0.pt"]
+
+
 def test_linked_generation_is_synced_before_and_after_its_rename(
     disk: Disk, files: LocalFiles, tmp_path: Path
 ) -> None:
