@@ -101,7 +101,7 @@ def _gaining(num_late: int, late: float, usual: float) -> Card:
     for number in range(15):
         gain = late if number >= 15 - num_late else usual
         level = -1.0 if number < 3 else 0.0
-        curve = {at: level + gain for at in range(2, 20)} | {1: level + 1.0, 20: level}
+        curve = dict.fromkeys(range(2, 20), level + gain) | {1: level + 1.0, 20: level}
         trials.append(AuditTrial(number, "complete", {}, level, curve))
     return CARDS["budget"](AuditData(trials=trials, reports=20))
 

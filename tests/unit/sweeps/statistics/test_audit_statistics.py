@@ -66,7 +66,8 @@ _EXACT: dict[str, tuple[list[int], float, float]] = {
         _Z**2 * 2 * (1 + 12 * (57 / 202)) / 56,
     ),
     # 50 of 56 pairs are in order, the other ones tied in the second measurement: tau is the root
-    # of 50/56. Less what ties do to it, the parts' squares add up to 3/70. r = (3/70 + 1) / (20/7).
+    # of 50/56. Less what ties do to it, the squares of the parts add up to 3/70, and
+    # r = (3/70 + 1) / (20/7).
     "three are tied": (
         [1, 1, 1, 2, 3, 4, 5, 6],
         math.sqrt(50 / 56),
