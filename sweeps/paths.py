@@ -34,8 +34,8 @@ FORMAT = 2
 misread one of them. Each revision of `sweep.yaml` holds it, and every command reads that file
 first. A sweep without a version has format 1."""
 _LONGEST_NAME = 100
-# The files of the embedded tracking store, beside the sweeps' directories.
-_RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
+RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
+"""The files of the embedded tracking store, beside the sweeps' directories."""
 PROGRAM = "sweep"
 """The name of the command line."""
 ROOT_VARIABLE = "SWEEP_ROOT"
@@ -77,7 +77,7 @@ def check_name(name: str, *, model: bool = False) -> str:
             f"{visible} begins with '.', '-' or a blank, ends with a blank, or holds "
             f"'..'; {rule}; {remedy}"
         )
-    if name.lower() in _RESERVED_NAMES and not model:
+    if name.lower() in RESERVED_NAMES and not model:
         raise InvalidName(
             f"{visible} is the name of the embedded tracking store; {rule} beside it; choose "
             "another name"

@@ -6,10 +6,12 @@ and read (`probe`, `store_reader`).
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 
-from tracking import probe, store_reader
-from tracking.address import is_supported, store_identity
+from tracking import artifact_addresses, probe, store_reader
+from tracking.address import is_database, is_supported, sqlite_file, store_identity
 from tracking.delivery import TrackingServer
 from tracking.stored_runs import StoredRun, StoreReader
 from tracking.tracker import Tracker
@@ -64,3 +66,25 @@ class MlflowTracker(Tracker):
     def other_sweeps(self, experiment: str) -> dict[str, int]:
         """Count the runs of an experiment, deleted ones left out."""
         return store_reader.other_sweeps(self.uri, experiment)
+
+    def correct_addresses(self) -> list[Path]:
+        """Correct them in the file of a store; a database elsewhere may serve other roots, too."""
+        store, artifacts = sqlite_file(self.uri), self.artifact_root
+        if (
+            store is None
+            or artifacts is None
+            or not artifact_addresses.is_below(store, artifacts.parent)
+        ):
+            return []
+        try:
+            return artifact_addresses.correct_addresses(store, artifacts)
+        except sqlite3.Error:  # as `probe` says; what is still outside is refused
+            return []
+
+    def addresses_outside(self, experiment: str) -> list[str]:
+        """Read the addresses of the experiment and of its runs in a database."""
+        artifacts = self.artifact_root
+        if artifacts is None or not is_database(self.uri):
+            return []
+        found = store_reader.artifact_addresses(self.uri, experiment)
+        return sorted(one for one in found if artifact_addresses.is_outside(one, artifacts))

@@ -13,6 +13,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.trial_run import num_threads, with_accumulation
 from sweeps.engine.process_cleanup import end_orphans
@@ -117,6 +118,8 @@ def evaluate_trial(
     if before and not again and not _lacks(paths, record.number):
         return _outcome(view, record, is_new=False)
     check_kept(paths, view.spec, view.spec)
+    check_no_copy(paths, view.spec, view.ledger.run_from)
+    check_below_root(paths, view.spec)
     check_names(view.spec)
     if not offline:
         reach_tracking(paths, view.spec)  # refused before the evaluation

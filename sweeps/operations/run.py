@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from sweeps.below_root import check_below_root
 from sweeps.checkpoint_locations import probe_store
 from sweeps.config.automatic import refuse_another_choice
 from sweeps.config.document import Document
@@ -260,6 +261,7 @@ def attempt(
             check_webhook(spec)
             if not offline:
                 reach_tracking(paths, spec)  # before any process starts
+            check_below_root(paths, spec, display.warn)
             if address is None:
                 check_limits()
             display.doing("loading the task")
