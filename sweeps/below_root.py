@@ -90,8 +90,8 @@ def links_outside(paths: SweepPaths) -> Iterator[str]:
             target = Path(os.path.realpath(place))
             if not target.is_relative_to(root) and not is_trusted_directory(target):
                 yield (
-                    f"{place.path} is a link to {target}, outside of the root {paths.root}: a sweep "
-                    "writes only below its root, and the link of a copied root leads to the "
+                    f"{place.path} is a link to {target}, outside of the root {paths.root}: a "
+                    "sweep writes only below its root, and the link of a copied root leads to the "
                     "original's files; put the files there instead of the link, or, if sweeps "
                     f"may write there: {trust_command(target)}"
                 )

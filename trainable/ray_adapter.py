@@ -339,6 +339,8 @@ class TuneTrial(tune.Trainable):
         self._set_aside += self._trainer.store.set_aside
         for sentence in self._trainer.store.set_aside:
             print(sentence)
+        if self._trainer.resumed_at and (saved := self._trainer.store.generations()):
+            print(f"resumes at step {saved[-1].step}, from its newest checkpoint")
         self._events = self._trainer.events()
 
     def _join_ranks(self) -> Any:
