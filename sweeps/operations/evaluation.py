@@ -22,6 +22,7 @@ from sweeps.errors import UserError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
 from sweeps.ledger.trials import TrialSummary
+from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.sync import queue_interruptions
 from sweeps.operations.trial_process import as_a_trial
 from sweeps.paths import SweepPaths
@@ -120,6 +121,7 @@ def evaluate_trial(
     check_kept(paths, view.spec, view.spec)
     check_no_copy(paths, view.spec, view.ledger.run_from)
     check_below_root(paths, view.spec)
+    enter_code_directory(view, doing)
     check_names(view.spec)
     if not offline:
         reach_tracking(paths, view.spec)  # refused before the evaluation
