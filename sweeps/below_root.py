@@ -18,7 +18,7 @@ from sweeps.config.spec import SweepSpec
 from sweeps.errors import UserError
 from sweeps.paths import RESERVED_NAMES, SweepPaths, artifact_root
 from sweeps.tracker import tracker_at
-from tracking.address import file_path, sqlite_file
+from tracking.address import file_path, sqlite_file, sqlite_uri
 from tracking.artifact_addresses import check_inside, is_below, trust_command
 from tracking.stored_runs import StoreUnreadable
 from tracking.trusted_stores import is_trusted_directory
@@ -159,7 +159,17 @@ def check_no_copy(
     if not before or not stores or accepted:
         return
     now, then = place_of(paths), Path(before["directory"])
-    if now["directory"] == str(then) or now["inode"] == before["inode"]:
+    if now["directory"] == str(then):
+        return
+    for key, uri in stores.items():
+        if (file := sqlite_file(uri)) is not None and file.is_relative_to(then.parent):
+            there = Path(now["directory"]).parent / file.relative_to(then.parent)
+            raise OutsideRoot(
+                f"{key} is {uri}, which is below {then.parent}, where the root was before: that "
+                "place would be created again, or belongs to the original; continue with: "
+                + paths.command("resume", "-s", f"{key}={sqlite_uri(there)}")
+            )
+    if now["inode"] == before["inode"]:
         return
     if now["host"] == before["host"] and not SweepPaths(then.parent, paths.name).exists():
         return  # it was moved
