@@ -11,7 +11,7 @@ import contextlib
 import os
 import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 from tracking.address import file_path
@@ -65,8 +65,8 @@ def trust_command(target: Path) -> str:
     return shlex.join(("sweep", "trust", target.as_uri()))
 
 
-def correct_addresses(store: Path, root: Path) -> list[Path]:
-    """Correct the addresses of artifacts that came to a directory together with their database.
+def former_addresses(store: Path, root: Path) -> dict[str, str]:
+    """Return the addresses of experiments whose artifacts came to a directory with their database.
 
     An experiment at `OLD/mlartifacts/NAME` is one of `root`, `NEW/mlartifacts`, if its files are
     not at the old place alone.
@@ -76,18 +76,37 @@ def correct_addresses(store: Path, root: Path) -> list[Path]:
         root: The directory with the artifacts of all runs; absolute.
 
     Returns:
-        The former places of `root`; empty if nothing had to be corrected.
+        For each such address the present one.
 
     Raises:
-        sqlite3.Error: The file is damaged, held, read-only, or no tracking store.
+        sqlite3.Error: The file is damaged, held, or no tracking store.
     """
     if not store.exists():
-        return []
-    address = f"{store.absolute().as_uri()}?mode=rw"
-    with contextlib.closing(sqlite3.connect(address, uri=True, timeout=_SECONDS)) as db, db:
-        found = [one for (one,) in db.execute(EXPERIMENT_ADDRESSES_QUERY)]
-        moved = dict(_moved(filter(None, found), root))
-        for before, now in moved.items():
+        return {}
+    found = {}
+    with _opened(store, "ro") as db:
+        for (address,) in db.execute(EXPERIMENT_ADDRESSES_QUERY):
+            path = file_path(address or "")
+            if path is None or path.parent.name != root.name or not is_outside(address, root):
+                continue
+            now = root / path.name
+            if now.exists() or not path.exists():
+                found[address] = now.as_uri() if address.startswith("file:") else str(now)
+    return found
+
+
+def correct_addresses(store: Path, former: Mapping[str, str]) -> None:
+    """Replace addresses of experiments, and of all that lies below them.
+
+    Args:
+        store: The file of the database.
+        former: What `former_addresses` has returned.
+
+    Raises:
+        sqlite3.Error: The file is damaged, held or read-only.
+    """
+    with _opened(store, "rw") as db, db:
+        for before, now in former.items():
             for table, column in ARTIFACT_ADDRESSES:
                 db.execute(
                     f"UPDATE {table} SET {column} = :now || substr({column}, length(:before) + 1)"
@@ -95,19 +114,11 @@ def correct_addresses(store: Path, root: Path) -> list[Path]:
                     f" OR substr({column}, 1, length(:before) + 1) = :before || '/'",
                     {"before": before, "now": now},
                 )
-    former = (file_path(before) for before in moved)
-    return sorted({path.parent for path in former if path is not None})
 
 
-def _moved(addresses: Iterable[str], root: Path) -> Iterator[tuple[str, str]]:
-    """Yield each address of a former place of a directory, with the present address."""
-    for address in addresses:
-        path = file_path(address)
-        if path is None or path.parent.name != root.name or not is_outside(address, root):
-            continue
-        now = root / path.name
-        if now.exists() or not path.exists():
-            yield address, now.as_uri() if address.startswith("file:") else str(now)
+def _opened(store: Path, mode: str) -> contextlib.closing[sqlite3.Connection]:
+    address = f"{store.absolute().as_uri()}?mode={mode}"
+    return contextlib.closing(sqlite3.connect(address, uri=True, timeout=_SECONDS))
 
 
 def is_below(path: Path | None, root: Path) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tracking import artifact_addresses, probe, store_reader
-from tracking.address import is_database, is_supported, sqlite_file, store_identity
+from tracking.address import file_path, is_database, is_supported, sqlite_file, store_identity
 from tracking.delivery import TrackingServer
 from tracking.stored_runs import StoredRun, StoreReader
 from tracking.tracker import Tracker
@@ -67,19 +67,27 @@ class MlflowTracker(Tracker):
         """Count the runs of an experiment, deleted ones left out."""
         return store_reader.other_sweeps(self.uri, experiment)
 
-    def correct_addresses(self) -> list[Path]:
+    def correct_addresses(self, *, dry_run: bool = False) -> list[Path]:
         """Correct them in the file of a store; a database elsewhere may serve other roots, too."""
+        former, store = self._former_addresses(), sqlite_file(self.uri)
+        if former and store is not None and not dry_run:
+            try:
+                artifact_addresses.correct_addresses(store, former)
+            except sqlite3.Error:  # each upload is checked, and `probe` says what is wrong
+                return []
+        paths = (file_path(before) for before in former)
+        return sorted({path.parent for path in paths if path is not None})
+
+    def _former_addresses(self) -> dict[str, str]:
         store, artifacts = sqlite_file(self.uri), self.artifact_root
-        if (
-            store is None
-            or artifacts is None
-            or not artifact_addresses.is_below(store, artifacts.parent)
-        ):
-            return []
+        if store is None or artifacts is None:
+            return {}
+        if not artifact_addresses.is_below(store, artifacts.parent):
+            return {}
         try:
-            return artifact_addresses.correct_addresses(store, artifacts)
-        except sqlite3.Error:  # as `probe` says; what is still outside is refused
-            return []
+            return artifact_addresses.former_addresses(store, artifacts)
+        except sqlite3.Error:
+            return {}
 
     def addresses_outside(self, experiment: str) -> list[str]:
         """Read the addresses of the experiment and of its runs in a database."""
@@ -87,4 +95,9 @@ class MlflowTracker(Tracker):
         if artifacts is None or not is_database(self.uri):
             return []
         found = store_reader.artifact_addresses(self.uri, experiment)
-        return sorted(one for one in found if artifact_addresses.is_outside(one, artifacts))
+        former = tuple(f"{one}/" for one in self._former_addresses())
+        return sorted(
+            one
+            for one in found
+            if artifact_addresses.is_outside(one, artifacts) and not f"{one}/".startswith(former)
+        )
