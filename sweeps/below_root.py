@@ -7,6 +7,7 @@ a sweep calls these checks first. What must not live here: stores that get crede
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import socket
@@ -23,6 +24,7 @@ from tracking.artifact_addresses import check_inside, is_below, trust_command
 from tracking.stored_runs import StoreUnreadable
 from tracking.trusted_stores import is_trusted_directory
 
+logger = logging.getLogger("tracking")
 _OF_TRIALS = {
     *("artifacts", "checkpoints", "figures", "inherited"),
     *("logged.jsonl", "metrics.jsonl", "test.jsonl", "trial.log"),
@@ -35,7 +37,7 @@ class OutsideRoot(UserError):
 
 
 def check_below_root(
-    paths: SweepPaths, spec: SweepSpec, warn: Callable[[str], object] = lambda _: None
+    paths: SweepPaths, spec: SweepSpec, warn: Callable[[str], object] = logger.warning
 ) -> None:
     """Check that what a sweep writes lies below its root, links followed.
 
@@ -66,7 +68,7 @@ def check_below_root(
 def addresses_outside(paths: SweepPaths, spec: SweepSpec) -> list[str]:
     """Return the addresses of artifacts outside of the root and of what the user has trusted.
 
-    None if the store does not answer.
+    None of a server, which is not asked, or if the store cannot be read.
     """
     try:
         found = tracker_at(spec.tracking.uri, paths.root).addresses_outside(spec.name)

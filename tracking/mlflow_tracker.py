@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tracking import artifact_addresses, probe, store_reader
-from tracking.address import file_path, is_database, is_supported, sqlite_file, store_identity
+from tracking.address import file_path, is_supported, sqlite_file, store_identity
 from tracking.delivery import TrackingServer
 from tracking.stored_runs import StoredRun, StoreReader
 from tracking.tracker import Tracker
@@ -90,10 +90,10 @@ class MlflowTracker(Tracker):
             return {}
 
     def addresses_outside(self, experiment: str) -> list[str]:
-        """Read the addresses of the experiment and of its runs in a database."""
+        """Read the addresses of the experiment and of its runs in the file of a store."""
         artifacts = self.artifact_root
-        if artifacts is None or not is_database(self.uri):
-            return []
+        if artifacts is None or sqlite_file(self.uri) is None:
+            return []  # no server is asked; each upload is checked
         found = store_reader.artifact_addresses(self.uri, experiment)
         former = tuple(f"{one}/" for one in self._former_addresses())
         return sorted(

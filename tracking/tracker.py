@@ -192,7 +192,7 @@ class Tracker(ABC):
     def addresses_outside(self, experiment: str) -> list[str]:
         """Return the addresses of an experiment's artifacts that are files outside of the root.
 
-        Without those that `correct_addresses` corrects.
+        Without those that `correct_addresses` corrects. Only a store that is a file is read.
 
         Raises:
             StoreUnreadable: The store does not answer.

@@ -140,6 +140,7 @@ def start(
             raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
+        check_below_root(paths, spec, display.warn)
         ledger_location(paths, spec).check_available()
         display.doing("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
@@ -213,7 +214,7 @@ def read_again(
     Args:
         view: The sweep.
         settings: Changes of its spec, each `KEY=VALUE`.
-        say: Receives where the code is, if the directory is changed.
+        say: Receives where the code is, if the directory is changed, and from where the root came.
     """
     paths = view.paths
     if view.running:  # refuse early, before slow checks; acquiring the lock decides
@@ -225,6 +226,7 @@ def read_again(
         refuse_another_choice(document.choices)
     enter_code_directory(view, say)
     check_kept(paths, view.spec, spec)
+    check_below_root(paths, spec, say)
     remember_named(spec, document)
     check_sampler_state(paths, spec)
     return spec, document
@@ -270,7 +272,6 @@ def attempt(
             check_webhook(spec)
             if not offline:
                 reach_tracking(paths, spec)  # before any process starts
-            check_below_root(paths, spec, display.warn)
             if address is None:
                 check_limits()
             display.doing("loading the task")
