@@ -104,6 +104,21 @@ def _check_owner(directory: Path, option: str, *, for_file: bool) -> None:
         )
 
 
+def check_unshared(directory: Path) -> None:
+    """Check that no other user can write to a directory, or put another one in its place.
+
+    Raises:
+        UserError: Another user can.
+    """
+    place = Path(os.path.realpath(directory))
+    for each in (place, *place.parents):
+        found = os.stat(each)
+        if not is_ours(found.st_uid):
+            raise UserError(f"{each} belongs to user {found.st_uid}")
+        if found.st_mode & stat.S_IWOTH and not (each != place and found.st_mode & stat.S_ISVTX):
+            raise UserError(f"every user may write to {each}")
+
+
 def is_ours(owner: int) -> bool:
     """Return whether a file's owner is this user or root, who may access every file anyway.
 

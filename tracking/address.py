@@ -76,6 +76,14 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(unquote(path.partition("?")[0]))
 
 
+def file_path(address: str) -> Path | None:
+    """The path that an address of artifacts names on this machine; None for any other address."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    return Path(unquote(parts.path)) if parts.scheme else Path(address)
+
+
 def store_identity(uri: str) -> str:
     """The part of a URI that identifies a tracking store.
 

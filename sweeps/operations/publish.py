@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.path_checks import check_file, check_private
 from sweeps.paths import check_name
 from sweeps.publishing.export import draw_report, export_best, register_best
@@ -19,6 +20,8 @@ def check(view: SweepStatus, *, directory: Path | None = None, model: str | None
     if model is not None:
         check_name(model, model=True)
         reach_tracking(view.paths, view.spec)
+        check_no_copy(view.paths, view.spec, view.ledger.run_from)
+        check_below_root(view.paths, view.spec)
     if directory is not None:
         check_private(directory, "--export")
 
