@@ -18,6 +18,7 @@ from typing import IO, Any
 import psutil
 
 from sweeps.engine import fork_server
+from sweeps.engine.cluster_address import tcp_probe
 from sweeps.engine.process_cleanup import (
     claim_scratch,
     end_orphans,
@@ -43,6 +44,8 @@ from sweeps.engine.worker_end import in_words
 _OBJECT_STORE_BYTES = (
     100 * 2**20
 )  # results are small and checkpoints bypass Ray; Ray's default takes 30 % of memory
+
+_PROBE_SECONDS = 3.0
 
 _alive: dict[str, IO[str]] = {}
 """By token, the locked file that proves that the driver is alive; held while its Ray runs."""
@@ -98,6 +101,8 @@ def running(
     Raises:
         NoRay: Ray could not be started.
     """
+    import ray
+
     node, ours = _Node(), True
 
     def end() -> None:
@@ -111,6 +116,7 @@ def running(
         ours = start(
             token, machine, concurrency=concurrency, hidden_env=hidden_env, started=node.started
         )
+        node.address = ray.get_runtime_context().gcs_address
 
         def node_died(_: Exception | None) -> bool:
             exit_if_lost()
@@ -123,12 +129,14 @@ class _Node:
     """The processes of a local Ray.
 
     Attributes:
+        address: The address of its `gcs_server`, once Ray has started.
         ends: Whether they are to end.
     """
 
     def __init__(self) -> None:
         self._processes: dict[str, Popen[bytes]] = {}
         self._agents: dict[str, psutil.Process] = {}
+        self.address: str | None = None
         self.ends = False
 
     def started(self, kind: str, process: Popen[bytes]) -> None:
@@ -136,28 +144,32 @@ class _Node:
         self._processes[kind] = process
 
     def find_loss(self) -> Loss | None:
-        """Return which process has ended, or is stopped."""
+        """Return which process has ended, or does not run."""
         if self.ends:
             return Loss("Ray is lost: its processes did not end", PATIENCE_SECONDS)
         codes = {kind: process.poll() for kind, process in self._processes.items()}
         if codes.get("raylet", 0) is None and len(self._agents) < len(AGENTS):
             self._agents |= find_agents(self._processes["raylet"].pid)
-        ended = {kind: in_words(code) for kind, code in codes.items() if code is not None}
-        # A raylet whose agent has ended follows it, by itself.
-        agents = {kind: "" for kind, process in self._agents.items() if _has_ended(process)}
-        killed = {kind: how for kind, how in ended.items() if "signal" in how}
-        for kind, how in {**killed, **agents, **ended}.items():
-            return Loss(f"Ray is lost: its process {_describe(kind)} ended {how}".rstrip())
+        ended = {kind: code for kind, code in codes.items() if code is not None}
+        # A raylet and its agents end together: the one that was killed is the cause.
+        if any(map(_has_ended, self._agents.values())) and min(ended.values(), default=0) >= 0:
+            return Loss(f"Ray is lost: its process {_describe('raylet')} or an agent of it ended")
+        for kind in sorted(ended, key=ended.__getitem__):
+            how = in_words(ended[kind])
+            return Loss(f"Ray is lost: its process {_describe(kind)} ended {how}")
         for kind, process in self._processes.items():
             with suppress(psutil.Error):
                 if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
                     cause = f"Ray is lost: its process {_describe(kind)} was stopped (SIGSTOP)"
                     return Loss(cause, PATIENCE_SECONDS)
+        if self.address and (cause := tcp_probe(self.address, _PROBE_SECONDS)):
+            cause = f"Ray is lost: its process {_describe('gcs_server')} does not answer ({cause})"
+            return Loss(cause, PATIENCE_SECONDS)
         return None
 
 
 def _describe(kind: str) -> str:
-    return f"{kind}, {_PURPOSES.get(kind, 'which prepares the trials for raylet')},"
+    return f"{kind}, {_PURPOSES[kind]},"
 
 
 def _has_ended(process: psutil.Process) -> bool:

@@ -12,6 +12,7 @@ import glob
 import logging
 import re
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from sweeps.engine.ray_compat.environment import obeys_gitignore
 
 AGENTS = ("DashboardAgent", "RuntimeEnvAgent")
 """The processes that a raylet starts for itself. It ends its workers and itself when one ends."""
+_POLL_SECONDS = 0.1
 _PID = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
 _DETAIL = re.compile(r"Worker exit detail: (.*?)(?:\. |\.?$)", re.MULTILINE)
 
@@ -112,6 +114,7 @@ def patch_ray_node(
         setup_worker: The program with which the raylet starts a worker.
         started: Receives the kind and the process of each process of the node when it starts.
     """
+    from ray._private import node as ray_node
     from ray._private import parameter, services, utils
 
     complete: Any = parameter.RayParams
@@ -122,6 +125,19 @@ def patch_ray_node(
         started(process_type, made.process)
         return made
 
+    wait: Any = ray_node.wait_for_persisted_port
+
+    def wait_for_port(*arguments: Any, timeout_ms: int) -> Any:
+        """Wait without the GIL, which Ray's own wait holds: a thread watches the processes."""
+        end = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return wait(*arguments, timeout_ms=1, poll_interval_ms=1)
+            except RuntimeError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(_POLL_SECONDS)
+
     node = functools.partial(
         complete,
         no_monitor=True,  # no node is added or removed
@@ -130,6 +146,7 @@ def patch_ray_node(
     )
     with (
         replaced(parameter, "RayParams", node),  # `ray.init` has no arguments for these three
+        replaced(ray_node, "wait_for_persisted_port", wait_for_port),
         replaced(services, "start_ray_process", start_process),  # `init` returns no processes
         replaced(services, "start_api_server", lambda *_, **__: ("", None)),  # `init` waits for it
         # because of this error, the node's agent reports to no dashboard
