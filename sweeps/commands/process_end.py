@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 
 from rich.console import Console
 
@@ -30,24 +31,26 @@ def limit_exit(err: Console, code: int) -> None:
     def end() -> None:
         time.sleep(_SECONDS)
         try:
+            children = multiprocessing.active_children()
             with suppress(OSError):  # standard error may be a file on a full disk
-                err.print(_sentence(), style="yellow", soft_wrap=True)
+                err.print(_sentence(children), style="yellow", soft_wrap=True)
+            for child in children:
+                child.kill()
         finally:
             os._exit(code)
 
     threading.Thread(target=end, name="exit", daemon=True).start()
 
 
-def _sentence() -> str:
+def _sentence(children: Sequence[BaseProcess]) -> str:
     threads = [
         f"thread {each.name!r}"
         for each in threading.enumerate()
         if not each.daemon and each is not threading.main_thread()
     ]
-    children = [f"process {each.pid}" for each in multiprocessing.active_children()]
-    found = ", ".join([*threads, *children]) or "a function of atexit"
+    processes = [f"process {each.pid}" for each in children if not each.daemon]
+    found = ", ".join([*threads, *processes]) or "a function of atexit"
     return (
-        f"the task left {found} running, for which Python waits {_SECONDS:g} s after the end of "
-        "this command and no longer; it was ended; let the task end what it starts, or start "
-        "threads and processes with daemon=True"
+        f"the task left {found} running; a command waits {_SECONDS:g} s for that and then ends "
+        "it; let the task end what it starts, or start threads and processes with daemon=True"
     )

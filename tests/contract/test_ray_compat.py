@@ -31,6 +31,7 @@ import pytest
 from sweeps.early_stopping.schedulers import StopperScheduler
 from sweeps.engine import worker_launcher
 from sweeps.engine.ray_compat import environment, ray_internals, tune_internals
+from tests.integration.commandline import wait_until
 from trainable.ray_adapter import TuneTrial
 
 NODE = "sweeps/engine/ray_compat/ray_internals.py"
