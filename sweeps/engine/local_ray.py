@@ -54,6 +54,8 @@ _alive: dict[str, IO[str]] = {}
 _PURPOSES = {
     "gcs_server": "which keeps the list of Ray's processes",
     "raylet": "which starts the trials' processes",
+    "DashboardAgent": "without which raylet ends",
+    "RuntimeEnvAgent": "which prepares the trials' processes",
 }
 
 
@@ -101,8 +103,6 @@ def running(
     Raises:
         NoRay: Ray could not be started.
     """
-    import ray
-
     node, ours = _Node(), True
 
     def end() -> None:
@@ -116,6 +116,8 @@ def running(
         ours = start(
             token, machine, concurrency=concurrency, hidden_env=hidden_env, started=node.started
         )
+        import ray
+
         node.address = ray.get_runtime_context().gcs_address
 
         def node_died(_: Exception | None) -> bool:
@@ -141,12 +143,17 @@ class _Node:
 
     def started(self, kind: str, process: Popen[bytes]) -> None:
         """Watch a process of the node."""
-        self._processes[kind] = process
+        if kind in _PURPOSES:
+            self._processes[kind] = process
 
     def find_loss(self) -> Loss | None:
         """Return which process has ended, or does not run."""
-        if self.ends:
+        loss = self._find_loss()
+        if self.ends:  # also if that began meanwhile
             return Loss("Ray is lost: its processes did not end", PATIENCE_SECONDS)
+        return loss
+
+    def _find_loss(self) -> Loss | None:
         codes = {kind: process.poll() for kind, process in self._processes.items()}
         if codes.get("raylet", 0) is None and len(self._agents) < len(AGENTS):
             self._agents |= find_agents(self._processes["raylet"].pid)
@@ -157,9 +164,10 @@ class _Node:
         for kind in sorted(ended, key=ended.__getitem__):
             how = in_words(ended[kind])
             return Loss(f"Ray is lost: its process {_describe(kind)} ended {how}")
-        for kind, process in self._processes.items():
+        pids = {kind: process.pid for kind, process in self._processes.items()}
+        for kind, pid in (pids | {kind: each.pid for kind, each in self._agents.items()}).items():
             with suppress(psutil.Error):
-                if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
                     cause = f"Ray is lost: its process {_describe(kind)} was stopped (SIGSTOP)"
                     return Loss(cause, PATIENCE_SECONDS)
         if self.address and (cause := tcp_probe(self.address, _PROBE_SECONDS)):

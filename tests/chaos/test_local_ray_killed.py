@@ -82,6 +82,7 @@ def test_row_47_raylet_and_gcs_server_killed(sandbox: Sandbox, references: Refer
         ("gcs_server", signal.SIGTERM, "gcs_server, .* does not answer"),
         ("raylet", signal.SIGSTOP, "raylet, .* was stopped"),
         ("gcs_server", signal.SIGSTOP, "gcs_server, .* was stopped"),
+        ("ray::RuntimeEnvAgent", signal.SIGSTOP, "RuntimeEnvAgent, .* was stopped"),
     ],
 )
 def test_row_47_process_of_ray_lost(
