@@ -170,8 +170,8 @@ class _Node:
                 if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
                     cause = f"Ray is lost: its process {_describe(kind)} was stopped (SIGSTOP)"
                     return Loss(cause, PATIENCE_SECONDS)
-        if self.address and (cause := tcp_probe(self.address, _PROBE_SECONDS)):
-            cause = f"Ray is lost: its process {_describe('gcs_server')} does not answer ({cause})"
+        if self.address and (error := tcp_probe(self.address, _PROBE_SECONDS)):
+            cause = f"Ray is lost: its process {_describe('gcs_server')} does not answer ({error})"
             return Loss(cause, PATIENCE_SECONDS)
         return None
 

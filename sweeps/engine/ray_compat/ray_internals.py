@@ -114,7 +114,7 @@ def patch_ray_node(
         setup_worker: The program with which the raylet starts a worker.
         started: Receives the kind and the process of each process of the node when it starts.
     """
-    from ray._private import node as ray_node
+    from ray._private import node as node_module
     from ray._private import parameter, services, utils
 
     complete: Any = parameter.RayParams
@@ -125,7 +125,8 @@ def patch_ray_node(
         started(process_type, made.process)
         return made
 
-    wait: Any = ray_node.wait_for_persisted_port
+    ray_node: Any = node_module  # Ray has no types for the function that it imports there
+    wait = ray_node.wait_for_persisted_port
 
     def wait_for_port(*arguments: Any, timeout_ms: int) -> Any:
         """Wait without the GIL, which Ray's own wait holds: a thread watches the processes."""
@@ -161,7 +162,7 @@ def find_agents(raylet: int) -> dict[str, psutil.Process]:
     Args:
         raylet: Its process id.
     """
-    found = {}
+    found: dict[str, psutil.Process] = {}
     with suppress(psutil.Error):  # a process has ended
         for process in psutil.Process(raylet).children():
             titles = [word.strip() for word in process.cmdline()]
