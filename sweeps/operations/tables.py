@@ -10,6 +10,7 @@ from pathlib import Path
 from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.path_checks import check_file, check_private
 from sweeps.results.sweep_status import SweepStatus
+from trainable.storage.regular_files import replace_regular
 
 
 def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
@@ -33,7 +34,5 @@ def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
     ]
     directory.mkdir(parents=True, exist_ok=True)
     for table, target in zip(tables, targets, strict=True):
-        aside = target.with_name(f".{target.name}.writing")
-        aside.write_bytes(table)
-        aside.replace(target)
+        replace_regular(target, table)
     return targets

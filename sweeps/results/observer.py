@@ -76,5 +76,5 @@ class ShutdownNotices:
     def exited_immediately(self, paths: SweepPaths) -> None:
         """The second signal arrived: the process exits right after this call."""
 
-    def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
-        """The Ray cluster is lost: the process exits right after this call."""
+    def ray_lost(self, paths: SweepPaths, cause: str) -> None:
+        """The local Ray or the cluster is lost: the process exits right after this call."""

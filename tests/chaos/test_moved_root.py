@@ -61,8 +61,8 @@ def elsewhere(tmp_path: Path) -> CommandLine:
     return CommandLine(tmp_path)
 
 
-@pytest.mark.fault(47, "a root is copied, and the copy is resumed")
-def test_row_47_copied_root(trained: CommandLine, elsewhere: CommandLine) -> None:
+@pytest.mark.fault(48, "a root is copied, and the copy is resumed")
+def test_row_48_copied_root(trained: CommandLine, elsewhere: CommandLine) -> None:
     copy = elsewhere.directory / "copy"
     shutil.copytree(trained.root, copy, symlinks=True)
     before = _digests(trained.root)
@@ -87,8 +87,8 @@ def test_row_47_copied_root(trained: CommandLine, elsewhere: CommandLine) -> Non
 
 
 @pytest.mark.chaos
-@pytest.mark.fault(47, "a root is moved, and resumed, verified, exported and reported there")
-def test_row_47_moved_root(trained: CommandLine, elsewhere: CommandLine) -> None:
+@pytest.mark.fault(48, "a root is moved, and resumed, verified, exported and reported there")
+def test_row_48_moved_root(trained: CommandLine, elsewhere: CommandLine) -> None:
     kept, root = trained.root.with_name("kept"), elsewhere.directory / "moved"
     shutil.copytree(trained.root, kept, symlinks=True)
     trained.root.rename(root)
