@@ -36,22 +36,41 @@ def _keep_directory_off_path() -> None:
 
     It may hold a `json.py` or `sitecustomize.py` of any user. Python puts it first for `-m`, `-c`
     and empty entries of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/code` leaves one if the variable
-    was empty. Directories that PYTHONPATH names stay, also as a dot. `trainable.task_import`
-    appends the working directory when it imports a task.
+    was empty, or an entry such as a dot. Directories that PYTHONPATH names by an absolute path
+    stay, and so do relative ones that no other user can write to, as absolute paths.
+    `trainable.task_import` appends the working directory when it imports a task.
     """
-    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if named:
-        os.environ["PYTHONPATH"] = os.pathsep.join(named)
-    else:
-        os.environ.pop("PYTHONPATH", None)
     with contextlib.suppress(OSError):  # the working directory was removed
         here = os.getcwd()
+        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        named = [path for entry in entries if (path := _named_directory(entry, here))]
+        if named:
+            os.environ["PYTHONPATH"] = os.pathsep.join(named)
+        else:
+            os.environ.pop("PYTHONPATH", None)
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        if here not in (ours, *map(os.path.abspath, named)):
-            sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+        left_out = {"", here, *map(os.path.abspath, entries)} - {ours, *named}
+        sys.path[:] = [entry for entry in sys.path if entry not in left_out]
     from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE
 
     os.environ.setdefault(SAFE_PATH_VARIABLE, SAFE_PATH)
+
+
+def _named_directory(entry: str, here: str) -> str | None:
+    """Return an entry of PYTHONPATH as an absolute path; None if it is left out."""
+    from trainable.storage.private_directories import NotPrivate, private_directory
+
+    path = os.path.abspath(entry)
+    if os.path.isabs(entry):
+        return entry
+    if path == here:
+        return None
+    try:
+        private_directory(path)
+    except (NotPrivate, OSError) as error:
+        print(f"PYTHONPATH: '{entry}' is left out: {error}", file=sys.stderr)
+        return None
+    return path
 
 
 if __name__ == "__main__":
