@@ -134,7 +134,8 @@ def _open_to(found: os.stat_result, *, trust_groups: bool) -> str:
 
 
 def _is_open(place: Path, found: os.stat_result, who: str) -> NotPrivate:
+    whose = "o" if found.st_mode & stat.S_IWOTH else "g"
     return NotPrivate(
         f"{who} may write to {place} (mode {stat.S_IMODE(found.st_mode):o}), and so replace your "
-        f"files there; choose another directory, or correct it: chmod go-w {place}"
+        f"files there; choose another directory, or correct it: chmod {whose}-w {place}"
     )
