@@ -66,7 +66,7 @@ def set_cache_directories() -> None:
     """
     home = os.path.expanduser("~")
     wanted = _IN_TEMPORARY | ({} if _is_private(home) else _IN_HOME)
-    for name in (*_IN_TEMPORARY, *_IN_HOME, *_ELSEWHERE):
+    for name in (*_IN_HOME, *_IN_TEMPORARY, *_ELSEWHERE):
         if value := os.environ.get(name):
             _check(name, value)
     missing = [name for name in wanted if not os.environ.get(name)]
