@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import tempfile
 from pathlib import Path
 
 from trainable.errors import ConfigError
@@ -55,10 +57,10 @@ def keep_files_private() -> None:
 
 
 def set_cache_directories() -> None:
-    """Have libraries keep their caches where no other user can put a file.
+    """Have libraries keep their caches and temporary files where no other user can put a file.
 
     They run what they find there. A variable that the user has set stays, if its directory is
-    private.
+    private; TMPDIR is replaced by a directory below it if it is not.
 
     Raises:
         NotPrivate: Another user can write to a directory that the user has set, or to both the
@@ -70,14 +72,41 @@ def set_cache_directories() -> None:
         if value := os.environ.get(name):
             _check(name, value)
     missing = [name for name in wanted if not os.environ.get(name)]
-    if missing and (base := _own_cache(home)) is not None:
+    temporary = tempfile.gettempdir()
+    is_shared = not _is_private(temporary)
+    if (missing or is_shared) and (base := _own_cache(home)) is not None:
         os.environ.update({name: str(base / wanted[name]) for name in missing})
+        if is_shared:
+            os.environ["TMPDIR"] = tempfile.tempdir = _own_temporary(base, temporary)
+
+
+def _own_temporary(base: Path, shared: str) -> str:
+    """Return this user's own directory for temporary files on this machine.
+
+    It has a random name, which a link in the directory of all caches remembers. Some libraries
+    have no variable for their predictable names in the temporary directory: torch keeps compiled
+    headers there, wherever its cache is.
+
+    Args:
+        base: The directory of all caches, which several machines may share.
+        shared: The system's temporary directory.
+    """
+    link = base / f"tmp-{socket.gethostname()}"
+    try:
+        found = private_directory(link, trust_groups=False)
+        if found.is_dir() and found.parent == Path(os.path.realpath(shared)):
+            return str(found)
+    except (NotPrivate, OSError):
+        pass  # another user has taken the name since the system removed the directory
+    new = tempfile.mkdtemp(prefix="sweep-tmp-", dir=shared)
+    aside = link.with_name(f"{link.name}.{os.getpid()}")
+    os.symlink(new, aside)
+    aside.replace(link)
+    return new
 
 
 def _own_cache(home: str) -> Path | None:
     """Return the directory of all caches; None if there is no place where this user may write."""
-    import tempfile
-
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     try:
         return _created(Path(cache, "gradsweep"))

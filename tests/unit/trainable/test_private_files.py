@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trainable.storage.private_directories import NotPrivate
 NAMES = (
     "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TRITON_HOME", "CUDA_CACHE_PATH",
     "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "PYTHONPYCACHEPREFIX",
-    "SWEEP_UMASK",
+    "SWEEP_UMASK", "TMPDIR",
 )  # fmt: skip
 
 
@@ -27,7 +28,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     before = os.umask(0o022)
     yield home
     os.umask(before)
@@ -61,7 +64,7 @@ def test_private_home_keeps_its_caches(home: Path) -> None:
     """Only what torch would keep in the temporary directory is moved."""
     set_cache_directories()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(home / ".cache/gradsweep/inductor")
-    assert not [name for name in NAMES[1:] if name in os.environ]
+    assert [name for name in NAMES[1:] if name in os.environ] == ["TMPDIR"]
     assert (home / ".cache/gradsweep").stat().st_mode & 0o777 == 0o700
 
 
@@ -100,7 +103,7 @@ def test_planted_directory_is_refused(home: Path, tmp_path: Path, kind: str) -> 
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "SWEEP_UMASK"])
+@pytest.mark.parametrize("name", NAMES[:9])
 def test_users_own_directory_stays_if_it_is_private(home: Path, tmp_path: Path, name: str) -> None:
     os.environ[name] = str(tmp_path / "mine")
     set_cache_directories()
@@ -113,10 +116,40 @@ def test_users_own_directory_stays_if_it_is_private(home: Path, tmp_path: Path, 
 
 
 def _fallback(tmp_path: Path) -> Path:
-    return tmp_path / f"gradsweep-cache-{os.getuid()}"
+    return tmp_path / f"tmp/gradsweep-cache-{os.getuid()}"
 
 
 def _foreign_group() -> int:
     """A group that may have other members; -1: this user can give files to none."""
     groups = [12345] if os.geteuid() == 0 else [g for g in os.getgroups() if g != os.geteuid()]
     return groups[0] if groups else -1
+
+
+def test_temporary_directory_of_this_user_is_remembered(home: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    found = [_temporary(shared) for _ in range(3)]
+    assert len(set(found)) == 1
+    [first] = set(found)
+    assert (first.parent, first.stat().st_mode & 0o777) == (shared, 0o700)
+    assert len(first.name) == len("sweep-tmp-") + 8, "nobody can foresee the name"
+    assert tempfile.gettempdir() == str(first)
+    first.rmdir()  # as a system does with old ones
+    second = _temporary(shared)
+    assert second != first
+    second.chmod(0o777)
+    assert _temporary(shared) not in (first, second)
+    assert len([*home.glob(".cache/gradsweep/tmp-*")]) == 1
+
+
+def test_users_own_temporary_directory_stays(home: Path, tmp_path: Path) -> None:
+    del home
+    (tmp_path / "own").mkdir()
+    assert _temporary(tmp_path / "own") == tmp_path / "own"
+
+
+def _temporary(given: Path) -> Path:
+    """Return the directory of a process that is started with that one as TMPDIR."""
+    os.environ["TMPDIR"] = str(given)
+    tempfile.tempdir = None
+    set_cache_directories()
+    return Path(os.environ["TMPDIR"])
