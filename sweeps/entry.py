@@ -60,17 +60,16 @@ def _named_directory(entry: str, here: str) -> str | None:
     """Return an entry of PYTHONPATH as an absolute path; None if it is left out."""
     from trainable.storage.private_directories import NotPrivate, private_directory
 
-    path = os.path.abspath(entry)
     if os.path.isabs(entry):
         return entry
-    if path == here:
-        return None
+    path = os.path.abspath(entry)
     try:
         private_directory(path)
     except (NotPrivate, OSError) as error:
-        print(f"PYTHONPATH: '{entry}' is left out: {error}", file=sys.stderr)
+        if "PYTHONPATH" in os.environ:
+            print(f"PYTHONPATH: the entry '{entry}' is left out: {error}", file=sys.stderr)
         return None
-    return path
+    return None if path == here else path
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ live here: how a path is checked (`storage.private_directories`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import socket
 import tempfile
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def keep_files_private() -> None:
         ConfigError: The variable `SWEEP_UMASK` holds no umask.
         NotPrivate: See `set_cache_directories`.
     """
-    text = os.environ.get(UMASK_VARIABLE, f"{_UMASK:o}")
+    text = os.environ.get(UMASK_VARIABLE) or f"{_UMASK:o}"
     if not re.fullmatch(r"0?o?[0-7]{1,3}", text):
         raise ConfigError(
             f"{text!r} is no umask; it is the octal number of the permissions that new files do "
@@ -72,12 +72,14 @@ def set_cache_directories() -> None:
         if value := os.environ.get(name):
             _check(name, value)
     missing = [name for name in wanted if not os.environ.get(name)]
-    temporary = tempfile.gettempdir()
-    is_shared = not _is_private(temporary)
-    if (missing or is_shared) and (base := _own_cache(home)) is not None:
-        os.environ.update({name: str(base / wanted[name]) for name in missing})
-        if is_shared:
-            os.environ["TMPDIR"] = tempfile.tempdir = _own_temporary(base, temporary)
+    with contextlib.suppress(OSError):  # no file can be written, by the libraries neither
+        temporary = tempfile.gettempdir()
+        is_shared = not _is_private(temporary)
+        if missing or is_shared:
+            base = _own_cache(home)
+            os.environ.update({name: str(base / wanted[name]) for name in missing})
+            if is_shared:
+                os.environ["TMPDIR"] = tempfile.tempdir = _own_temporary(base, temporary)
 
 
 def _own_temporary(base: Path, shared: str) -> str:
@@ -91,13 +93,12 @@ def _own_temporary(base: Path, shared: str) -> str:
         base: The directory of all caches, which several machines may share.
         shared: The system's temporary directory.
     """
-    link = base / f"tmp-{socket.gethostname()}"
-    try:
+    link = base / f"tmp-{os.uname().nodename}"
+    # Not private: another user has taken the name since the system removed the directory.
+    with contextlib.suppress(NotPrivate, OSError):
         found = private_directory(link, trust_groups=False)
         if found.is_dir() and found.parent == Path(os.path.realpath(shared)):
             return str(found)
-    except (NotPrivate, OSError):
-        pass  # another user has taken the name since the system removed the directory
     new = tempfile.mkdtemp(prefix="sweep-tmp-", dir=shared)
     aside = link.with_name(f"{link.name}.{os.getpid()}")
     os.symlink(new, aside)
@@ -105,17 +106,19 @@ def _own_temporary(base: Path, shared: str) -> str:
     return new
 
 
-def _own_cache(home: str) -> Path | None:
-    """Return the directory of all caches; None if there is no place where this user may write."""
+def _own_cache(home: str) -> Path:
+    """Return the directory of all caches.
+
+    Raises:
+        NotPrivate: Other users can write to every place where it could be.
+        OSError: This user can write to none.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    try:
-        return _created(Path(cache, "gradsweep"))
-    except (NotPrivate, OSError):
-        pass
+    if os.path.isabs(cache):  # a user without an account may have no home
+        with contextlib.suppress(NotPrivate, OSError):
+            return _created(Path(cache, "gradsweep"))
     try:
         return _created(Path(tempfile.gettempdir(), f"gradsweep-cache-{os.getuid()}"))
-    except OSError:  # then the libraries cannot write there, either
-        return None
     except NotPrivate as error:
         raise NotPrivate(
             f"caches of compiled code: {error}; or set XDG_CACHE_HOME to a directory of your own"
@@ -130,6 +133,8 @@ def _created(place: Path) -> Path:
 
 
 def _is_private(directory: str) -> bool:
+    if not os.path.isabs(directory):
+        return False
     try:
         private_directory(directory, trust_groups=False)
     except (NotPrivate, OSError):

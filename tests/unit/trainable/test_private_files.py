@@ -38,7 +38,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("value", "file", "directory"),
-    [(None, 0o600, 0o700), ("027", 0o640, 0o750), ("0002", 0o664, 0o775), ("0", 0o664, 0o775)],
+    [
+        (None, 0o600, 0o700),
+        ("", 0o600, 0o700),
+        ("027", 0o640, 0o750),
+        ("0002", 0o664, 0o775),
+        ("0", 0o664, 0o775),
+    ],
 )
 def test_files_are_private_unless_they_are_shared(
     home: Path, value: str | None, file: int, directory: int
@@ -52,7 +58,7 @@ def test_files_are_private_unless_they_are_shared(
     assert (home / "directory").stat().st_mode & 0o777 == directory
 
 
-@pytest.mark.parametrize("value", ["", "8", "rwx", "0x1", "-1", "1777", "07777"])
+@pytest.mark.parametrize("value", ["8", "rwx", "0x1", "-1", "1777", "07777"])
 def test_other_values_are_refused(home: Path, value: str) -> None:
     del home
     os.environ["SWEEP_UMASK"] = value
