@@ -43,14 +43,17 @@ def _keep_directory_off_path() -> None:
     with contextlib.suppress(OSError):  # the working directory was removed
         here = os.getcwd()
         entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        kept = {ours, *filter(os.path.isabs, entries)}
+        found, relative = list(sys.path), {"", here, *map(os.path.abspath, entries)}
+        # First of all: the next line imports.
+        sys.path[:] = [path for path in found if path not in relative - kept]
         named = [path for entry in entries if (path := _named_directory(entry, here))]
+        sys.path[:] = [path for path in found if path not in relative - kept - {*named}]
         if named:
             os.environ["PYTHONPATH"] = os.pathsep.join(named)
         else:
             os.environ.pop("PYTHONPATH", None)
-        ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        left_out = {"", here, *map(os.path.abspath, entries)} - {ours, *named}
-        sys.path[:] = [entry for entry in sys.path if entry not in left_out]
     from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE
 
     os.environ.setdefault(SAFE_PATH_VARIABLE, SAFE_PATH)

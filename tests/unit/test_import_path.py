@@ -23,11 +23,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _kept(work: Path, monkeypatch: pytest.MonkeyPatch, *entries: str) -> list[str]:
     """The entries that processes of the command line get, which are this process's, too."""
     whole = [os.path.abspath(entry) for entry in entries]
+    rest = [path for path in sys.path if path not in whole]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(entries))
-    monkeypatch.setattr(sys, "path", [*whole, "/usr/lib/python"])
+    monkeypatch.setattr(sys, "path", [*whole, *rest])
     _keep_directory_off_path()
     kept = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    assert sys.path == [each for each in whole if each in kept] + ["/usr/lib/python"]
+    assert sys.path == [each for each in whole if each in kept] + rest
     assert str(work) not in kept or str(work) in entries
     return kept
 
