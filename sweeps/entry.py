@@ -44,7 +44,7 @@ def _keep_directory_off_path() -> None:
         here = os.getcwd()
         entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        kept = {ours, *filter(os.path.isabs, entries)}
+        kept = {ours, *map(os.path.abspath, filter(os.path.isabs, entries))}
         found, relative = list(sys.path), {"", here, *map(os.path.abspath, entries)}
         # First of all: the next line imports.
         sys.path[:] = [path for path in found if path not in relative - kept]
