@@ -44,4 +44,5 @@ def _csv(frame: pd.DataFrame) -> bytes:
     """Return a table as CSV, which a spreadsheet shows as it is."""
     texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz"])
     frame = frame.assign(**{name: texts[name].map(spreadsheet_cell) for name in texts})
-    return frame.to_csv(index=False, header=[*map(spreadsheet_cell, frame)]).encode()
+    text: str = frame.to_csv(index=False, header=[*map(spreadsheet_cell, frame)])
+    return text.encode()
