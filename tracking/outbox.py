@@ -22,10 +22,10 @@ from tracking.outbox_file import (
     OutboxError,
     OutboxFile,
     delete_meta,
+    outbox_error,
     read_marks,
     read_meta,
     save_marks,
-    outbox_error,
     set_meta,
 )
 
