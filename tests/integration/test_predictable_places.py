@@ -80,7 +80,7 @@ def kept(module_cli: CommandLine) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def traced(module_cli: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def traced(module_cli: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The trace of a whole sweep, and of what is made of it."""
     cli, trace = module_cli, tmp_path_factory.mktemp("trace") / "trace"
     strace = shutil.which("strace")
@@ -105,7 +105,9 @@ def traced(module_cli: CommandLine, tmp_path_factory: pytest.TempPathFactory) ->
         process = cli.start(*command.split())
         printed, _ = process.communicate(timeout=scaled(240))
         assert process.returncode == 0, f"{command}\n{printed}"
-    return trace
+    yield trace
+    for link in (cli.directory / "home/.cache/gradsweep").glob("tmp-*"):
+        shutil.rmtree(link.resolve())  # of this test's home alone
 
 
 def test_no_predictable_name_is_used(kept: list[Path], traced: Path) -> None:
