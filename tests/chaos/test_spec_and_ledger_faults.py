@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import sqlite3
@@ -26,7 +25,6 @@ from tests.chaos.invariants import (
     assert_prints_resume_command,
 )
 from tests.chaos.kill_cases import SEED
-from tests.lock_reader import NOBODY, reader
 from tests.specs import with_overrides
 from trainable.checkpoint import CheckpointStore
 
@@ -154,25 +152,6 @@ def test_row_16_ledger_locked_for_a_while(references: References, sandbox: Sandb
         assert driver.running
         other.execute("ROLLBACK")
     assert_all(sandbox, references.of(SERIAL), driver.wait())
-
-
-@pytest.mark.chaos
-@pytest.mark.fault(16, "another user, who may only read, locks the ledger or the outbox")
-@pytest.mark.parametrize(("name", "code"), [("ledger.db", 4), ("outbox.db-shm", 3)])
-def test_row_16_reader_locks_a_database(
-    references: References, sandbox: Sandbox, name: str, code: int
-) -> None:
-    """Root opens the file for that user; else it is another process of this one."""
-    driver, _ = sandbox.run_to("forward", 20)
-    [path] = sandbox.paths.directory.rglob(name)
-    assert path.stat().st_mode & 0o777 == 0o600
-    user = NOBODY if os.geteuid() == 0 else os.geteuid()
-    with reader(path, user) as pid:
-        sandbox.probe.release("forward-20")
-        ended = driver.wait(5 * WAIT_SECONDS)
-        who = f"process {pid} of user" if user == NOBODY else f"process {pid} has"
-        assert_prints_resume_command(ended, code, rf"{who}.* locked the (ledger|outbox) .* then")
-    assert_all(sandbox, references.of(SERIAL), sandbox.resume_to_end())
 
 
 @pytest.mark.fault(26, "the data set missing before the run")
