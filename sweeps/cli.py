@@ -7,7 +7,6 @@ ray nor mlflow. What must not live here: anything that a Python caller could not
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +53,7 @@ from sweeps.commands.trust import trust
 from sweeps.commands.ui import ui
 from sweeps.commands.verify import verify
 from sweeps.exit_codes import WRONG_INPUT
+from trainable.private_files import keep_files_private
 
 app = typer.Typer(
     name="sweep",
@@ -154,12 +154,12 @@ def train(
     """Train one run in this process, without Ray, for use with a debugger."""
     from sweeps.commands.retrain import train_again
     from sweeps.commands.train import check_task, train_once
-    from sweeps.path_checks import check_writable
+    from sweeps.path_checks import check_private
 
     def check_places() -> None:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
-                check_writable(place, option)
+                check_private(place, option)
 
     if trial is not None:
         if settings:
@@ -184,9 +184,13 @@ app.command(epilog="Example: sweep doctor --json")(doctor)
 
 def main() -> None:
     """Run the `sweep` command."""
-    os.umask(os.umask(0o077) | 0o002)  # keep the user's umask, but never write world-writable
     ignore_broken_pipes()
     code: Any = 0
+    try:
+        keep_files_private()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(WRONG_INPUT)
     try:
         try:
             app()

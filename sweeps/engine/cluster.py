@@ -37,6 +37,7 @@ from sweeps.engine.ray_compat.ray_internals import (
 from sweeps.engine.ray_watch import PATIENCE_SECONDS, Loss, LossHandler, watched
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
+from trainable.private_files import UMASK_VARIABLE
 
 _CONNECT_SECONDS = 25.0
 """How long connecting may take; Ray itself would wait for minutes."""
@@ -184,7 +185,8 @@ def _connect(address: str, package: CodePackage | None, hidden_env: Iterable[str
 
     hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as in this process
     hidden = dict.fromkeys(hidden_env, "")
-    environment: dict[str, Any] = {"env_vars": CLUSTER_WORKERS | hashing | hidden}
+    sharing = {name: os.environ[name] for name in (UMASK_VARIABLE,) if name in os.environ}
+    environment: dict[str, Any] = {"env_vars": CLUSTER_WORKERS | hashing | sharing | hidden}
     if package is not None:
         environment["working_dir"] = str(package.directory)
         environment["excludes"] = list(package.excludes)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from sweeps.below_root import place_of
 from sweeps.errors import UserError
-from sweeps.path_checks import check_unshared, is_ours
 from sweeps.paths import leave_directory
 from sweeps.results.sweep_status import SweepStatus
+from trainable.storage.private_directories import NotPrivate, is_ours, private_directory
 
 
 def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:
@@ -69,7 +69,10 @@ def _check_recorded(view: SweepStatus, directory: Path) -> None:
     for path in (paths.directory, paths.spec, paths.ledger):
         if not is_ours(owner := os.stat(path).st_uid):
             raise UserError(f"{path} belongs to user {owner}")
-    check_unshared(directory)
+    try:
+        private_directory(directory, trust_groups=False)
+    except (NotPrivate, OSError) as error:
+        raise UserError(str(error)) from error
 
 
 def _is_found(package: str, directory: Path | str) -> bool:
