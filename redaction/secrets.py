@@ -25,7 +25,7 @@ would match parts of words."""
 # case. Each alternative begins with a plain letter, which makes the search fast.
 _NAME = (
     r"(?P<name>passw(?:or)?ds?|passcodes?|passphrases?|pwd|secret(?!ar)[\w-]{0,40}+|credentials?"
-    r"|authorization|cookies?|api_?keys|accesssignature|x-amz-signature|token|pat(?<=[_-]pat)"
+    r"|authorization|(?<![^\W_])auth|cookies?|api_?keys|accesssignature|x-amz-signature|token|pat(?<=[_-]pat)"
     r"|webhooks?(?:[_-]?(?:ur[il]|address))?+"
     r"|sig(?<=[_?&-]sig)|signature(?<=[?&]signature)|code(?<=[?&]code)"
     # not the word `key` alone, and not the end of a common word
@@ -39,14 +39,14 @@ _NAME = (
 )
 _WORDY = ("authorization", "cookie", "passphrase")
 """Names whose values have several words: the rest of the line is hidden."""
-_AMBIGUOUS = ("token", "key", "pass", "webhook")
-"""Machine learning and specs use these words, too: a number, null, a truth value or `${NAME}`
-after them is shown."""
+_AMBIGUOUS = ("token", "key", "pass", "webhook", "auth")
+"""Machine learning and specs use these words, too: a number, null, a truth value, `${NAME}` or the
+name of a kind of login after them is shown."""
 _NOT_SECRET = re.compile(
     r"[\"']?(?:[-+]?(?:\d{1,5}|\d{0,5}\.\d+(?:e[-+]?\d+)?|nan|inf)(?:[mun]?s|%|[kmg]i?b?)?"
-    r"|none|null|true|false|\$?\$\{\w{1,200}\})[\"']?[.,;:]?"
+    r"|none|null|true|false|basic|bearer|digest|oauth2?|ntlm|kerberos|\$?\$\{\w{1,200}\})[\"']?[.,;:]?"
 )
-_CLOSED = "'\"[{("
+_CLOSED = ("'", '"', "[", "{", "(")
 """The first characters of values that have a closing character."""
 _DIRECTORIES = {"PWD", "OLDPWD"}
 """Variables of a shell that are no passwords."""
@@ -86,7 +86,7 @@ _OPTION = re.compile(
     re.VERBOSE,
 )
 _WORDS = (
-    "pass", "pwd", "secret", "credential", "authorization", "cookie", "signature", "token", "key",
+    "pass", "pwd", "secret", "credential", "auth", "cookie", "signature", "token", "key",
     "pat", "sig", "code", "webhook",
 )  # fmt: skip
 """Each name contains one of these. A text without them, or without a separator between a name and
@@ -94,6 +94,31 @@ a value, needs no further search."""
 _FIRST_LOOK = re.compile(r"[=:>\"'%]|(?<!\S)-")
 _NAME_ENDS = re.compile(rf"{_NAME}=")
 _REST = re.compile(r"(?:[^\n'\"]|['\"](?=\w))*+")
+
+_SPOKEN = re.compile(  # the password is X
+    r"(?i:(?<![\w-])(?P<name>passw(?:or)?d|passcode|passphrase|pwd|api[ _-]?key|secret|token))"
+    r"(?P<between>(?:[ \t]{1,9}+for[ \t]{1,9}+[^\s'\"]{1,60}+)?+(?:[ \t]{1,9}+(?:is|was))?+"
+    r"[ \t]{1,9}+['\"]?+)(?P<value>[^\s'\",;]{4,}+)"
+)
+_ATTACHED = re.compile(
+    r"(?<![^\s'\"])(?P<name>-p)(?P<between>)(?P<value>[^\s'\"=/:,;-][^\s'\"=/:,;]{3,}+)"
+    r"(?![=/:])"
+)
+_LOGIN_COMMAND = re.compile(
+    r"(?<![\w-])(?P<command>mysql|mariadb|7z|sshpass|docker[ \t]{1,9}+login|podman[ \t]{1,9}+login"
+    r"|redis-cli|ldap|sqlcmd|zip|unzip|curl)(?P<rest>[\w-]{0,20}+[ \t'\"][^\n]{0,500}+)"
+)
+_APART = r"(?:[ \t]{1,9}+|['\"][ \t]?,[ \t]?['\"])"
+_WHOLE_VALUE = r"(?:'[^'\n]*+'|\"[^\"\n]*+\"|[^\s'\",]++)"
+_LOGIN_OPTIONS = {
+    **dict.fromkeys(("mysql", "mariadb", "7z"), "-p"),  # a word after a blank is something else
+    **dict.fromkeys(("sshpass", "docker", "podman"), f"-p{_APART}?"),
+    **dict.fromkeys(("sqlcmd", "zip", "unzip"), f"-P{_APART}?"),
+    "redis": f"-a{_APART}?",
+    "ldap": f"-w{_APART}?",
+    "curl": rf"(?:-u{_APART}?|--user(?:{_APART}|=))['\"]?[^\s:'\"]{{0,60}}:",
+}
+"""By the first word of a command, what stands before a password on its command line."""
 
 _BEARER = re.compile(
     r"(?<!\w)(?P<name>bearer)(?=[ \t:=])(?P<between>(?:[ \t:=]{1,9}(?:bearer|tokens?)(?!\w))*+"
@@ -162,6 +187,11 @@ def redact(text: str) -> str:
     if _FIRST_LOOK.search(lowered) and any(word in lowered for word in _WORDS):
         text = _without_values(text, lowered, _ASSIGNED)
         text = _without_values(text, _lower(text), _OPTION)
+    if any(word in lowered for word in _WORDS):
+        text = _SPOKEN.sub(_without_mixed, text)
+    if "-" in text:
+        text = _LOGIN_COMMAND.sub(_without_password, text)
+        text = _ATTACHED.sub(_without_mixed, text)
     if "bearer" in lowered:
         text = _without_values(text, _lower(text), _BEARER)
     if "basic" in lowered:
@@ -199,12 +229,50 @@ def _without_values(text: str, lowered: str, pattern: re.Pattern[str]) -> str:
         start, stop = found.span("value")
         if start < end or _is_plain(found["name"], found["value"]):
             continue
-        wordy = found["name"].startswith(_WORDY) and lowered[start] not in _CLOSED
+        closed = lowered.startswith(_CLOSED, start)
+        if found["name"] == "auth" and not closed and not _is_mixed(text[start:stop]):
+            continue  # a log writes `auth: session opened`
+        wordy = found["name"].startswith(_WORDY) and not closed
         if wordy and (rest := _REST.match(lowered, stop)):
             stop = rest.end()
         parts += [text[end:start], HIDDEN]
         end = stop
     return "".join([*parts, text[end:]]) if parts else text
+
+
+def _is_mixed(value: str, *, least: int = 6) -> bool:
+    """Return whether a word looks like a secret: letters of both cases, or with digits or signs.
+
+    Paths do not.
+    """
+    value = value.rstrip(".,;:!?)")
+    if len(value) < least or value.startswith(("/", "./", "~", HIDDEN)):
+        return False
+    kinds = (
+        any(one.isalpha() for one in value),
+        any(one.isdigit() for one in value),
+        any(one in "!@#$%^&*+~?" for one in value),
+        value != value.upper() and any(one.isupper() for one in value[1:]),
+    )
+    return sum(kinds) > 1 and not _NOT_SECRET.fullmatch(_lower(value))
+
+
+def _without_mixed(found: re.Match[str]) -> str:
+    # Machine learning has tokens of its own, and only long words of those are secrets.
+    least = 16 if found["name"].lower() == "token" else 6
+    is_loud = found["name"] == "-p" and found["value"].isupper()  # no option is
+    if not is_loud and not _is_mixed(found["value"], least=least):
+        return found[0]
+    return f"{found['name']}{found['between']}{HIDDEN}"
+
+
+def _without_password(found: re.Match[str]) -> str:
+    command = found["command"].split()[0].removesuffix("-cli")
+    options = re.compile(
+        rf"(?<![^\s'\"])({_LOGIN_OPTIONS[command]})(?!-|\[hidden\]){_WHOLE_VALUE}"
+    )
+    rest = options.sub(lambda one: f"{one[1]}{HIDDEN}", found["rest"])
+    return f"{found['command']}{rest}"
 
 
 def _without_login(found: re.Match[str]) -> str:

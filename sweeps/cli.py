@@ -7,16 +7,16 @@ ray nor mlflow. What must not live here: anything that a Python caller could not
 from __future__ import annotations
 
 import gc
-import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sweeps.commands import inspect
 from sweeps.commands.audit import audit
-from sweeps.commands.broken_pipe import ignore_broken_pipes
+from sweeps.commands.broken_pipe import OutputClosed, ignore_broken_pipes
 from sweeps.commands.check import check
 from sweeps.commands.clone import clone
 from sweeps.commands.confirm import confirm
@@ -41,6 +41,7 @@ from sweeps.commands.export import export
 from sweeps.commands.init import init
 from sweeps.commands.logs import logs
 from sweeps.commands.plan import plan
+from sweeps.commands.process_end import limit_exit
 from sweeps.commands.reproduce import reproduce
 from sweeps.commands.retry import retry
 from sweeps.commands.rm import rm
@@ -52,6 +53,7 @@ from sweeps.commands.trust import trust
 from sweeps.commands.ui import ui
 from sweeps.commands.verify import verify
 from sweeps.exit_codes import WRONG_INPUT
+from trainable.private_files import keep_files_private
 
 app = typer.Typer(
     name="sweep",
@@ -152,12 +154,12 @@ def train(
     """Train one run in this process, without Ray, for use with a debugger."""
     from sweeps.commands.retrain import train_again
     from sweeps.commands.train import check_task, train_once
-    from sweeps.path_checks import check_writable
+    from sweeps.path_checks import check_private
 
     def check_places() -> None:
         for option, place in (("--dir", directory), ("--figures", figures)):
             if place is not None:
-                check_writable(place, option)
+                check_private(place, option)
 
     if trial is not None:
         if settings:
@@ -182,10 +184,31 @@ app.command(epilog="Example: sweep doctor --json")(doctor)
 
 def main() -> None:
     """Run the `sweep` command."""
-    os.umask(os.umask(0o077) | 0o002)  # keep the user's umask, but never write world-writable
     ignore_broken_pipes()
+    code: Any = 0
     try:
-        app()
+        keep_files_private()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OutputClosed as error:
+        code = WRONG_INPUT
+        with suppress(OSError):  # standard error may be the same file
+            err.print(str(error), style="red", soft_wrap=True)
+        sys.exit(code)
+    except SystemExit as ended:
+        code = ended.code
+        raise
+    except BaseException:
+        code = 1
+        raise
     finally:
-        if "torch" not in sys.modules:  # torch's bindings report leaks after a freeze
+        if "torch" in sys.modules:  # otherwise no task ran here
+            limit_exit(err, code if isinstance(code, int) else int(code is not None))
+        else:  # torch's bindings report leaks after a freeze
             gc.freeze()  # saves the garbage collection at exit, which takes a second

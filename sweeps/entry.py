@@ -36,22 +36,43 @@ def _keep_directory_off_path() -> None:
 
     It may hold a `json.py` or `sitecustomize.py` of any user. Python puts it first for `-m`, `-c`
     and empty entries of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/code` leaves one if the variable
-    was empty. Directories that PYTHONPATH names stay, also as a dot. `trainable.task_import`
-    appends the working directory when it imports a task.
+    was empty, or an entry such as a dot. Directories that PYTHONPATH names by an absolute path
+    stay, and so do relative ones that no other user can write to, as absolute paths.
+    `trainable.task_import` appends the working directory when it imports a task.
     """
-    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if named:
-        os.environ["PYTHONPATH"] = os.pathsep.join(named)
-    else:
-        os.environ.pop("PYTHONPATH", None)
     with contextlib.suppress(OSError):  # the working directory was removed
         here = os.getcwd()
+        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        if here not in (ours, *map(os.path.abspath, named)):
-            sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+        kept = {ours, *map(os.path.abspath, filter(os.path.isabs, entries))}
+        found, relative = list(sys.path), {"", here, *map(os.path.abspath, entries)}
+        # First of all: the next line imports.
+        sys.path[:] = [path for path in found if path not in relative - kept]
+        named = [path for entry in entries if (path := _named_directory(entry, here))]
+        sys.path[:] = [path for path in found if path not in relative - kept - {*named}]
+        if named:
+            os.environ["PYTHONPATH"] = os.pathsep.join(named)
+        else:
+            os.environ.pop("PYTHONPATH", None)
     from trainable.task_import import SAFE_PATH, SAFE_PATH_VARIABLE
 
     os.environ.setdefault(SAFE_PATH_VARIABLE, SAFE_PATH)
+
+
+def _named_directory(entry: str, here: str) -> str | None:
+    """Return an entry of PYTHONPATH as an absolute path; None if it is left out."""
+    from trainable.storage.private_directories import NotPrivate, private_directory
+
+    if os.path.isabs(entry):
+        return entry
+    path = os.path.abspath(entry)
+    try:
+        private_directory(path)
+    except (NotPrivate, OSError) as error:
+        if "PYTHONPATH" in os.environ:
+            print(f"PYTHONPATH: the entry '{entry}' is left out: {error}", file=sys.stderr)
+        return None
+    return None if path == here else path
 
 
 if __name__ == "__main__":

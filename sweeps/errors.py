@@ -142,10 +142,16 @@ class LedgerRefused(LedgerError):
 class LedgerBusy(LedgerError):
     """Another process kept the ledger locked for longer than this process waits."""
 
-    def __init__(self, place: object, seconds: float) -> None:
+    def __init__(
+        self,
+        place: object,
+        seconds: float,
+        holder: str = "another process",
+        remedy: str = "end the process that has it open",
+    ) -> None:
         super().__init__(
-            f"another process has locked the ledger {place} for {seconds:g} s; transactions take "
-            "milliseconds; end the process that has it open, then resume"
+            f"{holder} has locked the ledger {place} for {seconds:g} s; transactions take "
+            f"milliseconds; {remedy}, then resume"
         )
 
 

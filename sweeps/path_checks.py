@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tempfile
 from pathlib import Path
 
 from sweeps.errors import UserError
+from trainable.storage.private_directories import NotPrivate, is_ours, private_directory
 
 
 def check_writable(directory: Path, option: str) -> None:
@@ -51,8 +51,19 @@ def check_private(directory: Path, option: str) -> None:
     Raises:
         UserError: Files cannot be written there, or another user could replace them.
     """
-    _check_owner(directory.absolute(), option, for_file=False)
+    _private(directory, option)
     check_writable(directory, option)
+
+
+def make_private(directory: Path, option: str) -> Path:
+    """Create a directory, which may exist, and return its real path.
+
+    Checked again, because it may have been missing when `check_private` was called.
+
+    Raises:
+        UserError: Another user could replace what is written there, or it cannot be created.
+    """
+    return _private(directory, option, create=True)
 
 
 def check_file(path: Path, option: str) -> None:
@@ -71,42 +82,25 @@ def check_file(path: Path, option: str) -> None:
             f"{option} {path}: is a directory; the option names a file; write one in it, such as "
             f"{path / 'report.html'}"
         )
-    _check_owner(Path(os.path.realpath(path)).parent, option, for_file=True)
+    # Renamed into place, which is safe in directories such as /tmp.
+    _private(path.parent, option, sticky=True)
+    _private(Path(os.path.realpath(path)).parent, option, sticky=True)
     check_writable(path.parent, option)
 
 
-def _check_owner(directory: Path, option: str, *, for_file: bool) -> None:
-    """Check that no other user can replace files in a directory, or in its existing parent.
-
-    Args:
-        directory: The directory, which may not exist yet.
-        option: The option that names it.
-        for_file: Whether one file is renamed into place. That is safe in directories such as /tmp,
-            where every user may create files but replace only their own.
+def _private(directory: Path, option: str, *, create: bool = False, sticky: bool = False) -> Path:
+    """Call `private_directory`, and name the option in its errors.
 
     Raises:
-        UserError: Another user can.
+        UserError: Another user could replace what is written to the directory.
     """
-    place = next(each for each in (directory, *directory.parents) if each.exists())
-    found = os.stat(place)
-    if not is_ours(found.st_uid):
+    try:
+        return private_directory(directory, create=create, sticky=sticky)
+    except NotPrivate as error:
+        raise UserError(f"{option} {directory}: {error}") from error
+    except OSError as error:
         raise UserError(
-            f"{option} {directory}: {place} belongs to user {found.st_uid}, who could replace "
-            "your files there; choose a directory of your own"
-        )
-    is_shared = found.st_mode & stat.S_IWOTH
-    in_one_step = for_file or place != directory
-    if is_shared and not (in_one_step and found.st_mode & stat.S_ISVTX):
-        raise UserError(
-            f"{option} {directory}: every user may write to {place} (mode "
-            f"{stat.S_IMODE(found.st_mode):o}), and so replace your files there; choose another "
-            f"directory, or correct it: chmod o-w {place}"
-        )
-
-
-def is_ours(owner: int) -> bool:
-    """Return whether a file's owner is this user or root, who may access every file anyway.
-
-    With mapped user ids, root is the root of the container.
-    """
-    return owner in (os.geteuid(), 0)
+            f"{option} {directory}: {error.strerror} ({error.filename}); the option names a "
+            "directory, which is created when it is missing; choose another, or correct its "
+            "permissions"
+        ) from error

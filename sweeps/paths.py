@@ -34,8 +34,8 @@ FORMAT = 2
 misread one of them. Each revision of `sweep.yaml` holds it, and every command reads that file
 first. A sweep without a version has format 1."""
 _LONGEST_NAME = 100
-# The files of the embedded tracking store, beside the sweeps' directories.
-_RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
+RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
+"""The files of the embedded tracking store, beside the sweeps' directories."""
 PROGRAM = "sweep"
 """The name of the command line."""
 ROOT_VARIABLE = "SWEEP_ROOT"
@@ -77,7 +77,7 @@ def check_name(name: str, *, model: bool = False) -> str:
             f"{visible} begins with '.', '-' or a blank, ends with a blank, or holds "
             f"'..'; {rule}; {remedy}"
         )
-    if name.lower() in _RESERVED_NAMES and not model:
+    if name.lower() in RESERVED_NAMES and not model:
         raise InvalidName(
             f"{visible} is the name of the embedded tracking store; {rule} beside it; choose "
             "another name"
@@ -93,7 +93,7 @@ def resolve_root(root: Path | None) -> Path:
     """
     place = root or Path(os.environ.get(ROOT_VARIABLE) or "runs")
     try:
-        place = place.expanduser().absolute()
+        place = Path(_left or "", place.expanduser()).absolute()
     except RuntimeError:
         raise UserError(
             f"--root {place}: '{place.parts[0]}' stands for the home directory of a user, and "
@@ -110,30 +110,45 @@ def resolve_root(root: Path | None) -> Path:
     return Path(os.path.realpath(place)) if ".." in place.parts else place
 
 
-def command_line(root: Path, *words: str, program: str | None = None) -> str:
+_left: Path | None = None
+"""The directory in which the user typed the command, if this process has left it."""
+
+
+def leave_directory(directory: Path) -> None:
+    """Change the working directory; commands in messages still work where the user typed one."""
+    global _left
+    _left = _left or Path.cwd()
+    os.chdir(directory)
+
+
+def command_line(
+    root: Path, *words: str, program: str | None = None, anywhere: bool = False
+) -> str:
     """Return a command line for a shell, with `--root` unless it is the default root.
 
-    It works where this process was started: in the same directory and environment.
+    It works where the user typed the present one: in the same directory and environment.
 
     Args:
         root: The directory of all sweeps.
         words: The command, its arguments and options.
         program: The name of the program, for a text that is read elsewhere; None: as this one
             was started.
+        anywhere: For a text that is read elsewhere: with `--root` in any case.
     """
     option: tuple[str, ...] = ("--root", str(root))
-    with contextlib.suppress(UserError):
-        option = () if root == resolve_root(None) else option
+    if not anywhere:
+        with contextlib.suppress(UserError):
+            option = () if root == resolve_root(None) else option
     return shlex.join((program or program_name(), *words, *option))
 
 
 def program_name() -> str:
     """Return the command that starts this program: its name, or its path if not on PATH."""
-    called, found = Path(sys.argv[0]), shutil.which(PROGRAM)
+    called, found = Path(_left or "", sys.argv[0]), shutil.which(PROGRAM)
     is_program = called.name == PROGRAM and called.exists()  # not a script that imports the API
     if not is_program or (found and called.samefile(found)):
         return PROGRAM
-    path = os.path.relpath(called)
+    path = os.path.relpath(called, _left)
     return path if os.sep in path else os.path.join(os.curdir, path)  # else found on PATH alone
 
 
@@ -236,9 +251,12 @@ class SweepPaths:
     def trial(self, number: int) -> Path:
         return self.directory / "trials" / f"{number:04d}"
 
-    def command(self, command: str, *more: str, program: str | None = None) -> str:
+    def command(
+        self, command: str, *more: str, program: str | None = None, anywhere: bool = False
+    ) -> str:
         """Return a command line on this sweep for a shell. See `command_line`."""
-        return command_line(self.root, command, self.name, *more, program=program)
+        words = (command, self.name, *more)
+        return command_line(self.root, *words, program=program, anywhere=anywhere)
 
     def left_without_spec(self) -> list[str]:
         """Return the remaining files of a sweep whose `sweep.yaml` is missing; empty without."""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from sweeps.config.document import AFTER_THE_FILE, Document
 from sweeps.config.spec import SweepSpec
-from sweeps.path_checks import is_ours
 from sweeps.paths import SweepPaths, tracking_place
-from tracking.address import credentials
+from tracking.address import CREDENTIALS
 from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted
+from trainable.storage.private_directories import is_ours
 
 _STORES = (("tracking", "uri"), ("storage", "ledger"), ("storage", "checkpoints"))
 
@@ -92,8 +92,7 @@ def reach_tracking(paths: SweepPaths, spec: SweepSpec) -> tuple[str, Path | None
 def withheld_variables(spec: SweepSpec) -> tuple[str, ...]:
     """Return the environment variables with credentials, which no trial receives."""
     webhook = spec.notify.variable
-    stores = credentials(spec.tracking.uri, spec.storage.ledger)
-    return stores if webhook is None else (*stores, webhook)
+    return CREDENTIALS if webhook is None else (*CREDENTIALS, webhook)
 
 
 def check_stores(paths: SweepPaths, spec: SweepSpec, document: Document) -> None:

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import re
 import shlex
 import socket
@@ -26,6 +25,7 @@ from typing import IO, Protocol
 
 from sweeps.errors import LockLost, LockTaken, SweepLockedError
 from sweeps.paths import command_line
+from tracking.lock_holders import lock_holders, user_name
 from trainable.storage.durable import make_directory
 from trainable.storage.regular_files import LARGEST_NOTE, open_regular, read_regular
 
@@ -269,7 +269,10 @@ def is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except PermissionError:
-        return any(exclusive for _, exclusive in _lockers(path)) and _foreign_holder(path) is None
+        return (
+            any(one.exclusive for one in lock_holders(path, "FLOCK"))
+            and _foreign_holder(path) is None
+        )
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -300,33 +303,8 @@ def _foreign_holder(path: Path) -> tuple[int, str] | None:
         trusted = {0, os.stat(path, follow_symlinks=False).st_uid}
     except OSError:
         return None
-    for pid, _ in _lockers(path):
-        try:
-            user = os.stat(f"/proc/{pid}").st_uid
-        except OSError:  # it has ended; a child process may still hold the lock
-            continue
-        if user not in trusted:
-            return pid, _name(user)
+    for one in lock_holders(path, "FLOCK"):
+        user = one.user  # None: it has ended; a child process may still hold the lock
+        if user is not None and user not in trusted:
+            return one.pid, user_name(user)
     return None
-
-
-def _name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
-
-
-def _lockers(path: Path) -> list[tuple[int, bool]]:
-    """Return the ids of this machine's processes that have locked a file, and who has exclusively.
-
-    The kernel shows them to every user.
-    """
-    try:
-        found = os.stat(path, follow_symlinks=False)
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []
-    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    fields = (line.split() for line in lines if " FLOCK " in line and " -> " not in line)
-    return [(int(each[4]), each[3] == "WRITE") for each in fields if each[5] == wanted]

@@ -17,13 +17,16 @@ _BUILT_IN = re.compile(
 )
 _ESCAPE = re.compile(r"%(?=[0-9A-Fa-f]{2})")
 
-_OF_SERVERS = (
+CREDENTIALS = (
     "MLFLOW_TRACKING_URI",  # may contain a user name and a password
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
+    "PGPASSWORD",
+    "PGPASSFILE",
 )
-_OF_POSTGRES = ("PGPASSWORD", "PGPASSFILE")
+"""The environment variables with the credentials of tracking stores and ledgers. Those of
+PostgreSQL are among them for each sweep: they may be for the store of another one."""
 
 
 def is_supported(uri: str) -> bool:
@@ -76,6 +79,14 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(unquote(path.partition("?")[0]))
 
 
+def file_path(address: str) -> Path | None:
+    """The path that an address of artifacts names on this machine; None for any other address."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    return Path(unquote(parts.path)) if parts.scheme else Path(address)
+
+
 def store_identity(uri: str) -> str:
     """The part of a URI that identifies a tracking store.
 
@@ -85,9 +96,3 @@ def store_identity(uri: str) -> str:
         return "sqlite"
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
-
-
-def credentials(*uris: str | None) -> tuple[str, ...]:
-    """The environment variables with credentials for these stores; None is the default store."""
-    databases = any(uri is not None and uri.startswith("postgresql") for uri in uris)
-    return _OF_SERVERS + (_OF_POSTGRES if databases else ())

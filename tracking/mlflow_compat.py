@@ -124,6 +124,23 @@ LAST_VALUES_QUERY = (
 STEPS_QUERY = "SELECT DISTINCT step FROM metrics WHERE run_uuid = :run AND {key} = :metric"
 """The steps at which a metric has values."""
 
+ARTIFACT_ADDRESSES_QUERY = """
+    SELECT artifact_location FROM experiments WHERE name = :name
+    UNION SELECT r.artifact_uri FROM runs r
+    JOIN experiments e ON e.experiment_id = r.experiment_id WHERE e.name = :name"""
+"""The addresses of the artifacts of an experiment and of its runs."""
+EXPERIMENT_ADDRESSES_QUERY = "SELECT artifact_location FROM experiments"
+"""The addresses of the artifacts of all experiments."""
+ARTIFACT_ADDRESSES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""The tables and columns with absolute addresses of artifacts: MLflow has no relative ones, and no
+method that changes one."""
+
 MIGRATIONS = Path("store", "db_migrations", "versions")
 """Where MLflow's package has its migrations: the newest one is the revision that it needs."""
 _REVISION = re.compile(r'^(down_)?revision = "(\w+)"', re.MULTILINE)

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracking.address import sqlite_file, sqlite_uri
+from tracking.address import is_database, sqlite_file, sqlite_uri
+from tracking.artifact_addresses import check_inside
 from tracking.delivery import (
     TAG_ROLE,
     TAG_SWEEP,
@@ -31,7 +32,6 @@ from tracking.delivery import (
 from tracking.limits import clean_key
 from tracking.metric_points import Request
 from tracking.outbox import SWEEP
-from tracking.store_origin import is_file
 from tracking.trusted_stores import check_artifacts, check_trusted, secured
 
 if TYPE_CHECKING:
@@ -284,8 +284,11 @@ class MlflowServer:
     def upload(self, run_id: str, path: Path, folder: str) -> None:
         """Store a file under the artifact path `folder`."""
         with _translated():
-            if is_file(self._uri):
-                check_artifacts(self._uri, self._client.get_run(run_id).info.artifact_uri or "")
+            if is_database(self._uri):
+                address = self._client.get_run(run_id).info.artifact_uri or ""
+                check_artifacts(self._uri, address)
+                if self._artifact_root is not None:
+                    check_inside(address, self._artifact_root, f"{folder}/{path.name}".lstrip("/"))
             self._client.log_artifact(run_id, str(path), folder or None)
 
 

@@ -6,10 +6,12 @@ and read (`probe`, `store_reader`).
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 
-from tracking import probe, store_reader
-from tracking.address import is_supported, store_identity
+from tracking import artifact_addresses, probe, store_reader
+from tracking.address import file_path, is_supported, sqlite_file, store_identity
 from tracking.delivery import TrackingServer
 from tracking.stored_runs import StoredRun, StoreReader
 from tracking.tracker import Tracker
@@ -64,3 +66,38 @@ class MlflowTracker(Tracker):
     def other_sweeps(self, experiment: str) -> dict[str, int]:
         """Count the runs of an experiment, deleted ones left out."""
         return store_reader.other_sweeps(self.uri, experiment)
+
+    def correct_addresses(self, *, dry_run: bool = False) -> list[Path]:
+        """Correct them in the file of a store; a database elsewhere may serve other roots, too."""
+        former, store = self._former_addresses(), sqlite_file(self.uri)
+        if former and store is not None and not dry_run:
+            try:
+                artifact_addresses.correct_addresses(store, former)
+            except sqlite3.Error:  # each upload is checked, and `probe` says what is wrong
+                return []
+        paths = (file_path(before) for before in former)
+        return sorted({path.parent for path in paths if path is not None})
+
+    def _former_addresses(self) -> dict[str, str]:
+        store, artifacts = sqlite_file(self.uri), self.artifact_root
+        if store is None or artifacts is None:
+            return {}
+        if not artifact_addresses.is_below(store, artifacts.parent):
+            return {}
+        try:
+            return artifact_addresses.former_addresses(store, artifacts)
+        except sqlite3.Error:
+            return {}
+
+    def addresses_outside(self, experiment: str) -> list[str]:
+        """Read the addresses of the experiment and of its runs in the file of a store."""
+        artifacts = self.artifact_root
+        if artifacts is None or sqlite_file(self.uri) is None:
+            return []  # no server is asked; each upload is checked
+        found = store_reader.artifact_addresses(self.uri, experiment)
+        former = tuple(f"{one}/" for one in self._former_addresses())
+        return sorted(
+            one
+            for one in found
+            if artifact_addresses.is_outside(one, artifacts) and not f"{one}/".startswith(former)
+        )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracking.outbox_file import FILE_NAME, OutboxError, open_file
+from tracking.outbox_file import FILE_NAME, OutboxError, open_file, outbox_error
 
 
 class Waiting(NamedTuple):
@@ -51,7 +51,7 @@ class NotificationQueue:
         try:
             self._db = open_file(self._path)
         except sqlite3.Error as error:
-            raise self._error(error) from error
+            raise outbox_error(self._path, error, "notifications") from error
 
     def add(self, key: str, body: Mapping[str, Any]) -> None:
         """Queue a notification, unless one with this id was ever queued.
@@ -96,10 +96,4 @@ class NotificationQueue:
             try:
                 yield self._db
             except sqlite3.Error as error:
-                raise self._error(error) from error
-
-    def _error(self, error: sqlite3.Error) -> OutboxError:
-        return OutboxError(
-            f"the outbox {self._path} cannot be used: {error}; its notifications are unchanged; "
-            "free space or correct the permissions, then resume"
-        )
+                raise outbox_error(self._path, error, "notifications") from error

@@ -22,6 +22,7 @@ from tracking.outbox_file import (
     OutboxError,
     OutboxFile,
     delete_meta,
+    outbox_error,
     read_marks,
     read_meta,
     save_marks,
@@ -447,7 +448,7 @@ class Outbox(OutboxFile):
         try:
             return int(self._db.execute("SELECT COUNT(*) FROM records").fetchone()[0])
         except sqlite3.Error as error:
-            raise self._error(error) from error
+            raise outbox_error(self._path, error) from error
 
     def _load_marks(self, trial: int) -> HighWaterMarks:
         """Return a trial's marks: the recorder raises them, the delivery corrects them."""

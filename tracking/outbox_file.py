@@ -18,9 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tracking.artifact_staging import sync_path
+from tracking.lock_holders import describe_database_lock
 from tracking.metric_points import HighWaterMarks
 
 FILE_NAME = "outbox.db"
+_WAIT_SECONDS = 60.0
+"""Seconds to wait for another process's transaction."""
 
 _VERSION = 3
 _SCHEMA = """
@@ -88,7 +91,9 @@ def open_file(path: Path) -> sqlite3.Connection:
         sqlite3.DatabaseError: It is not a database, or cannot be opened.
     """
     check_file(path)
-    db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(
+        path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+    )
     try:
         check_tables(db)
         db.execute("PRAGMA journal_mode = WAL")
@@ -155,6 +160,28 @@ def read_marks(db: sqlite3.Connection, trial: int) -> HighWaterMarks:
     return HighWaterMarks(*json.loads(row[0])) if row else HighWaterMarks()
 
 
+def outbox_error(path: Path, error: sqlite3.Error, content: str = "records") -> OutboxError:
+    """Return the error of a program that cannot use the outbox.
+
+    Args:
+        path: The outbox's file.
+        error: SQLite's error.
+        content: What of its content is unchanged.
+    """
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the rest says details
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        holder, remedy = describe_database_lock(path)
+        return OutboxError(
+            f"{holder} has locked the outbox {path} for {_WAIT_SECONDS:g} s; transactions take "
+            f"milliseconds; its {content} are unchanged; {remedy}, then resume"
+        )
+    free = shutil.disk_usage(path.parent).free
+    return OutboxError(
+        f"the outbox {path} cannot be used: {error}; {free} bytes are free on that disk; its "
+        f"{content} are unchanged; free space or correct the permissions, then resume"
+    )
+
+
 class OutboxFile:
     """The file of one outbox, opened to be written, and the lock of its delivery.
 
@@ -192,7 +219,7 @@ class OutboxFile:
                 self._db = open_file(self._path)
         except sqlite3.Error as error:
             os.close(self._owner)
-            raise self._error(error) from error
+            raise outbox_error(self._path, error) from error
 
     def try_lock(self) -> bool:
         """Take the lock of the one process that delivers; False while another one holds it."""
@@ -218,7 +245,7 @@ class OutboxFile:
                     self._db.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise self._error(error) from error
+            raise outbox_error(self._path, error) from error
 
     def _sync(self) -> None:
         """Wait until every commit so far is on the disk, without blocking appends.
@@ -233,10 +260,3 @@ class OutboxFile:
         self._closed = True
         self._db.close()
         os.close(self._owner)
-
-    def _error(self, error: sqlite3.Error) -> OutboxError:
-        free = shutil.disk_usage(self.directory).free
-        return OutboxError(
-            f"the outbox {self._path} cannot be used: {error}; {free} bytes are free on that "
-            "disk; its records are unchanged; free space or correct the permissions, then resume"
-        )

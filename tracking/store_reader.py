@@ -28,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 from tracking.address import is_database, sqlite_file
 from tracking.delivery import TAG_ROLE, TAG_SWEEP, TAG_TRIAL
 from tracking.mlflow_compat import (
+    ARTIFACT_ADDRESSES_QUERY,
     CURVES_QUERY,
     LAST_VALUES_QUERY,
     PARAMS_QUERY,
@@ -110,6 +111,15 @@ def other_sweeps(uri: str, experiment: str) -> dict[str, int]:
     return _Client(uri, experiment, None).sweeps(experiment)
 
 
+def artifact_addresses(uri: str, experiment: str) -> set[str]:
+    """Return the addresses of the artifacts of an experiment and of its runs, in a database.
+
+    Raises:
+        StoreUnreadable: The database does not answer.
+    """
+    return _Database(uri).artifact_addresses(experiment)
+
+
 class _Database:
     """Reads MLflow's tables with SQL. A missing file counts as empty."""
 
@@ -135,6 +145,11 @@ class _Database:
             names = {"sweep": TAG_SWEEP, "name": experiment}
             rows = _rows(db, RUNS_PER_SWEEP_QUERY, names) if db else ()
             return {str(sweep): int(count) for sweep, count in rows}
+
+    def artifact_addresses(self, experiment: str) -> set[str]:
+        with self._connect() as db:
+            rows = _rows(db, ARTIFACT_ADDRESSES_QUERY, {"name": experiment}) if db else ()
+            return {address for (address,) in rows if address}
 
     def data(self, run_ids: Sequence[str]) -> dict[str, RunData]:
         with self._connect() as db:

@@ -175,6 +175,31 @@ class Tracker(ABC):
         del environment
         return self.reader(experiment, experiment_id).runs(sweep_id)
 
+    def correct_addresses(self, *, dry_run: bool = False) -> list[Path]:
+        """Correct addresses of artifacts that name a place where their root was before.
+
+        Only in a store whose file lies below the root, beside the artifacts.
+
+        Args:
+            dry_run: Change nothing.
+
+        Returns:
+            The former places of the artifacts; empty if nothing has to be corrected.
+        """
+        del dry_run
+        return []
+
+    def addresses_outside(self, experiment: str) -> list[str]:
+        """Return the addresses of an experiment's artifacts that are files outside of the root.
+
+        Without those that `correct_addresses` corrects. Only a store that is a file is read.
+
+        Raises:
+            StoreUnreadable: The store does not answer.
+        """
+        del experiment
+        return []
+
     def delete_runs(self, experiment: str, sweep_id: str, run_ids: Iterable[str]) -> None:
         """Delete runs of a sweep; those that are gone already are left out.
 

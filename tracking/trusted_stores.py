@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from tracking.address import file_path
 from tracking.store_origin import (
     is_file,
     is_libpq,
@@ -122,6 +123,17 @@ def check_artifacts(tracking: str, artifacts: str) -> None:
     check_trusted(artifacts)
 
 
+def is_trusted_directory(path: Path) -> bool:
+    """Return whether this user lets sweeps write to a directory outside of their root.
+
+    Raises:
+        TrustFileRefused: See `check_trusted`.
+    """
+    trusted_paths = (file_path(one) for one in _consents() if one.startswith("file:"))
+    place = Path(os.path.realpath(path))
+    return any(one and place.is_relative_to(os.path.realpath(one)) for one in trusted_paths)
+
+
 def secured(uri: str) -> str:
     """Return a PostgreSQL URI with options so that no password is sent unencrypted.
 
@@ -161,7 +173,8 @@ def add_trusted(uri: str, *, explicit: bool = False) -> None:
     """
     origin = origin_of(uri)
     explicit = explicit and origin.startswith("http://")
-    if is_local(uri) or _is_named_by_environment(uri) or not is_readable(uri):
+    is_named = is_local(uri) or _is_named_by_environment(uri)
+    if not is_readable(uri) or (is_named and not uri.startswith("file:")):
         return
     consents = _consents()
     if consents.get(origin, False) or (origin in consents and not explicit):

@@ -187,6 +187,7 @@ def _main() -> None:
         if not answer.keys() & {"refused", "own_loop"}:
             for other in others:
                 print(json.dumps(_probe_memory(other)), file=answers, flush=True)
+        print(file=answers, flush=True)  # the end: what the task left may keep the pipe open
 
 
 def _answer(

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError
+from trainable.private_files import set_cache_directories
 from trainable.reachable import has_overlap
 
 
@@ -41,6 +42,7 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> nn.Module:
         # module has now, and evaluation adds one. Compile for each batch size: dynamic code is
         # made at the second size and rounds differently, and a resumed run meets that size at
         # another step. Reset: code compiled for earlier runs would count towards torch's limit.
+        set_cache_directories()
         torch.compiler.reset()
         model.forward = torch.compile(model.forward, dynamic=False)
     return model

@@ -32,7 +32,7 @@ from trainable.raylet_watch import exit_with_raylet
 from trainable.storage.durable import make_directory
 from trainable.task_import import prepare_process
 from trainable.trial_failure import failure_of
-from trainable.trial_log import TRIAL_LOG, TrialLog
+from trainable.trial_log import TRIAL_LOG, DescriptorOutput, TrialLog
 
 with without_collection():
     from ray import tune
@@ -108,6 +108,7 @@ class TuneTrial(tune.Trainable):
             self._log = TrialLog(self._directory / TRIAL_LOG)
         except OSError:  # opening the run fails, too, and reports the reason
             self._log = TrialLog(os.devnull)
+        self._output = DescriptorOutput()
         faulthandler.enable(self._log.fileno())  # writes a traceback on a fatal signal
         if "heartbeat" in config:
             heartbeat.watch(config["heartbeat"], self._log)
@@ -278,6 +279,7 @@ class TuneTrial(tune.Trainable):
             )
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # stderr may be missing
             faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]
+        self._output.copy_to(self._log)
         self._log.close()
 
     def _close_run(self) -> None:
@@ -339,6 +341,8 @@ class TuneTrial(tune.Trainable):
         self._set_aside += self._trainer.store.set_aside
         for sentence in self._trainer.store.set_aside:
             print(sentence)
+        if self._trainer.resumed_at and (saved := self._trainer.store.generations()):
+            print(f"resumes at step {saved[-1].step}, from its newest checkpoint")
         self._events = self._trainer.events()
 
     def _join_ranks(self) -> Any:
@@ -461,6 +465,7 @@ class TuneTrial(tune.Trainable):
             finally:
                 try:
                     self._log.flush()
+                    self._output.copy_to(self._log)
                 except ValueError:  # the task has closed its standard output
                     self._log = self._log.reopened()
                     faulthandler.enable(self._log.fileno())

@@ -34,7 +34,7 @@ from trainable.process_state import ProcessState
 from trainable.raylet_watch import exit_with_raylet
 from trainable.task_import import prepare_process
 from trainable.trial_failure import failure_of
-from trainable.trial_log import TrialLog, rank_log
+from trainable.trial_log import DescriptorOutput, TrialLog, rank_log
 
 _LOOPBACK = "127.0.0.1"
 
@@ -291,9 +291,13 @@ def _logged(order: RankOrder, rank: int) -> Iterator[None]:
     except OSError:  # opening the run fails, too, and the first rank reports the reason
         log = TrialLog(os.devnull)
     faulthandler.enable(log.fileno())
+    output = DescriptorOutput()
     try:
         with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            yield
+            try:
+                yield
+            finally:
+                output.copy_to(log)
     finally:
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # stderr may be missing
             faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]

@@ -209,13 +209,17 @@ class Schedule:
             group["lr"] = group["initial_lr"] * factor
 
     def observe(self, value: float, step: int) -> None:
-        """Observe the metric of an evaluation; used by `plateau` only, and after the warmup."""
+        """Observe the metric of an evaluation; used by `plateau` only, and after the warmup.
+
+        A value that is not finite is no improvement.
+        """
         if self._config.name != "plateau" or step < self._warmup:
             return
         signed = self._sign * value
         # The threshold is relative to the magnitude: it works for negative values and mode max.
-        if signed < self._plateau_best - _PLATEAU_THRESHOLD * abs(self._plateau_best) or (
-            math.isinf(self._plateau_best) and math.isfinite(signed)
+        if math.isfinite(signed) and (
+            math.isinf(self._plateau_best)
+            or signed < self._plateau_best - _PLATEAU_THRESHOLD * abs(self._plateau_best)
         ):
             self._plateau_best, self._plateau_bad = signed, 0
             return

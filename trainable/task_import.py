@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from trainable.errors import ConfigError
+from trainable.private_files import keep_files_private
 
 ARGUMENTS = ("sweep",)
 """`sys.argv` for a task: a program without arguments, so that no parser reads those of `sweep`."""
@@ -41,6 +42,7 @@ def prepare_process() -> None:
     The working directory is the last entry of `sys.path`: its files can be imported, but never
     hide a module of Python or of an installed package.
     """
+    keep_files_private()
     sys.path[:] = _import_path(sys.argv[0])
     sys.argv[:] = ARGUMENTS
     os.environ.setdefault(COMPILE_PATH_VARIABLE, os.pathsep.join(sys.path[:-1]))

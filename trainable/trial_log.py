@@ -10,7 +10,9 @@ import contextlib
 import io
 import os
 import re
+import stat
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from redaction.escapes import visible
@@ -26,6 +28,10 @@ _HEAD, _TAIL = 2 << 20, 4 << 20
 _PIECE = 1 << 20
 _CUT = re.compile(rb"\n\[about (\d+) bytes were cut here")
 
+MOST_COPIED_BYTES = 1 << 20
+"""The most bytes that are copied at a time of what was written to a descriptor."""
+_WORKER_NAMES = re.compile(rb"^:(actor_name|job_id|task_name):.*\n", re.MULTILINE)
+"""The lines by which Ray notes in the file whose output follows."""
 LONGEST_LINE = 2 << 20
 """The most characters of an incomplete line that are kept in memory."""
 _KEPT_BACK = 8 << 10
@@ -37,13 +43,55 @@ def rank_log(rank: int) -> str:
     return RANK_LOGS.replace("*", str(rank))
 
 
+class DescriptorOutput:
+    """Copies to a trial's log what was written to descriptors 1 and 2 below Python.
+
+    Code in C, `os.write` and child processes write there. In a worker both are files of Ray, which
+    are removed with the driver and hold nothing of an earlier trial's beyond their present end:
+    what follows is the trial's. A descriptor that is no file is left alone.
+
+    Args:
+        numbers: The descriptors.
+    """
+
+    def __init__(self, numbers: Sequence[int] = (1, 2)) -> None:
+        self._ends: dict[int, os.stat_result] = {}
+        for number in numbers:
+            with contextlib.suppress(OSError):  # it is closed
+                found = os.fstat(number)
+                if stat.S_ISREG(found.st_mode):
+                    self._ends[number] = found
+
+    def copy_to(self, log: TrialLog) -> None:
+        """Write to a log what has come since the last call, its last line completed.
+
+        Of more than `MOST_COPIED_BYTES`, the last of them; a line says how many are left out.
+        """
+        for number, before in list(self._ends.items()):
+            with contextlib.suppress(OSError):  # the trial has closed it, or the file is gone
+                now = os.fstat(number)
+                if not os.path.samestat(before, now) or now.st_size <= before.st_size:
+                    continue  # the trial has redirected it, or nothing was written
+                self._ends[number] = now
+                start = max(before.st_size, now.st_size - MOST_COPIED_BYTES)
+                with open(f"/proc/self/fd/{number}", "rb") as file:
+                    file.seek(start)
+                    data = file.read(now.st_size - start)
+                if left_out := start - before.st_size:
+                    log.write(f"[{left_out} bytes to descriptor {number} are left out here]\n")
+                log.buffer.write(_WORKER_NAMES.sub(b"", data))
+                if not data.endswith(b"\n"):
+                    log.write("\n")
+
+
 class TrialLog(io.TextIOWrapper):
     """A text file in UTF-8. Beyond `MOST_LOG_BYTES`, only its beginning and its end are kept.
 
     A line is written without its secrets as soon as it is complete, whether it came as text or as
     bytes through `buffer`. Closing the log writes an incomplete line. A carriage return ends a
     line, too, so that each state of a progress bar is kept. If the disk is full, text is lost, and
-    the trial continues. A program that writes to `fileno()` bypasses all this.
+    the trial continues. A program that writes to `fileno()` bypasses all this. What is written to
+    descriptors 1 and 2 is copied by `DescriptorOutput`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

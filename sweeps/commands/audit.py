@@ -20,7 +20,7 @@ _STYLES = {"pass": "green", "warn": "yellow", "not enough data": "dim"}
 
 
 def audit(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Check whether a sweep's result can be trusted: nine cards, each with its evidence."""
+    """Check whether a sweep's result can be trusted: eight cards, each with its evidence."""
     from sweeps.results.audit.read import audit_sweep
 
     with input_errors():

@@ -175,6 +175,7 @@ def best(
     from sweeps.commands import pareto, render
     from sweeps.errors import NoVersion
     from sweeps.operations import publish
+    from sweeps.operations.code_directory import enter_code_directory
     from sweeps.results.confirmation import confirmed_trial, leader_in_confirmation
     from sweeps.results.sweep_status import NoBest
 
@@ -202,7 +203,8 @@ def best(
                 found["confirmation"] = said
             written = publish.export(view, export, trial) if export is not None else []
             if register is not None:
-                with err.status("registering"):
+                with err.status("registering") as spinner:
+                    enter_code_directory(view, spinner.update)
                     number = view.select_weights(trial).number
                     version = publish.register(view, number, register, pickled=pickled)
                 found["registered"] = {"model": register, "version": version}

@@ -229,16 +229,12 @@ class ConsoleNotices(ShutdownNotices):
         err.print("\nexited immediately; what was saved is complete; continue with:")
         resume(err, paths)
 
-    def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
-        """Print the last lines of a driver whose Ray cluster is lost."""
+    def ray_lost(self, paths: SweepPaths, cause: str) -> None:
+        """Print the last lines of a driver that has lost its local Ray or its cluster."""
         err = PlainConsole(stderr=True)
         err.show_cursor()  # as above
-        sentence(
-            err,
-            f"\nstopped: the Ray cluster is lost: {cause}; what was saved is complete; when a "
-            "cluster is available again, continue with:",
-            style="red",
-        )
+        message = f"\nstopped: {cause}; what was saved is complete; continue with:"
+        sentence(err, message, style="red")
         resume(err, paths)
 
 

@@ -28,6 +28,7 @@ from sweeps.commands.console import (
 )
 from sweeps.commands.tables import plain_table
 from sweeps.exit_codes import WRONG_INPUT
+from sweeps.path_checks import check_file
 
 if TYPE_CHECKING:
     from sweeps.engine.sweep_plan import SweepPlan
@@ -98,6 +99,8 @@ def plan(
                 f"{write} exists already; nothing is overwritten; remove it, or choose another "
                 "name"
             )
+        if write is not None:
+            check_file(write, "--write")
         notes = err if as_json else out
         for module in spec.modules:  # warn before the import
             messages.sentence(notes, f"imports {module}, whose code runs", style="")

@@ -71,9 +71,12 @@ class ProgressTable:
         attempt: int,
         role: Role = "search",
         origin: int | None = None,
+        step: int | None = None,
     ) -> None:
         del attempt
         self._progress.started(number, params, role, origin)
+        if step:  # above the table
+            self._console.print(f"trial {number} resumes at step {step}", soft_wrap=True)
 
     def reported(self, progress: TrialProgress) -> None:
         self._progress.reported(progress)
@@ -157,9 +160,12 @@ class PlainLines:
         attempt: int,
         role: Role = "search",
         origin: int | None = None,
+        step: int | None = None,
     ) -> None:
         self._progress.started(number, params, role, origin)
         again = f" (attempt {attempt})" if attempt > 1 else ""
+        if step is not None:
+            again += f", resumes at step {step}" if step else ", from the beginning"
         seed = f", a further seed of trial {origin}" if role == "repeat" else ""
         self._print(f"trial {number} started{again}{seed}: {joined(params)}")
 

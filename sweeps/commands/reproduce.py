@@ -62,7 +62,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Train a trial again, and compare its curve and its state bit for bit."""
-    from sweeps.path_checks import check_writable
+    from sweeps.path_checks import check_private
 
     with err.status("reading the sweep") as spinner, input_errors():
         from sweeps.operations.reproduction import reproduce as train_and_compare
@@ -70,7 +70,7 @@ def reproduce(
 
         view = view_of(name, root)
         if directory is not None:
-            check_writable(directory, "--dir")
+            check_private(directory, "--dir")
         try:
             found = train_and_compare(
                 view,

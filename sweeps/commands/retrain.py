@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from sweeps.commands import messages
 from sweeps.commands.train import SingleRun, train_once
 from sweeps.config.trial_run import num_threads
+from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.retraining import check_single, last_config, lost_stage, stages
 from sweeps.results.machine_differences import machine_differences
 from sweeps.results.same_curve import first_difference
@@ -57,6 +59,8 @@ def train_again(
     """
     record = view.record(number)
     check_single(view, record)
+    start = enter_code_directory(view, partial(messages.sentence, err))
+    directory, figures = directory and start / directory, figures and start / figures
     run = SingleRun(
         last_config(view, record),
         threads=num_threads(view.spec.resources.cpu),

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from sweeps.commands import messages
+from sweeps.commands.broken_pipe import OutputClosed
 from sweeps.commands.console import err, out
 from sweeps.commands.progress_display import PlainLines, ProgressTable, view_on
 from sweeps.errors import (
@@ -144,7 +145,7 @@ def report_error(
     elif isinstance(error, LedgerRefused | StorageError | OSError) and paths.exists():
         code = NO_SUCCESS
     cause = str(error)
-    if isinstance(error, OSError) and not isinstance(error, OutboxError):
+    if isinstance(error, OSError) and not isinstance(error, OutboxError | OutputClosed):
         cause = _describe_full_disk(error, paths)
     messages.sentence(err, f"stopped: {cause}" if code == NO_SUCCESS else cause, style="red")
     if paths.exists():

@@ -7,6 +7,9 @@ must not live here: how a trial of a sweep is trained again (`retrain`).
 from __future__ import annotations
 
 import re
+import shlex
+import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -14,8 +17,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -29,7 +34,7 @@ from sweeps.engine.task_check import TaskFacts, TaskInspector, TaskRefused, chec
 from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_duration, format_number
 from sweeps.operations.trial_process import as_a_trial
-from sweeps.paths import TRIAL_CONFIG
+from sweeps.paths import TRIAL_CONFIG, program_name
 from sweeps.recording.trial_config import read_config
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
@@ -141,10 +146,12 @@ def train_once(
     Raises:
         OtherRun: `directory` holds a run with another configuration, or foreign files.
     """
+    command = shlex.join((program_name(), *sys.argv[1:]))
     check_names(spec)
     run = run or SingleRun(spec.trial_config(0, {}))
     from trainable.build import open_trainer
 
+    kept, signals = directory, list[int]()
     with ExitStack() as stack:
         stack.enter_context(as_a_trial(spec))
         if directory is None:
@@ -169,9 +176,11 @@ def train_once(
                 threads=threads,
                 searched=run.searched,
                 until=run.until,
+                should_stop=lambda: bool(signals),
                 ranks=ranks,
             )
         stack.callback(trainer.close)
+        stack.enter_context(_saving_at_a_signal(signals, err))
         for sentence in trainer.store.set_aside:
             console.print(sentence, style="yellow", soft_wrap=True)
         facts = _facts(config, trainer)
@@ -200,12 +209,61 @@ def train_once(
             messages.paragraph(console, f"{word} {report.epoch} step {report.step}: {shown}")
             for sentence in report.signals:
                 messages.paragraph(console, f"  {sentence}", style="yellow")
-        if figures is not None:
+        is_complete = trainer.store.saved_epoch() >= run.reports
+        if figures is not None and not signals:
             from trainable.figures import draw_run
 
             for path in draw_run(config, trainer, directory, figures):
                 console.print(f"wrote {path}", soft_wrap=True)
+    if signals and not is_complete:
+        _describe_end(err, signals[0], kept, command)
+        raise typer.Exit(128 + signals[0])
     return metrics
+
+
+@contextmanager
+def _saving_at_a_signal(received: list[int], err: Console) -> Iterator[None]:
+    """Note the first signal, at which the run saves after its step; the next one acts as ever.
+
+    Args:
+        received: Receives the signal's number.
+        err: Receives what happens now.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {one: signal.getsignal(one) for one in numbers}
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        restore()
+        name = signal.Signals(number).name
+        messages.sentence(err, f"{name}: saving after this step; once more ends at once", style="")
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(number, note)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _describe_end(err: Console, number: int, directory: Path | None, command: str) -> None:
+    """Print what a run has saved that a signal has ended, and how it continues."""
+    name = signal.Signals(number).name
+    if directory is None:
+        message = (
+            f"ended by {name}; nothing is kept without --dir; a run that is saved and resumes: "
+            f"{command} --dir DIR"
+        )
+    else:
+        saved = CheckpointStore(directory).generations()
+        what = f"saved at step {saved[-1].step}" if saved else "nothing was saved yet"
+        message = f"ended by {name}; {what} in {directory}; continue with: {command}"
+    messages.sentence(err, message, style="")
 
 
 class _RunProgress(Progress):

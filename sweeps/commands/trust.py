@@ -15,14 +15,17 @@ from sweeps.commands.console import AsJson, input_errors, out, show_found
 def trust(
     addresses: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ADDRESS", help="Stores to allow; none: list them."),
+        typer.Argument(
+            metavar="ADDRESS",
+            help="Stores to allow, or file:// and a directory; none: list them.",
+        ),
     ] = None,
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove the addresses from the list instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Allow sending credentials to a tracking server, database or bucket."""
+    """Allow sending credentials to a store, or writing to a directory outside of a root."""
     from sweeps.commands import messages
     from sweeps.errors import UserError
     from tracking import store_origin, trusted_stores
@@ -39,7 +42,12 @@ def trust(
             origin = store_origin.origin_of(address)
             if not forget:
                 trusted_stores.add_trusted(address, explicit=True)
-                message = f"credentials may be sent to {origin}"
+                what = (
+                    "sweeps may write to"
+                    if origin.startswith("file:")
+                    else "credentials may be sent to"
+                )
+                message = f"{what} {origin}"
             elif trusted_stores.remove_trusted(address):
                 message = f"{origin} is removed from {trusted_stores.trust_file()}"
             else:

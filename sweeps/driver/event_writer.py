@@ -152,7 +152,9 @@ class EventWriter:
         record = self._ledger.trial(number)
         self._observer.started(number, params, attempt, record.role, record.origin)
 
-    def record_restart(self, number: int, params: Mapping[str, Any], start: RunStart) -> None:
+    def record_restart(
+        self, number: int, params: Mapping[str, Any], start: RunStart, step: int
+    ) -> None:
         """Count an attempt, reopen the trial's run, and backfill undelivered reports.
 
         A lost worker may have stored reports that it could not send to the driver.
@@ -161,6 +163,7 @@ class EventWriter:
             number: The trial's number.
             params: The trial's searched parameters.
             start: What the trial's run receives.
+            step: The step of the checkpoint from which it resumes; 0 without one.
         """
         self._fence()
         attempt = self._ledger.start(number)
@@ -175,7 +178,7 @@ class EventWriter:
             queued = read_outbox(self._paths.outbox, number)
             known = trial_state(self._paths, self._spec, record, queued)
             backfill(unreported(known), self._ledger, self._recorder)
-        self._observer.started(number, params, attempt, record.role, record.origin)
+        self._observer.started(number, params, attempt, record.role, record.origin, step)
 
     def record_lost_worker(self, number: int, sentence: str) -> None:
         """Record why a worker was lost whose trial continues."""

@@ -19,7 +19,7 @@ from sweeps.config.revisions import describe_changes, read_spec
 from sweeps.config.spec import SweepSpec
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession, open_sweep
-from sweeps.driver.shutdown import exit_on_cluster_loss, make_signal_handler, remove_scratch
+from sweeps.driver.shutdown import exit_on_ray_loss, make_signal_handler, remove_scratch
 from sweeps.driver.start_watch import START_SECONDS
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import TrialLoop
@@ -220,7 +220,7 @@ class _Driver:
         sweep, abort_reason = self.sweep, None
         self.say("starting Ray")
         make_directory(sweep.paths.trial(0).parent)  # each worker makes its trial's directory
-        with self._engine():
+        with self._engine() as node_died:
             if not self.interruption.requested:  # a signal can come while Ray starts
                 with self.make_view(sweep.ledger.trials(), sweep.num_trials) as observer:
                     loop = TrialLoop(
@@ -230,7 +230,7 @@ class _Driver:
                         self.interruption,
                         self.requests,
                         self.lock,
-                        node_died=self._node_died,
+                        node_died=node_died,
                         start_limit=math.inf
                         if isinstance(self.machine, Cluster)
                         else START_SECONDS,
@@ -242,27 +242,26 @@ class _Driver:
         sweep.close_stores()
         return abort_reason
 
-    def _engine(self) -> AbstractContextManager[None]:
-        """Return a context that runs a local Ray, or that exits when the cluster is lost."""
+    def _engine(self) -> AbstractContextManager[Callable[[Exception | None], bool]]:
+        """Return a context that runs a local Ray or uses the cluster, and exits if it is lost.
+
+        It yields a function that says whether an actor was lost with its whole node.
+        """
+        lost = partial(
+            exit_on_ray_loss,
+            self.sweep.paths,
+            self.lock,
+            self.lock.token,
+            self.interruption,
+            self.notices,
+        )
         if isinstance(self.machine, Cluster):
-            return self.machine.watched(
-                self.plan.max_concurrency,
-                lost=partial(
-                    exit_on_cluster_loss,
-                    self.sweep.paths,
-                    self.lock,
-                    self.lock.token,
-                    self.notices,
-                ),
-            )
-        spec = self.sweep.spec
+            return self.machine.running(self.plan.max_concurrency, lost)
         return local_ray.running(
             self.lock.token,
             self.machine,
             concurrency=self.plan.max_concurrency,
             interruption=self.interruption,
-            hidden_env=withheld_variables(spec),
+            lost=lost,
+            hidden_env=withheld_variables(self.sweep.spec),
         )
-
-    def _node_died(self, error: Exception | None) -> bool:
-        return isinstance(self.machine, Cluster) and self.machine.node_died(error)

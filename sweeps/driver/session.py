@@ -6,11 +6,13 @@ themselves (`reconciliation`), and running the sweep (`run`).
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sweeps.below_root import check_no_copy, place_of
 from sweeps.checkpoint_locations import trial_files
 from sweeps.config.provenance_check import Origin, workers_tag
 from sweeps.config.revisions import (
@@ -282,6 +284,7 @@ def open_sweep(
     revisions = read_revisions(paths.spec)
     now = {**provenance(), **ledger.origin.tags(), **workers_tag(revisions)}
     ledger.add_attempt(now)
+    ledger.store_run_from({**place_of(paths), "code": os.getcwd()})
     root = paths.root
     tracker = tracker_at(spec.tracking.uri, root) if offline else find_tracker(paths, spec)
     lost = None if new or offline else _find_lost_runs(paths, spec, ledger)
@@ -404,6 +407,7 @@ def open_ledger(
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
         ledger = Ledger.open(place)
+        check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
         planned = plan_resume(
             paths,
             before,

@@ -1,4 +1,4 @@
-"""Shut a driver down early: graceful, forced and cluster-loss shutdown, and scratch clean-up.
+"""Shut a driver down early: graceful, forced and Ray-loss shutdown, and scratch clean-up.
 
 What must not live here: receiving signals (`signals`), and reading stop requests
 (`stop_requests`).
@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -22,6 +23,9 @@ from sweeps.reconciliation.repairs import close_stores
 from sweeps.results.observer import ShutdownNotices
 from sweeps.sweep_lock import SweepLock
 from trainable.storage.local import LocalFiles
+
+_EXITS = threading.Lock()
+"""Only one thread exits the process: the signals' or the one that watches Ray."""
 
 
 def make_signal_handler(
@@ -82,33 +86,56 @@ def _exit_immediately(
     notices: ShutdownNotices,
 ) -> None:
     """Kill the driver's processes and exit without waiting: files on disk are always complete."""
-    try:
-        _kill_and_clean_up(paths, lock, token)
-    finally:  # exit even after an error, such as an unreadable directory
-        _exit(
-            interruption.exit_code or 128 + signal.SIGINT,
-            lambda: notices.exited_immediately(paths),
-        )
+    _exit(
+        paths,
+        lock,
+        token,
+        interruption.exit_code or 128 + signal.SIGINT,
+        lambda: notices.exited_immediately(paths),
+    )
 
 
-def exit_on_cluster_loss(
-    paths: SweepPaths, lock: SweepLock, token: str, notices: ShutdownNotices, cause: str
+def exit_on_ray_loss(
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    interruption: Interruption,
+    notices: ShutdownNotices,
+    cause: str,
 ) -> NoReturn:
-    """Exit because the cluster is lost.
+    """Exit because the local Ray or the cluster is lost.
 
-    Without this, Ray in this process waits for the cluster and then ends the process.
+    Without this, Ray in this process waits for it and then ends the process.
 
     Args:
         paths: The sweep's directory.
         lock: The sweep's lock, which this driver holds.
         token: The lock's token, which tags this driver's processes.
+        interruption: Says whether a signal, which may have ended Ray as well, came first.
         notices: Receives what the user should know.
-        cause: Why the cluster counts as lost, for the message.
+        cause: Why Ray counts as lost, for the message.
     """
-    try:
-        _kill_and_clean_up(paths, lock, token)
-    finally:  # see `_exit_immediately`
-        _exit(NO_SUCCESS, lambda: notices.cluster_lost(paths, cause))
+    _exit(
+        paths,
+        lock,
+        token,
+        interruption.exit_code or NO_SUCCESS,
+        lambda: notices.ray_lost(paths, cause),
+    )
+
+
+def _exit(
+    paths: SweepPaths, lock: SweepLock, token: str, code: int, say: Callable[[], None]
+) -> NoReturn:
+    with _EXITS:
+        try:
+            _kill_and_clean_up(paths, lock, token)
+        finally:  # exit even after an error, such as an unreadable directory
+            try:
+                with contextlib.suppress(OSError):  # standard error may be a file on a full disk
+                    say()
+            finally:
+                os._exit(code)
 
 
 def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
@@ -119,11 +146,3 @@ def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
         # Object stores stay as they are: a trial removes its aborted upload when it resumes.
         close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
     lock.release_local()
-
-
-def _exit(code: int, say: Callable[[], None]) -> NoReturn:
-    try:
-        with contextlib.suppress(OSError):  # standard error may be a file on a full disk
-            say()
-    finally:
-        os._exit(code)

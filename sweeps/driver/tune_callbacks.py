@@ -59,6 +59,7 @@ from sweeps.recording.earlier_config import keep_earlier
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, origin_tags
 from sweeps.results.observer import ProgressObserver
 from tracking.recorder import Recorder
+from trainable.checkpoint import Generation
 from trainable.storage.durable import make_directory
 from trainable.storage.regular_files import replace_regular
 from trainable.trial_log import TRIAL_LOG, TrialLog
@@ -269,7 +270,8 @@ class TuneEventHandler(Callback):
                 self.flush()
             return
         is_first = number >= self._num_existing and number not in self._live
-        self._crash_counter.started(number, 0 if is_first else self._newest_generation(number))
+        newest = None if is_first else self._newest_generation(number)
+        self._crash_counter.started(number, newest.number if newest else 0)
         self._live.add(number)
         if is_first:
             self._marks[number] = dict(_AT_FIRST)
@@ -278,7 +280,8 @@ class TuneEventHandler(Callback):
             self._event_writer.open_run(number, start, tags)
             self._queue.put(partial(self._event_writer.record_first_start, number, params))
             return
-        self._queue.put(partial(self._event_writer.record_restart, number, params, start))
+        step = newest.step if newest else 0
+        self._queue.put(partial(self._event_writer.record_restart, number, params, start, step))
         self.flush()
         self._marks[number] = self._event_writer.trial_marks(number)
         self._clock.start(number, before=self._event_writer.seconds(number))
@@ -382,7 +385,8 @@ class TuneEventHandler(Callback):
             return
         self._worker_left(number)
         end = self._note_worker_end(trial)
-        if not self._crash_counter.lost(number, self._newest_generation(number)):
+        newest = self._newest_generation(number)
+        if not self._crash_counter.lost(number, newest.number if newest else 0):
             self._retries_exhausted[number] = self._describe_loss(trial, end)
             stop_requests.request_stop(self._paths, [number])
             end_at_next_loss(trial)  # for a worker that is lost before it reads its stop file
@@ -519,9 +523,9 @@ class TuneEventHandler(Callback):
         reason = f"lost: {times} workers in a row ended before they had begun with the trial{how}"
         return Failure("lost", reason, f"{worker_error(trial)}\n{end.last_lines}".strip())
 
-    def _newest_generation(self, number: int) -> int:
+    def _newest_generation(self, number: int) -> Generation | None:
         saved = trial_store(self._paths, self._spec, number).generations()
-        return saved[-1].number if saved else 0
+        return saved[-1] if saved else None
 
 
 def accumulation_note(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,11 @@ import logging
 import os
 import socket
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from sweeps.engine.cluster_address import ClusterRefused, is_loopback, locate, tcp_probe
 from sweeps.engine.code_upload import CodePackage, package_code
@@ -35,16 +34,15 @@ from sweeps.engine.ray_compat.ray_internals import (
     raylet_socket,
     refuses_token,
 )
+from sweeps.engine.ray_watch import PATIENCE_SECONDS, Loss, LossHandler, watched
 from sweeps.engine.resources import Machine
 from sweeps.exit_codes import WRONG_INPUT
+from trainable.private_files import UMASK_VARIABLE
 
 _CONNECT_SECONDS = 25.0
 """How long connecting may take; Ray itself would wait for minutes."""
 _BYTES_PER_SECOND = 5 * 2**20
 """The lowest expected speed of packing and sending the code package."""
-_PATIENCE_SECONDS = 20.0
-"""How long the head may be unavailable. After 60 s Ray would end this process silently."""
-_POLL_SECONDS = 1.0
 _PROBE_SECONDS = 3.0
 
 
@@ -68,35 +66,21 @@ class Cluster:
         return f"on {count} node{'s' if count > 1 else ''} of the Ray cluster at {self.address}"
 
     @contextlib.contextmanager
-    def watched(self, concurrency: int, lost: Callable[[str], NoReturn]) -> Iterator[None]:
+    def running(
+        self, concurrency: int, lost: LossHandler
+    ) -> Iterator[Callable[[Exception | None], bool]]:
         """Watch the cluster while the context is open, and then end the driver's job.
 
         Args:
             concurrency: How many trials may wait for an actor at once.
-            lost: Called in any thread with the reason when the cluster is lost; must exit the
-                process.
+            lost: Called when the cluster is lost.
+
+        Yields:
+            `node_died`.
         """
         configure_tune(concurrency)
-        over, once = threading.Event(), threading.Lock()
-
-        def leave(cause: str) -> NoReturn:
-            once.acquire()  # a second thread waits here until the process ends
-            lost(cause)
-
-        watch = threading.Thread(
-            target=self._watch, args=(over, leave), name="cluster", daemon=True
-        )
-        watch.start()
-        try:
-            yield
-        except Exception:  # a lost head can cause any error: report the loss instead
-            if (cause := self.health_error()) is not None:
-                leave(cause)
-            raise
-        finally:
-            disconnect()  # may hang if the head is lost; the thread then exits the process
-            over.set()
-            watch.join()
+        with watched(self._find_loss, lost, disconnect):
+            yield self.node_died
 
     def health_error(self) -> str | None:
         """Return why the cluster cannot be reached now; None if it can."""
@@ -129,14 +113,10 @@ class Cluster:
             is not None
         )
 
-    def _watch(self, over: threading.Event, leave: Callable[[str], NoReturn]) -> None:
-        seen = time.monotonic()
-        while not over.wait(_POLL_SECONDS):
-            cause = self.health_error()
-            if cause is None:
-                seen = time.monotonic()
-            elif time.monotonic() - seen > _PATIENCE_SECONDS and not over.is_set():
-                leave(f"{cause}, for {_PATIENCE_SECONDS:g} s")
+    def _find_loss(self) -> Loss | None:
+        if (cause := self.health_error()) is None:
+            return None
+        return Loss(f"the Ray cluster is lost: {cause}", PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
@@ -205,7 +185,8 @@ def _connect(address: str, package: CodePackage | None, hidden_env: Iterable[str
 
     hashing = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}  # as in this process
     hidden = dict.fromkeys(hidden_env, "")
-    environment: dict[str, Any] = {"env_vars": CLUSTER_WORKERS | hashing | hidden}
+    sharing = {name: os.environ[name] for name in (UMASK_VARIABLE,) if name in os.environ}
+    environment: dict[str, Any] = {"env_vars": CLUSTER_WORKERS | hashing | sharing | hidden}
     if package is not None:
         environment["working_dir"] = str(package.directory)
         environment["excludes"] = list(package.excludes)

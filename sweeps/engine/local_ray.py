@@ -10,11 +10,15 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from subprocess import Popen
 from typing import IO, Any
 
+import psutil
+
 from sweeps.engine import fork_server
+from sweeps.engine.cluster_address import tcp_probe
 from sweeps.engine.process_cleanup import (
     claim_scratch,
     end_orphans,
@@ -24,21 +28,35 @@ from sweeps.engine.process_cleanup import (
 )
 from sweeps.engine.ray_compat.environment import configure_tune, set_ray_env
 from sweeps.engine.ray_compat.ray_internals import (
+    AGENTS,
+    find_agents,
     job_without_sys_path,
     node_options,
     patch_ray_node,
     preserve_signal_handlers,
 )
+from sweeps.engine.ray_watch import PATIENCE_SECONDS, Loss, LossHandler, watched
 from sweeps.engine.resources import Machine
 from sweeps.engine.signals import Interruption
 from sweeps.engine.system_limits import shortages
+from sweeps.engine.worker_end import in_words
 
 _OBJECT_STORE_BYTES = (
     100 * 2**20
 )  # results are small and checkpoints bypass Ray; Ray's default takes 30 % of memory
 
+_PROBE_SECONDS = 3.0
+
 _alive: dict[str, IO[str]] = {}
 """By token, the locked file that proves that the driver is alive; held while its Ray runs."""
+
+
+_PURPOSES = {
+    "gcs_server": "which keeps the list of Ray's processes",
+    "raylet": "which starts the trials' processes",
+    "DashboardAgent": "without which raylet ends",
+    "RuntimeEnvAgent": "which prepares the trials' processes",
+}
 
 
 class NoRay(OSError):
@@ -65,8 +83,9 @@ def running(
     *,
     concurrency: int,
     interruption: Interruption,
+    lost: LossHandler,
     hidden_env: Iterable[str] = (),
-) -> Iterator[None]:
+) -> Iterator[Callable[[Exception | None], bool]]:
     """Run a local Ray while the context is open; signals are handled while it starts.
 
     Args:
@@ -74,24 +93,107 @@ def running(
         machine: As for `start`.
         concurrency: As for `start`.
         interruption: Says how much time the trials have left; if none is left, Ray is killed.
+        lost: Called when one of Ray's processes has ended, or does not run for some time.
         hidden_env: As for `start`.
+
+    Yields:
+        A function to call when an actor was lost: it exits if Ray is lost, and returns False, as
+        no actor is lost with its node alone.
 
     Raises:
         NoRay: Ray could not be started.
     """
-    ours = True
-    try:
-        ours = start(token, machine, concurrency=concurrency, hidden_env=hidden_env)
-        yield
-    finally:
+    node, ours = _Node(), True
+
+    def end() -> None:
+        node.ends = True
         if ours and interruption.trial_grace_remaining <= 0:
             kill_children(token)  # no time is left for a clean shutdown, which takes seconds
         if ours:
             stop(token)
 
+    with watched(node.find_loss, lost, end) as exit_if_lost:
+        ours = start(
+            token, machine, concurrency=concurrency, hidden_env=hidden_env, started=node.started
+        )
+        import ray
+
+        node.address = ray.get_runtime_context().gcs_address
+
+        def node_died(_: Exception | None) -> bool:
+            exit_if_lost()
+            return False
+
+        yield node_died
+
+
+class _Node:
+    """The processes of a local Ray.
+
+    Attributes:
+        address: The address of its `gcs_server`, once Ray has started.
+        ends: Whether they are to end.
+    """
+
+    def __init__(self) -> None:
+        self._processes: dict[str, Popen[bytes]] = {}
+        self._agents: dict[str, psutil.Process] = {}
+        self.address: str | None = None
+        self.ends = False
+
+    def started(self, kind: str, process: Popen[bytes]) -> None:
+        """Watch a process of the node."""
+        if kind in _PURPOSES:
+            self._processes[kind] = process
+
+    def find_loss(self) -> Loss | None:
+        """Return which process has ended, or does not run."""
+        loss = self._find_loss()
+        if self.ends:  # also if that began meanwhile
+            return Loss("Ray is lost: its processes did not end", PATIENCE_SECONDS)
+        return loss
+
+    def _find_loss(self) -> Loss | None:
+        codes = {kind: process.poll() for kind, process in self._processes.items()}
+        if codes.get("raylet", 0) is None and len(self._agents) < len(AGENTS):
+            self._agents |= find_agents(self._processes["raylet"].pid)
+        ended = {kind: code for kind, code in codes.items() if code is not None}
+        # A raylet and its agents end together: the one that was killed is the cause.
+        if any(map(_has_ended, self._agents.values())) and min(ended.values(), default=0) >= 0:
+            return Loss(f"Ray is lost: its process {_describe('raylet')} or an agent of it ended")
+        for kind in sorted(ended, key=ended.__getitem__):
+            how = in_words(ended[kind])
+            return Loss(f"Ray is lost: its process {_describe(kind)} ended {how}")
+        pids = {kind: process.pid for kind, process in self._processes.items()}
+        for kind, pid in (pids | {kind: each.pid for kind, each in self._agents.items()}).items():
+            with suppress(psutil.Error):
+                if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                    cause = f"Ray is lost: its process {_describe(kind)} was stopped (SIGSTOP)"
+                    return Loss(cause, PATIENCE_SECONDS)
+        if self.address and (error := tcp_probe(self.address, _PROBE_SECONDS)):
+            cause = f"Ray is lost: its process {_describe('gcs_server')} does not answer ({error})"
+            return Loss(cause, PATIENCE_SECONDS)
+        return None
+
+
+def _describe(kind: str) -> str:
+    return f"{kind}, {_PURPOSES[kind]},"
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
 
 def start(
-    token: str, machine: Machine, *, concurrency: int, hidden_env: Iterable[str] = ()
+    token: str,
+    machine: Machine,
+    *,
+    concurrency: int,
+    hidden_env: Iterable[str] = (),
+    started: Callable[[str, Popen[bytes]], None] = lambda *_: None,
 ) -> bool:
     """Start a local Ray, unless this process has one already.
 
@@ -100,6 +202,7 @@ def start(
         machine: The CPUs and GPUs that Ray may use.
         concurrency: How many trials may wait for an actor at once.
         hidden_env: Environment variables that are empty in workers.
+        started: Receives the kind and the process of each process of Ray when it starts.
 
     Returns:
         Whether this call started Ray; the caller then stops it.
@@ -131,7 +234,7 @@ def start(
         # A subdirectory of the driver's directory, because Ray makes it writable for every user.
         **node_options(scratch_directory(token) / "ray"),
     }
-    node = patch_ray_node(fork_server.WORKER_START)
+    node = patch_ray_node(fork_server.WORKER_START, started)
     with warnings.catch_warnings(), preserve_signal_handlers(), node:
         warnings.simplefilter("ignore", FutureWarning)
         try:

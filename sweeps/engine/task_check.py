@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Any
 
 import trainable
@@ -247,7 +248,7 @@ class TaskInspector:
         try:
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(self._configs)
-            printed = child.stdout.read()
+            printed = "".join(takewhile(str.strip, child.stdout))  # an empty line is the end
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_SECONDS_TO_END)
             self._stderr.seek(0)

@@ -18,6 +18,7 @@ from sweeps.config.sections import Select
 from sweeps.ledger.attributes import (
     PLAN,
     REPORT,
+    RUN_FROM,
     SECONDS,
     SELECT,
     WARM_START,
@@ -93,6 +94,8 @@ class LedgerReader:
             """What `sweep confirm` was last asked for; None: it never was."""
             self.seconds = float(notes.get(SECONDS, 0.0))
             """For how many seconds all drivers together have run the sweep's trials."""
+            self.run_from: dict[str, Any] = notes.get(RUN_FROM, {})
+            """Where the sweep and its code lay for the last driver; see `attributes.RUN_FROM`."""
             self.plan: dict[str, Any] | None = notes.get(PLAN)
             """What the sweep was expected to take; None if an earlier release began it."""
             self.trials = with_seeds(list(self._read_trials(db)), self.repeats)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused
 from sweeps.ledger.dialect import Dialect
 from sweeps.optuna_compat import tables
+from tracking.lock_holders import describe_database_lock
 from trainable.storage.regular_files import check_database
 
 WAIT_SECONDS = 30.0
@@ -126,7 +127,7 @@ class LedgerFile:
         cause = _sqlite_error(error)
         reason = str(cause or error).splitlines()[0]
         if "locked" in reason or "busy" in reason:
-            return LedgerBusy(self.path, WAIT_SECONDS)
+            return LedgerBusy(self.path, WAIT_SECONDS, *describe_database_lock(self.path))
         if isinstance(cause, sqlite3.OperationalError) and "no such" not in reason:
             free = shutil.disk_usage(self.path.parent).free
             return LedgerRefused(

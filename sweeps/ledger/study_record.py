@@ -21,6 +21,7 @@ from sweeps.ledger.attributes import (
     ABORT,
     ATTEMPT,
     PLAN,
+    RUN_FROM,
     SECONDS,
     WARM_START,
     Abort,
@@ -135,6 +136,18 @@ class StudyRecord:
             self._study.set_user_attr("origin", {"code": dict(origin.code), "data": origin.data})
         if origin.samples != before.samples:  # separate: databases bound the length of a value
             self._study.set_user_attr("samples", dict(origin.samples))
+
+    @property
+    @translated
+    def run_from(self) -> dict[str, Any]:
+        """Where the sweep and its code lay for the last driver; see `attributes.RUN_FROM`."""
+        return dict(self._study.user_attrs.get(RUN_FROM, {}))
+
+    @in_transaction
+    def store_run_from(self, run_from: Mapping[str, Any]) -> None:
+        """Store where the sweep and its code lie now."""
+        if run_from != self.run_from:
+            self._study.set_user_attr(RUN_FROM, dict(run_from))
 
     @property
     @translated

@@ -14,6 +14,7 @@ from sweeps.errors import SweepExists, UserError
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import UnknownSweep
 from sweeps.store_access import check_stores
+from trainable.storage.regular_files import create_regular
 
 
 def write_clone(
@@ -43,8 +44,7 @@ def write_clone(
     file = Path(f"{new}.yaml")
     text = f"# A clone of sweep '{paths.name}'; changed: {changed}\n{spec.to_yaml()}"
     try:
-        with file.open("x", encoding="utf-8") as opened:  # "x": never overwrite
-            opened.write(text)
+        create_regular(file, text.encode())
     except FileExistsError:
         raise UserError(
             f"{file} exists already; nothing is overwritten; remove it, or choose another name"

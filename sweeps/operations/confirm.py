@@ -60,7 +60,7 @@ def confirm(
         AttemptFailed: As in `attempt`, as further errors.
     """
     check_numbers(top, seeds, until)
-    spec, document = read_again(view)
+    spec, document = read_again(view, say=display.warn)
     before = view.ledger.confirm_request
     options = ConfirmOptions(top=top, seeds=seeds, until=until)
     # Whether the task takes the seed of its split is known once it is loaded.

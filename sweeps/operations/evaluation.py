@@ -13,6 +13,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.checkpoint_locations import best_generation
 from sweeps.config.trial_run import num_threads, with_accumulation
 from sweeps.engine.process_cleanup import end_orphans
@@ -21,6 +22,7 @@ from sweeps.errors import UserError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import check_kept, ledger_lock
 from sweeps.ledger.trials import TrialSummary
+from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.sync import queue_interruptions
 from sweeps.operations.trial_process import as_a_trial
 from sweeps.paths import SweepPaths
@@ -117,6 +119,9 @@ def evaluate_trial(
     if before and not again and not _lacks(paths, record.number):
         return _outcome(view, record, is_new=False)
     check_kept(paths, view.spec, view.spec)
+    check_no_copy(paths, view.spec, view.ledger.run_from)
+    check_below_root(paths, view.spec)
+    enter_code_directory(view, doing)
     check_names(view.spec)
     if not offline:
         reach_tracking(paths, view.spec)  # refused before the evaluation

@@ -21,6 +21,7 @@ from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.formatting import format_duration, format_number
 from sweeps.operations.check import CheckResult, check_sweep
+from trainable.storage.regular_files import create_regular
 
 _REDUCTIONS = (2, 3, 4)
 _MOST_TRIALS = 1_000_000
@@ -142,8 +143,7 @@ def write_plan(
     if text is None:
         text = f"# The plan of {checked.file}: {', '.join(changed)}\n{spec.to_yaml()}"
     try:
-        with target.open("x", encoding="utf-8") as opened:  # "x": never overwrite
-            opened.write(text)
+        create_regular(target, text.encode())
     except FileExistsError:
         raise UserError(
             f"{target} exists already; nothing is overwritten; remove it, or choose another name"

@@ -5,9 +5,11 @@ What must not live here: how they are made (`publishing`).
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from sweeps.path_checks import check_file, check_private
+from sweeps.below_root import check_below_root, check_no_copy
+from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.paths import check_name
 from sweeps.publishing.export import draw_report, export_best, register_best
 from sweeps.results.sweep_status import SweepStatus
@@ -19,6 +21,8 @@ def check(view: SweepStatus, *, directory: Path | None = None, model: str | None
     if model is not None:
         check_name(model, model=True)
         reach_tracking(view.paths, view.spec)
+        check_no_copy(view.paths, view.spec, view.ledger.run_from)
+        check_below_root(view.paths, view.spec)
     if directory is not None:
         check_private(directory, "--export")
 
@@ -26,7 +30,16 @@ def check(view: SweepStatus, *, directory: Path | None = None, model: str | None
 def export(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
     """Write a trial's weights, configuration and model card; see `export_best`."""
     check(view, directory=directory)
-    return export_best(view, directory, trial)
+    is_new = not directory.exists()
+    place = make_private(directory, "--export")
+    try:
+        written = export_best(view, place, trial)
+    except BaseException:  # also on an interruption; raised again
+        if is_new:
+            with contextlib.suppress(OSError):  # an incomplete export stays
+                place.rmdir()
+        raise
+    return [directory / file.name for file in written]
 
 
 def register(view: SweepStatus, trial: int, model: str, *, pickled: bool = False) -> str:

@@ -26,6 +26,7 @@ from sweeps.config.trial_run import num_threads
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
 from sweeps.ledger.trials import TrialSummary
+from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.retraining import Stage, check_single, lost_stage, stages
 from sweeps.operations.trial_process import as_a_trial
 from sweeps.quoting import quoted
@@ -101,6 +102,8 @@ def reproduce(
             "once it has ended; wait until then"
         )
     check_single(view, record)
+    start_directory = enter_code_directory(view, doing)
+    directory = directory and start_directory / directory
     check_names(view.spec)
     kept, parts = _kept(view, record), stages(view, record)
     begin = None if start is None else _start(kept, start, record, view)

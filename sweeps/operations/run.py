@@ -6,12 +6,13 @@ What must not live here: running the trials (`driver.run`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from sweeps.below_root import check_below_root
 from sweeps.checkpoint_locations import probe_store
 from sweeps.config.automatic import refuse_another_choice
 from sweeps.config.document import Document
@@ -33,6 +34,7 @@ from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import check_kept, ledger_location
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.ledger.warm_start import WarmStart, collect_warm_start
+from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.path_checks import check_writable
 from sweeps.paths import SweepPaths
@@ -138,6 +140,7 @@ def start(
             raise sweep_locked(paths.directory, read_holder(paths.lock))
         if paths.exists():
             raise SweepExists(paths)
+        check_below_root(paths, spec, display.warn)
         ledger_location(paths, spec).check_available()
         display.doing("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
@@ -176,7 +179,7 @@ def resume(
         UserError: A trial of `finish` or `retry` is not taken.
     """
     paths = view.paths
-    spec, document = read_again(view, settings)
+    spec, document = read_again(view, settings, display.warn)
     to_finish = trials_to_finish(paths, spec, view.records, finish)
     if retry is not None:
         trials_to_retry(paths, spec, view.records, retry, view.ledger.seconds)
@@ -199,12 +202,19 @@ def resume(
         )
 
 
-def read_again(view: SweepStatus, settings: Sequence[str] = ()) -> tuple[SweepSpec, Document]:
+def read_again(
+    view: SweepStatus,
+    settings: Sequence[str] = (),
+    say: Callable[[str], object] = lambda _: None,
+) -> tuple[SweepSpec, Document]:
     """Return the spec with which a sweep resumes, after the checks that need no task.
+
+    The working directory becomes that of the sweep's code, if the present one does not have it.
 
     Args:
         view: The sweep.
         settings: Changes of its spec, each `KEY=VALUE`.
+        say: Receives where the code is, if the directory is changed, and from where the root came.
     """
     paths = view.paths
     if view.running:  # refuse early, before slow checks; acquiring the lock decides
@@ -214,7 +224,9 @@ def read_again(view: SweepStatus, settings: Sequence[str] = ()) -> tuple[SweepSp
     )
     with document.attach_locations():
         refuse_another_choice(document.choices)
+    enter_code_directory(view, say)
     check_kept(paths, view.spec, spec)
+    check_below_root(paths, spec, say)
     remember_named(spec, document)
     check_sampler_state(paths, spec)
     return spec, document

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from sweeps.errors import UserError
+from trainable.storage.regular_files import create_regular
 
 _SPEC = """\
 # Run it from this directory:   sweep run sweep.yaml
@@ -92,29 +93,29 @@ _FILES = {"sweep.yaml": _SPEC, "my_task.py": _TASK}
 def write_starter(directory: Path) -> list[Path]:
     """Write `sweep.yaml` and `my_task.py` into a directory, which is created if missing.
 
+    If an earlier call was killed between the two, the second one is written.
+
     Returns:
-        The files written.
+        The files.
 
     Raises:
         UserError: One of them exists already, or cannot be written. No file was overwritten, and
             none is left behind.
     """
-    files = {directory / name: text for name, text in _FILES.items()}
-    existing = [str(path) for path in files if path.exists() or path.is_symlink()]
-    if existing:
+    files = {directory / name: text.encode() for name, text in _FILES.items()}
+    existing = [path for path in files if os.path.lexists(path)]
+    if len(existing) == len(files) or any(not _is_same(path, files[path]) for path in existing):
         raise UserError(
-            f"{', '.join(existing)} exists already; nothing is overwritten; "
+            f"{', '.join(map(str, existing))} exists already; nothing is overwritten; "
             "choose another directory: sweep init DIR"
         )
     written: list[Path] = []
     missing = [each for each in (directory, *directory.parents) if not os.path.lexists(each)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            # "x" fails if the file was created since the check above.
-            with path.open("x", encoding="utf-8") as file:
-                written.append(path)
-                file.write(text)
+        for path in files.keys() - existing:
+            create_regular(path, files[path])
+            written.append(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             for path in written:
@@ -125,4 +126,9 @@ def write_starter(directory: Path) -> list[Path]:
             f"{error.filename or directory} cannot be written ({error.strerror}); "
             "a starter is two files in a directory; choose another directory: sweep init DIR"
         ) from None
-    return written
+    return list(files)
+
+
+def _is_same(path: Path, content: bytes) -> bool:
+    """Whether a file is a starter's own, which no one has edited."""
+    return path.is_file() and not path.is_symlink() and path.read_bytes() == content

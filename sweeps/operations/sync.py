@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.config.revisions import read_revisions
 from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
@@ -101,7 +102,9 @@ def deliver(view: SweepStatus, *, verify: bool = False, patience: float = 30.0) 
     """
     paths, spec = view.paths, view.spec
     check_kept(paths, spec, spec)
+    check_no_copy(paths, spec, view.ledger.run_from)
     tracker = find_tracker(paths, spec)
+    check_below_root(paths, spec)
     place = tracker.uri, tracker.artifact_root
     lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
     with contextlib.ExitStack() as stack:

@@ -6,10 +6,16 @@ What must not live here: how trials and curves are read (`frames`).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from redaction.escapes import spreadsheet_cell
 from sweeps.operations.frames import curves_frame, trials_frame
-from sweeps.path_checks import check_file, check_private
+from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.results.sweep_status import SweepStatus
+from trainable.storage.regular_files import replace_regular
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
@@ -27,13 +33,16 @@ def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
         curves_frame(view, range(len(view.records)), view.spec.metrics),
     ]
     # Made whole before a file is: pandas takes some paths for addresses.
-    tables = [
-        frame.to_csv(index=False).encode() if kind == "csv" else frame.to_parquet()
-        for frame in frames
-    ]
-    directory.mkdir(parents=True, exist_ok=True)
+    tables = [_csv(frame) if kind == "csv" else frame.to_parquet() for frame in frames]
+    place = make_private(directory, f"--{kind}")
     for table, target in zip(tables, targets, strict=True):
-        aside = target.with_name(f".{target.name}.writing")
-        aside.write_bytes(table)
-        aside.replace(target)
+        replace_regular(place / target.name, table)
     return targets
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    """Return a table as CSV, which a spreadsheet shows as it is."""
+    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz"])
+    frame = frame.assign(**{name: texts[name].map(spreadsheet_cell) for name in texts})
+    text: str = frame.to_csv(index=False, header=[*map(spreadsheet_cell, frame)])
+    return text.encode()

@@ -58,7 +58,9 @@ def serve(
             say(f"draw the figures of {missing} trials with: {command}")
         return
     check_writable(root, "--root")
-    tracker_at(uri, root).probe(known=True)
+    tracker = tracker_at(uri, root)
+    tracker.correct_addresses()  # of a root that was moved or copied
+    tracker.probe(known=True)
     for number in (signal.SIGTERM, signal.SIGHUP):  # otherwise the server would outlive this one
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)

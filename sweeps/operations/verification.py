@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sweeps.below_root import OutsideRoot, addresses_outside, check_no_copy, links_outside
 from sweeps.config.revisions import read_revisions, read_spec
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.over_seeds import alone
@@ -133,6 +134,7 @@ def _check(
             "what a resume would complete was not looked for: a trial's files must be right first"
         )
     found.contradictions.extend(_outbox(view, found))
+    found.contradictions.extend(_outside(view, found))
     if readable:
         found.contradictions.extend(_tracking(view, records, found))
     else:
@@ -185,6 +187,31 @@ def _corrections(view: SweepStatus) -> Iterator[Contradiction]:
             where, _, what = str(one).rpartition(": ")
             remedy = f"complete it with: {view.paths.command('resume')}"
             yield Contradiction(where or "ledger", what, remedy)
+
+
+def _outside(view: SweepStatus, found: Verification) -> Iterator[Contradiction]:
+    """Yield what leads out of the root, so that it may belong to another one."""
+    for sentence in links_outside(view.paths):
+        what, _, remedy = sentence.rpartition("; ")
+        yield Contradiction("root", what, remedy)
+    tracker = tracker_at(view.spec.tracking.uri, view.paths.root)
+    for former in tracker.correct_addresses(dry_run=True):
+        found.notes.append(
+            f"the root was at {former.parent}: MLflow has addresses of artifacts there, until "
+            f"they are corrected by: {view.paths.command('sync')}"
+        )
+    if addresses := addresses_outside(view.paths, view.spec):
+        yield Contradiction(
+            "tracking store",
+            f"{len(addresses)} addresses of artifacts are outside of {view.paths.root}, such as "
+            f"{addresses[0]}",
+            f"see what to do with: {view.paths.command('sync')}",
+        )
+    try:
+        check_no_copy(view.paths, view.spec, view.ledger.run_from)
+    except OutsideRoot as error:
+        what, _, remedy = str(error).rpartition("; ")
+        yield Contradiction("root", what, remedy)
 
 
 def _outbox(view: SweepStatus, found: Verification) -> Iterator[Contradiction]:

@@ -7,9 +7,11 @@ here: the work of the child processes (`trainable.export`, `model_registry`, `re
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,9 +38,16 @@ from trainable.export import STORAGE_UNAVAILABLE, Exported
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import latest_tested
 
+_ASIDE = ".export-"
+"""How the directory begins in which an export writes its files."""
+_FILES = (WEIGHTS, TRAINED_WEIGHTS, TRIAL_CONFIG, FILE_NAME)
+
 
 def export_best(view: SweepStatus, directory: Path, trial: int | None = None) -> list[Path]:
     """Write the best trial's weights and resolved configuration into a new directory.
+
+    The files are moved there when all are complete. What an export left that was killed is
+    removed.
 
     Args:
         view: The sweep.
@@ -51,15 +60,26 @@ def export_best(view: SweepStatus, directory: Path, trial: int | None = None) ->
         FileExistsError: The directory is not empty.
     """
     chosen, record = view.select_trial(trial), view.select_weights(trial)
-    if directory.exists() and any(directory.iterdir()):
+    found = {path.name: path for path in directory.iterdir()} if directory.exists() else {}
+    unfinished = [path for name, path in found.items() if name.startswith(_ASIDE)]
+    files = [path for path in found.values() if path not in unfinished]
+    if files and not (unfinished and found.keys() <= {*_FILES, *(p.name for p in unfinished)}):
         raise FileExistsError(
             f"{directory} is not empty; an export never overwrites files; name a new directory"
         )
+    for path in files:  # the marks of an unfinished export stay until these are removed
+        path.unlink()
+    for path in unfinished:
+        shutil.rmtree(path)
     where = attempt_tags(view.ledger.attempts)
     ended = sum(one.finished for one in view.records)
-    return export_trial(
-        view.paths, view.spec, record, directory, where, ended, _standing(view, chosen)
-    )
+    directory.mkdir(parents=True, exist_ok=True)
+    # A process of a killed export may still write into its own directory.
+    with tempfile.TemporaryDirectory(dir=directory, prefix=_ASIDE) as aside:
+        written = export_trial(
+            view.paths, view.spec, record, Path(aside), where, ended, _standing(view, chosen)
+        )
+        return [path.rename(directory / path.name) for path in written]
 
 
 def _standing(view: SweepStatus, record: TrialSummary) -> str:

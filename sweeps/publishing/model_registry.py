@@ -9,6 +9,7 @@ memory. What must not live here: how a model is built (`trainable`), or stored (
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -94,3 +95,5 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # Python would wait for threads that the task has left

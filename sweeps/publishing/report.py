@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,6 +43,7 @@ from sweeps.results.usage import usage
 from trainable.errors import StorageError
 from trainable.exit_reason import exit_with
 from trainable.lazy_imports import without_collection
+from trainable.storage.regular_files import replace_regular
 
 _LEADERS = 10
 _NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
@@ -86,11 +86,7 @@ def _write_whole(text: str, target: Path) -> None:
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")
         return
-    place = Path(os.path.realpath(target))  # so that a symbolic link stays
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".report-") as directory:
-        aside = Path(directory, "page")
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(place)
+    replace_regular(Path(os.path.realpath(target)), text.encode())  # a symbolic link stays
 
 
 def _draw(sweep: SweepData, figure: Figure) -> PageSection:

@@ -171,7 +171,9 @@ class Notifier:
             "params": None if trial is None else params,
             "trials": counts,
             "reason": reason,
-            "command": self._paths.command(_COMMANDS[event], *words, program=PROGRAM),
+            "command": self._paths.command(
+                _COMMANDS[event], *words, program=PROGRAM, anywhere=True
+            ),
             "text": text,
         }
         self._queue(key, body)

@@ -32,6 +32,7 @@ class ProgressObserver(Protocol):
         attempt: int,
         role: Role = "search",
         origin: int | None = None,
+        step: int | None = None,
     ) -> None:
         """A trial started, or restarted.
 
@@ -41,6 +42,8 @@ class ProgressObserver(Protocol):
             attempt: The number of the attempt, from 1.
             role: Why the trial exists.
             origin: The trial whose point it trains; None for a trial of the search.
+            step: The step of the checkpoint from which it resumes, 0 without one; None at its
+                first start.
         """
 
     def reported(self, progress: TrialProgress) -> None:
@@ -73,5 +76,5 @@ class ShutdownNotices:
     def exited_immediately(self, paths: SweepPaths) -> None:
         """The second signal arrived: the process exits right after this call."""
 
-    def cluster_lost(self, paths: SweepPaths, cause: str) -> None:
-        """The Ray cluster is lost: the process exits right after this call."""
+    def ray_lost(self, paths: SweepPaths, cause: str) -> None:
+        """The local Ray or the cluster is lost: the process exits right after this call."""

@@ -5,6 +5,7 @@ What must not live here: printing, and the layout of a table (`commands.trial_ta
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,7 +107,8 @@ def best_with_value(rows: Sequence[TrialRow], spec: SweepSpec) -> tuple[TrialRow
             for row in rows
             if row.role != "confirm" and has_result(row.state, spec.select) and name in row.metrics
         ]
-    return min(values, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)
+    finite = [one for one in values if math.isfinite(one[1])]
+    return min(finite, key=lambda one: (sign * one[1], one[0].state != "complete"), default=None)
 
 
 def _seeds(rows: Sequence[TrialRow]) -> dict[int, list[TrialRow]]:

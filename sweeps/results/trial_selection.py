@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from redaction.escapes import printable
+from redaction.escapes import spreadsheet_cell
 from sweeps.config.error_messages import nearest
 from sweeps.config.spec import SweepSpec
 from sweeps.errors import UserError
@@ -77,7 +77,7 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
         "duration",
         "mlflow_run_id",
     ]
-    writer.writerow([*first, *spec.metrics, "epoch", "step", *keys, *last])
+    writer.writerow(map(spreadsheet_cell, [*first, *spec.metrics, "epoch", "step", *keys, *last]))
     for row in rows:
         values = row["value"] if isinstance(row["value"], list) else [row["value"]]
         values += [None] * (len(spec.metrics) - len(values))
@@ -88,7 +88,7 @@ def to_csv(rows: Sequence[dict[str, Any]], spec: SweepSpec) -> str:
             *(row["params"].get(key) for key in keys),
             *(row[name] if name != "confirms" else _confirms(row) for name in last),
         ]
-        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
+        writer.writerow(map(spreadsheet_cell, cells))
     return text.getvalue()
 
 

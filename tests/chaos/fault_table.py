@@ -65,6 +65,8 @@ ROWS = {
     44: "a rank that starts slowly; what is left of a trial's ranks",
     45: "a bit flipped in a file of a checkpoint in shards",
     46: "a rank of a trial is killed between its shard and the manifest of the checkpoint",
+    47: "a process of the local Ray killed or stopped: raylet, gcs_server, an agent",
+    48: "the root is copied or moved, and its sweep resumed there",
 }
 _PROPERTY = "fault"
 _PROMISE = re.compile(r"^\| (\d+) \|.*\| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)

@@ -240,6 +240,22 @@ def test_tables_have_the_columns_that_queries_read() -> None:
     engine.dispose()
 
 
+def test_artifact_addresses() -> None:
+    """These are all columns with addresses of artifacts, and each is a text."""
+    from mlflow.store.model_registry.dbmodels import models as registry
+    from mlflow.store.tracking.dbmodels import models
+
+    kinds = (models.SqlExperiment, models.SqlRun, models.SqlLoggedModel, registry.SqlModelVersion)
+    names = ("artifact_location", "artifact_uri", "source", "storage_location")
+    found = {
+        (kind.__tablename__, column.name)
+        for kind in kinds
+        for column in kind.__table__.columns
+        if column.name in names and isinstance(column.type, sqlalchemy.String)
+    }
+    assert set(mlflow_compat.ARTIFACT_ADDRESSES) == found
+
+
 def test_check_revision() -> None:
     from mlflow.store.db.utils import _get_latest_schema_revision
 

@@ -31,6 +31,7 @@ import pytest
 from sweeps.early_stopping.schedulers import StopperScheduler
 from sweeps.engine import worker_launcher
 from sweeps.engine.ray_compat import environment, ray_internals, tune_internals
+from tests.integration.commandline import wait_until
 from trainable.ray_adapter import TuneTrial
 
 NODE = "sweeps/engine/ray_compat/ray_internals.py"
@@ -70,6 +71,10 @@ PARTS = [
         exact=False,
     ),
     Part("ray._private.services.start_api_server", NODE, ("include_dashboard",), exact=False),
+    Part(
+        "ray._private.services.start_ray_process", NODE, ("command", "process_type"), exact=False
+    ),
+    Part("ray._private.node.wait_for_persisted_port", NODE, ("timeout_ms",), exact=False),
     Part("ray._private.utils.get_dashboard_dependency_error", NODE, ()),
     Part("ray.job_config.JobConfig._serialize", NODE, ("self",)),
     Part("ray._private.worker._global_node", NODE),
@@ -329,6 +334,11 @@ class TestNode:
             assert str(worker_launcher.__file__) in raylet, "workers start without the launcher"
             unwanted = ("dashboard/dashboard.py", "log_monitor.py", "_private/monitor.py")
             assert not [line for line in started if any(each in line for each in unwanted)]
+
+    def test_a_raylet_has_two_agents_with_their_titles(self) -> None:
+        with relied_on("ray::DashboardAgent, ray::RuntimeEnvAgent", NODE):
+            (raylet,) = (p for p in psutil.Process().children() if p.name() == "raylet")
+            wait_until(lambda: {*ray_internals.find_agents(raylet.pid)} == {*ray_internals.AGENTS})
 
     def test_the_driver_keeps_its_signals(self) -> None:
         with relied_on("ray._private.utils.set_sigterm_handler", NODE):

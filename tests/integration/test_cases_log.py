@@ -10,6 +10,7 @@ import pytest
 
 CASES = Path(__file__).parents[1] / "cases"
 PLAIN = """
+import os, subprocess
 import mlflow, matplotlib
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
@@ -20,6 +21,8 @@ def run(config, context):
         mlflow.log_param("my_param", "abc")
         mlflow.set_tag("my_tag", "t")
         for epoch in context.remaining_epochs():
+            subprocess.run(["echo", f"child in epoch {epoch}"])
+            os.write(2, b"below Python, api_key=canary-value")
             state = {"x": state["x"] * (1 - config.train.optimizer.lr)}
             for i in range(3):
                 mlflow.log_metric("inner", state["x"] + i, step=3 * epoch + i)
@@ -98,6 +101,9 @@ def test_plain_mlflow_api_logs_to_the_trials_run(module_cli):
         ]
         names = {file.path for file in client.list_artifacts(run_id)}
         assert {"own.png", "figures"} <= names
+        log = (directory / f"runs/plain/trials/{trial['number']:04d}/trial.log").read_text()
+        assert [f"child in epoch {epoch}" in log for epoch in range(3)] == [True] * 3
+        assert log.count("below Python, api_key=[hidden]") == 3
 
 
 def test_logged_values_survive_a_kill_once(module_cli):

@@ -17,7 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sweeps.config.spec import parse_spec
 from sweeps.engine import fork_server, worker_launcher
+from sweeps.engine.resources import ResourcePlan
+from sweeps.engine.task_check import TaskInspector
 from tests.time_limits import Deadline, scaled
 
 pytestmark = [
@@ -221,7 +224,10 @@ def test_forks_end_with_their_driver(
 
 SERVER = """
 import os, socket, sys, torch
+from sweeps.config.spec import parse_spec
 from sweeps.engine import fork_server, worker_launcher
+from sweeps.engine.resources import ResourcePlan
+from sweeps.engine.task_check import TaskInspector
 address, user = sys.argv[1:]
 real, forks = os.fork, []
 def fork():
@@ -251,6 +257,33 @@ def _serving(user: int, patch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[
         patch.setenv(worker_launcher.VARIABLE, address)
         yield server
         server.kill()
+
+
+LEAVES = """
+import threading, time
+from trainable.tasks.spiral import Spiral
+
+class Leaves(Spiral):
+    def build_data(self):
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return super().build_data()
+"""
+
+
+@pytest.mark.usefixtures("server")
+def test_inspected_task_may_leave_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaves_thread.py").write_text(LEAVES)
+    monkeypatch.chdir(tmp_path)
+    spec = parse_spec(
+        "name: leaves\ntask: leaves_thread:Leaves\nmetric: val/loss\nmode: min\ntrials: 1\n"
+        "budget: {epochs: 1}\n",
+        "leaves.yaml",
+    )
+    began = time.monotonic()
+    assert TaskInspector(spec, ResourcePlan(1, 0, 1)).facts().num_parameters
+    assert time.monotonic() - began < scaled(300)
 
 
 def test_module_is_killed_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

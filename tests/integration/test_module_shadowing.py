@@ -138,9 +138,12 @@ def test_ui_server_imports_nothing_from_it(planted: CommandLine) -> None:
     assert _imported(planted) == []
 
 
-def test_empty_pythonpath_entry_is_ignored(planted: CommandLine) -> None:
-    """It is what `PYTHONPATH=$PYTHONPATH:/code` leaves where there was none."""
-    environment = {**planted.environment, "PYTHONPATH": f"{os.pathsep}/nonexistent"}
+@pytest.mark.parametrize("entry", ["", ".", "./", "nowhere/.."])
+def test_relative_entry_for_the_working_directory_is_ignored(
+    planted: CommandLine, entry: str
+) -> None:
+    """An empty one is what `PYTHONPATH=$PYTHONPATH:/code` leaves where there was none."""
+    environment = {**planted.environment, "PYTHONPATH": f"{entry}{os.pathsep}/nonexistent"}
     with _without(planted, *PYTHONS_OWN):
         done = _report(planted, [str(SWEEP)], environment)
     assert _imported(planted) == []

@@ -53,7 +53,7 @@ def run(config, context):
         yield {"val/loss": 1 / (epoch + 1)}, {"model": {"w": torch.zeros(1)}}
 """
 UMASK = 0o004
-"""Others may not read, but may write: nobody wants that."""
+"""Others may not read, but may write: nobody wants that, and no file gets it."""
 TASK = '''
 import json
 import logging
@@ -103,7 +103,8 @@ class Mine(Task):
         self.behaviour = behaviour
 
     def build_model(self):
-        seen = {name: value for name, value in os.environ.items() if "TRACKING_" in name}
+        named = ("MLFLOW_TRACKING_", "PGPASS")
+        seen = {name: value for name, value in os.environ.items() if name.startswith(named)}
         seen["knows its own"] = bool(os.environ["STORE_PASSWORD"])
         if (began := Path("/proc/self/environ")).exists():  # as long as the process lives
             named = began.read_text().split("\\0")
@@ -392,7 +393,7 @@ def test_trials_hold_no_tracking_credentials(module_cli: CommandLine, trials: ob
     del trials
     seen = [path.read_text() for path in module_cli.directory.glob("seen-*.json")]
     assert len(seen) >= 2  # the look at the task before the run, and the trials' processes
-    nothing = {name: "" for name in SECRETS if name.startswith("MLFLOW_")}
+    nothing = {name: "" for name in SECRETS if name.startswith(("MLFLOW_", "PG"))}
     for one in map(json.loads, seen):
         # In a trial the plain MLflow API leads to files of the trial's own.
         if one["MLFLOW_TRACKING_URI"] == "gradsweep-trial://run":
@@ -415,11 +416,11 @@ def test_ray_starts_no_unneeded_process(ran: Ran) -> None:
     assert not [line for line in lines for name in unasked if name in line]
 
 
-def test_files_follow_the_umask(module_cli: CommandLine, told: object) -> None:
+def test_files_are_for_their_owner_alone(module_cli: CommandLine, told: object) -> None:
     del told
     root, exported = module_cli.root, module_cli.directory / "exported"
     ours = (root / "mine", root / "mlartifacts/mine", exported)
     paths = [root / "mlflow.db", *(path for each in ours for path in each.rglob("*"))]
     assert all(any(each in path.parents for path in paths) for each in ours)
-    wrong = [str(path) for path in paths if path.stat().st_mode & (UMASK | 0o002)]
+    wrong = [str(path) for path in paths if path.stat().st_mode & 0o077]
     assert (len(paths) > 30, wrong) == (True, [])

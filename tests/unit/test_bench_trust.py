@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,15 @@ def test_made_sweeps_are_stopped_at_rungs():
     assert {trial.end for trial in stopped} == set(data.rungs)
     assert not any(trial.exempt for trial in stopped)
     assert {trial.state for trial in data.trials} == {"complete", "pruned", "failed"}
+
+
+def test_default_sampler_and_rule_make_sweeps():
+    making = replace(SOUND, num_trials=24)
+    data = make_sweep(making, np.random.default_rng(0), by_default=True)
+    assert [trial.number for trial in data.trials] == list(range(24))
+    assert {trial.end for trial in data.trials if trial.stopped_early} <= set(data.rungs)
+    assert any(trial.exempt for trial in data.trials)
+    assert all(trial.end == data.reports for trial in data.trials if trial.state == "complete")
 
 
 def _by_way(noise):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -122,6 +123,34 @@ def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> Non
             file.flush()
             os.fsync(file.fileno())
     os.replace(aside, path)
+
+
+def create_regular(path: Path, content: bytes) -> None:
+    """Create a file completely or not at all, even if this process is killed.
+
+    Raises:
+        FileExistsError: Something has its name; it stays as it is.
+        OSError: The file cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        aside.unlink(missing_ok=True)  # left by a process that was killed
+        with aside.open("xb") as file:
+            file.write(content)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+            os.rename(aside, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def check(path: str | os.PathLike[str], limit: int, *, follow: bool = False) -> bool:

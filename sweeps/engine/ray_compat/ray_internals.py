@@ -12,14 +12,21 @@ import glob
 import logging
 import re
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, NamedTuple
+
+import psutil
 
 from sweeps.engine.ray_compat import replaced
 from sweeps.engine.ray_compat.environment import obeys_gitignore
 
+AGENTS = ("DashboardAgent", "RuntimeEnvAgent")
+"""The processes that a raylet starts for itself. It ends its workers and itself when one ends."""
+_POLL_SECONDS = 0.1
 _PID = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
 _DETAIL = re.compile(r"Worker exit detail: (.*?)(?:\. |\.?$)", re.MULTILINE)
 
@@ -95,7 +102,9 @@ def preserve_signal_handlers() -> Iterator[None]:
 
 
 @contextmanager
-def patch_ray_node(setup_worker: Path) -> Iterator[None]:
+def patch_ray_node(
+    setup_worker: Path, started: Callable[[str, Popen[bytes]], None]
+) -> Iterator[None]:
     """Skip processes of a Ray node that no sweep uses and that no option of Ray disables.
 
     These are the API server, for whose start Ray waits, the log monitor, the autoscaler's monitor,
@@ -103,10 +112,33 @@ def patch_ray_node(setup_worker: Path) -> Iterator[None]:
 
     Args:
         setup_worker: The program with which the raylet starts a worker.
+        started: Receives the kind and the process of each process of the node when it starts.
     """
+    from ray._private import node as node_module
     from ray._private import parameter, services, utils
 
     complete: Any = parameter.RayParams
+    start: Any = services.start_ray_process
+
+    def start_process(command: Any, process_type: str, *arguments: Any, **options: Any) -> Any:
+        made = start(command, process_type, *arguments, **options)
+        started(process_type, made.process)
+        return made
+
+    ray_node: Any = node_module  # Ray has no types for the function that it imports there
+    wait = ray_node.wait_for_persisted_port
+
+    def wait_for_port(*arguments: Any, timeout_ms: int) -> Any:
+        """Wait without the GIL, which Ray's own wait holds: a thread watches the processes."""
+        end = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return wait(*arguments, timeout_ms=1, poll_interval_ms=1)
+            except RuntimeError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(_POLL_SECONDS)
+
     node = functools.partial(
         complete,
         no_monitor=True,  # no node is added or removed
@@ -115,11 +147,27 @@ def patch_ray_node(setup_worker: Path) -> Iterator[None]:
     )
     with (
         replaced(parameter, "RayParams", node),  # `ray.init` has no arguments for these three
+        replaced(ray_node, "wait_for_persisted_port", wait_for_port),
+        replaced(services, "start_ray_process", start_process),  # `init` returns no processes
         replaced(services, "start_api_server", lambda *_, **__: ("", None)),  # `init` waits for it
         # because of this error, the node's agent reports to no dashboard
         replaced(utils, "get_dashboard_dependency_error", lambda: ImportError("not asked for")),
     ):
         yield
+
+
+def find_agents(raylet: int) -> dict[str, psutil.Process]:
+    """Return those of `AGENTS` that a raylet has started; they get their titles a moment later.
+
+    Args:
+        raylet: Its process id.
+    """
+    found: dict[str, psutil.Process] = {}
+    with suppress(psutil.Error):  # a process has ended
+        for process in psutil.Process(raylet).children():
+            titles = [word.strip() for word in process.cmdline()]
+            found |= {name: process for name in AGENTS if f"ray::{name}" in titles}
+    return found
 
 
 def query_head(address: str, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Is the budget of a trial too small or too large?
 
-What must not live here: how many trials there are (`convergence`).
+What must not live here: reading the trials' curves (`read`).
 """
 
 from __future__ import annotations

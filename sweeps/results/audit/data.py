@@ -97,8 +97,6 @@ class AuditData:
     """Whom the last confirmation cannot tell apart, or its winner alone; None: none has ended."""
     num_validation: int | None = None
     """How many validation samples there are; None if that is unknown."""
-    random_search: bool = False
-    """Whether trials were drawn independently of each other."""
     population: bool = False
     """Whether trials changed their parameters while they trained."""
     select_final: bool = False

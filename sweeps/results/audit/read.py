@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeps.config.search_validators import LEARN_NOTHING
 from sweeps.config.space import is_number
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
@@ -147,7 +146,6 @@ def audit_data(view: SweepStatus) -> AuditData:
         repeats=seed_values(view),
         tied=_tied(view),
         num_validation=_num_validation(view, ended),
-        random_search=spec.search.sampler in LEARN_NOTHING,
         population=rule.is_population,
         select_final=spec.select == "final",
         constraints=spec.search.constraints,

@@ -12,7 +12,6 @@ from sweeps.results.audit.bounds import bounds
 from sweeps.results.audit.budget import budget
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.clipping import clipping
-from sweeps.results.audit.convergence import convergence
 from sweeps.results.audit.data import AuditData
 from sweeps.results.audit.effects import effects
 from sweeps.results.audit.failures import failures
@@ -28,7 +27,6 @@ CARDS: dict[str, Callable[[AuditData], Card]] = {
     "failures": failures,
     "clipping": clipping,
     "budget": budget,
-    "convergence": convergence,
     "validation": validation,
 }
 """By id, in the order in which they are shown."""

@@ -1,6 +1,9 @@
 """Is the validation set large enough for the differences that it decides?
 
-What must not live here: the size of the validation set (`read`).
+These are measured by what the search gained over its first trials. The distances between the best
+trials would not do: a sampler that learns brings them as near to each other as it can, and no
+validation set is large enough for them. What must not live here: the size of the validation set
+(`read`).
 """
 
 from __future__ import annotations
@@ -13,18 +16,22 @@ from typing import Any
 
 from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
-from sweeps.results.audit.data import AuditData, top_fifth
+from sweeps.results.audit.data import AuditData
 from sweeps.statistics.proportions import wilson_interval
 
 _card = partial(Card, "validation", "Is the validation set large enough?")
 _FEWEST = 10
+_FIRST = 10
+"""Trials that a sampler drew before it had learned."""
+_PART = 1 / 3
+"""Chance may make differences of so large a part of what the search gained."""
 _SHARES = re.compile("accuracy|acc|top1|top5|error|err")
 """Words in the names of metrics that count samples."""
 _Z = 1.96
 
 
 def validation(data: AuditData) -> Card:
-    """Warn if the best fifth differ by less than chance on the validation set."""
+    """Warn if chance on the validation set makes a third of what the search gained."""
     ranked = data.ranked
     if not is_share(data.metric):
         text = f"{data.metric} is no share of right answers, so its chance is not that of a count."
@@ -39,17 +46,21 @@ def validation(data: AuditData) -> Card:
     if len(values) < _FEWEST or not all(0 <= value <= 1 for value in values):
         text = f"{len(values)} trials have a share from 0 to 1; the card needs {_FEWEST}."
         return _card("not enough data", text)
-    best, leaders = values[0], values[: len(top_fifth(ranked))]
+    best = values[0]
     low, high = wilson_interval(best * count, count)
-    middle = median(leaders[1:] or values[1:2])
-    gap = abs(best - middle)
+    report, losses = data.comparable()
+    first = [losses[number] for number in sorted(losses)[:_FIRST]]
+    gained = (median(first) - min(losses.values())) / unit
+    gap = _PART * gained
+    middle = best + gap if data.minimize else best - gap
     # The gap of two shares, each of `count` samples, that is larger than chance makes it.
     visible = _Z * math.sqrt((best * (1 - best) + middle * (1 - middle)) / count)
     within = sum(low <= value <= high for value in values) - 1
     figure: dict[str, Any] = {
         "num_validation": count,
         "num_trials": len(values),
-        "num_leaders": len(leaders),
+        "report": report,
+        "gained": gained,
         "best": best,
         "low": low,
         "high": high,
@@ -57,12 +68,13 @@ def validation(data: AuditData) -> Card:
         "least_visible_gap": visible,
         "num_within": within,
     }
+    at = f" by {data.word} {report}" if 0 < report < data.reports else ""
     evidence = (
         f"The best {data.metric}, {format_number(best)} of {count:,} samples, has the 95 % "
         f"interval {format_number(low)} to {format_number(high)}, and {within} of "
-        f"{len(values) - 1} other trials lie in it; the best is {format_number(gap)} from the "
-        f"median of the other {max(1, len(leaders) - 1)} of the best fifth, and so many samples "
-        f"show differences from {format_number(visible)}."
+        f"{len(values) - 1} other trials lie in it. The search gained {format_number(gained)} "
+        f"over the median of its first {len(first)} trials{at}. So many samples show differences "
+        f"from {format_number(visible)}; a third of the gain is {format_number(gap)}."
     )
     if gap >= visible:
         return _card("pass", evidence, figure)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tracking.delivery import Delivery, NotStored, RecordRejected, RunGone
+from tracking.delivery import Delivery, FoundRun, NotStored, RecordRejected, RunGone
 from tracking.metric_points import PackedRow
 from tracking.outbox import SWEEP, Outbox
 from tracking.outbox_status import read_outbox
@@ -343,6 +343,36 @@ def test_empty_duplicate_of_a_late_create_is_deleted(house: House) -> None:
     house.delivery.connect()
     assert len(house.server.runs(0)) == 1
     assert house.server.runs(0)[0][1] == {"lr": "1"}
+
+
+_OWN, _FULL = FoundRun("own", 0, 9), FoundRun("full", 0, 8)
+_EMPTY, _OLDER = FoundRun("empty", 0, 1, empty=True), FoundRun("older", 0, 7)
+_TRASHED = FoundRun("trashed", 0, 0, deleted=True)
+_TRASHED_EMPTY = FoundRun("bare", 0, 0, deleted=True, empty=True)
+
+
+@pytest.mark.parametrize(
+    ("runs", "chosen", "deleted"),
+    [
+        ([_EMPTY, _FULL, _OWN], _OWN, ["empty"]),
+        ([_EMPTY, _FULL], _FULL, ["empty"]),  # although the empty one is older
+        ([_TRASHED, _FULL, _OLDER], _OLDER, []),
+        ([_TRASHED, _EMPTY], _EMPTY, []),
+        ([_TRASHED_EMPTY, _TRASHED], _TRASHED, []),
+        ([_EMPTY, _TRASHED_EMPTY, _FULL], _FULL, ["empty"]),
+        ([FoundRun("b", 0, 1, empty=True), _EMPTY], FoundRun("b", 0, 1, empty=True), ["empty"]),
+    ],
+)
+def test_one_run_is_chosen_and_its_empty_twins_are_deleted(
+    house: House, runs: list[FoundRun], chosen: FoundRun, deleted: list[str]
+) -> None:
+    removed: list[str] = []
+    house.server.delete_run = removed.append
+    for order in (runs, runs[::-1]):
+        other = FoundRun("other", 1, 0, empty=True)
+        found = house.delivery._choose([other, *order], {0: "own"})
+        assert found == {0: chosen, 1: other}
+    assert removed == deleted * 2
 
 
 def test_lost_outbox_continues_to_count_infinite_values(house: House) -> None:

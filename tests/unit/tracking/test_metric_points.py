@@ -60,6 +60,16 @@ def test_infinite_values_are_counted_and_nan_is_kept() -> None:
     assert marks.filter_new([PackedRow(3, 30, {"loss": 1.0})]) == []
 
 
+def test_only_steps_above_the_mark_are_new() -> None:
+    """Also those of the counter of infinite values, which a row may have itself."""
+    marks = HighWaterMarks({"loss": 5, "num_infinite/lr": 5}, {"num_infinite/lr": 2})
+    rows = [PackedRow(step, step, {"loss": 1.0, "lr": math.inf}) for step in (4, 5, 6)]
+    assert marks.filter_new(rows) == [PackedRow(6, 6, {"loss": 1.0, "num_infinite/lr": 3.0})]
+    assert marks.steps == {"loss": 6, "lr": 6, "num_infinite/lr": 6}
+    own = PackedRow(7, 7, {"num_infinite/lr": 9.0, "lr": math.inf})
+    assert marks.filter_new([own]) == [PackedRow(7, 7, {"num_infinite/lr": 9.0})]
+
+
 def test_marks_rise_and_never_fall() -> None:
     marks = HighWaterMarks({"a": 5, "b": 1})
     marks.merge_max(HighWaterMarks({"a": 3, "b": 4, "c": 2}, {"num_infinite/a": 2}))

@@ -197,6 +197,21 @@ def test_intervals_within_an_epoch(tmp_path, every, saved):
 
 
 @pytest.mark.seeds("S16")
+def test_step_that_is_saved_is_not_saved_again(tmp_path):
+    def due(step):
+        return store.is_due(step=step, epoch=None, report=None, certain=False)
+
+    store = _store(tmp_path, every="2 steps", keep=9)
+    assert [due(step) for step in (0, 1, 2, 4)] == [False, False, True, True]
+    _save(store, 4)
+    assert [due(step) for step in (2, 4, 6)] == [True, False, True]
+    store.close()
+    store = _store(tmp_path, every="2 steps", keep=9)
+    store.resume()
+    assert [due(step) for step in (2, 4, 6)] == [True, False, True]
+
+
+@pytest.mark.seeds("S16")
 def test_epoch_interval_counts_epoch_ends(tmp_path):
     store = _store(tmp_path, every="2 epochs", keep=9)
     for epoch in range(1, 8):

@@ -102,8 +102,12 @@ def test_sync_reaches_the_disk(tmp_path, monkeypatch):
     assert not synced
     history.sync()
     assert len(synced) == 1
+    history.append_logged(1, [_row(7)])
+    history.sync()
+    assert synced[1:] == [history._file.fileno(), history._logged_file.fileno()]
     history.close()
     history.close()
+    assert len(synced) == 5
 
 
 def test_a_full_disk_is_named_with_the_curve(tmp_path):

@@ -172,6 +172,23 @@ def test_plateau(mode):
         assert schedule.factor(0) * PEAK == pytest.approx(optimizer.param_groups[0]["lr"])
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_value_that_is_not_finite_is_no_improvement(mode, value):
+    schedule = Schedule(
+        ScheduleConfig(name="plateau", gamma=0.5, patience=1),
+        peak=PEAK,
+        total_steps=TOTAL,
+        steps_per_epoch=PER_EPOCH,
+        mode=mode,
+    )
+    found = []
+    for one in (value, 1.0, value, value, 1.0, 1.0):
+        schedule.observe(one, PER_EPOCH)
+        found.append(schedule.factor(0))
+    assert found == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+
+
 def test_plateau_ignores_the_warmup_and_survives_a_restart():
     config = ScheduleConfig(name="plateau", gamma=0.5, patience=0, warmup=12)
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from trainable.trial_log import LONGEST_LINE, MOST_LOG_BYTES, TrialLog
+from trainable.trial_log import (
+    LONGEST_LINE,
+    MOST_COPIED_BYTES,
+    MOST_LOG_BYTES,
+    DescriptorOutput,
+    TrialLog,
+)
 
 
 def test_log_holds_printed_text_without_secrets(tmp_path: Path) -> None:
@@ -145,3 +153,54 @@ def test_log_reports_its_position(tmp_path):
         assert (log.name, log.encoding) == (str(file.name), file.encoding)
         assert (log.readable(), log.writable(), log.seekable()) == (False, True, False)
         assert (log.isatty(), log.closed) == (file.isatty(), file.closed)
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Iterator[int]:
+    """A file of Ray's that has the output of an earlier trial."""
+    number = os.open(tmp_path / "worker.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(number, b"of an earlier trial\n")
+    yield number
+    with contextlib.suppress(OSError):
+        os.close(number)
+
+
+def test_output_below_python_reaches_the_log(log: TrialLog, descriptor: int) -> None:
+    output = DescriptorOutput([descriptor])
+    os.write(descriptor, f":actor_name:TuneTrial\nfrom C, {CANARY}\n".encode())
+    subprocess.run(["echo", "of a child"], stdout=descriptor, check=True)
+    output.copy_to(log)
+    print("from Python", file=log)
+    os.write(descriptor, b"\xff no line end")
+    output.copy_to(log)
+    output.copy_to(log)
+    assert _text(log) == ("from C, [hidden]\nof a child\nfrom Python\n\\xff no line end\n")
+
+
+def test_much_output_below_python_is_cut_and_said(log: TrialLog, descriptor: int) -> None:
+    output = DescriptorOutput([descriptor])
+    os.write(descriptor, b"first\n" + b"x" * MOST_COPIED_BYTES + b"\nlast\n")
+    output.copy_to(log)
+    text = _text(log)
+    assert text.startswith(f"[12 bytes to descriptor {descriptor} are left out here]\nx")
+    assert text.endswith("x\nlast\n")
+    assert "first" not in text
+
+
+def test_descriptors_that_are_no_file_are_left_alone(
+    log: TrialLog, descriptor: int, tmp_path: Path
+) -> None:
+    reader, writer = os.pipe()
+    output = DescriptorOutput([writer, descriptor, 987])
+    os.write(writer, b"piped")
+    with (tmp_path / "own").open("wb") as own:
+        own.write(b"x" * 1000)
+        own.flush()
+        os.dup2(own.fileno(), descriptor)  # as a task may do
+        output.copy_to(log)
+    os.close(descriptor)
+    output.copy_to(log)
+    assert os.read(reader, 100) == b"piped"
+    os.close(reader)
+    os.close(writer)
+    assert _text(log) == ""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.commandline import SWEEP
+from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SAYS = """
 import os, sys
@@ -65,11 +69,54 @@ def test_without_stdout_only_the_exit_code_tells(
         assert "Traceback" not in done.stderr
 
 
-def test_full_file_is_an_error_in_a_sentence(tmp_path: Path) -> None:
-    for more in ([], ["--json"]):
-        done = _sweep("> /dev/full", "doctor", "--root", str(tmp_path), *more)
-        assert done.returncode == 2
-        assert " ".join(done.stderr.split()).endswith(
-            "the output of this command could not be written (No space left on device); the file "
-            "that receives it needs free space; free some, or redirect the output to another disk"
-        )
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = MadeSweep(tmp_path, "digits")
+    made.add("complete", 0.5)
+    made.paths.trial(0).mkdir(parents=True)
+    (made.paths.trial(0) / "trial.log").write_text("a line\n")
+    return made.paths.root
+
+
+COMMANDS = [
+    "--version",
+    "list",
+    "trials digits",
+    "trials digits --csv",
+    "trials digits --json",
+    "show digits 0",
+    "logs digits 0",
+    "doctor --json",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_full_file_is_an_error_in_a_sentence(root: Path, command: str) -> None:
+    where = [] if command.startswith("-") else ["--root", str(root)]
+    done = _sweep("> /dev/full", *command.split(), *where)
+    assert done.returncode == 2
+    assert " ".join(done.stderr.split()).endswith(
+        "the output of this command could not be written (No space left on device); the file "
+        "that receives it needs free space; free some, or redirect the output to another disk"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_full_file_for_output_and_errors_gives_the_exit_code() -> None:
+    assert _sweep("> /dev/full 2>&1", "--version").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["trials digits --csv", "trials digits --json", "--help"])
+def test_closed_pipe_is_quiet(root: Path, command: str) -> None:
+    where = [] if command.startswith("-") else ["--root", str(root)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [SWEEP, *command.split(), *where],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

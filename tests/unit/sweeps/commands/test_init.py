@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import resource
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sweeps.config.spec import load_spec
 from sweeps.errors import UserError
 from sweeps.operations.starter import write_starter
 from tests.message_parts import assert_parts
+from tests.unit.sweeps.kill_at import kill_at
 
 
 def test_starter_is_a_valid_spec_with_its_task(tmp_path: Path) -> None:
@@ -43,6 +45,18 @@ def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     assert_parts(str(caught.value), f"{mine} exists", "sweep init DIR")
     assert mine.read_text() == "mine"
     assert not (tmp_path / "sweep.yaml").exists()
+
+
+@pytest.mark.parametrize("num_files", [0, 1])
+def test_killed_init_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
+) -> None:
+    kill_at(monkeypatch, os, "link", num_files, lambda: write_starter(tmp_path))
+    assert len(list(tmp_path.glob("*.*"))) == num_files + 1, "one is half written"
+    written = write_starter(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    whole = write_starter(tmp_path / "other")
+    assert [one.read_text() for one in written] == [one.read_text() for one in whole]
 
 
 def test_disk_with_room_for_one_file_keeps_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -53,6 +54,17 @@ def _play(view: ProgressTable | PlainLines) -> None:
         view.started(2, PARAMS, 1)
         view.ended(2, "failed", None, "non_finite: the loss is nan")
         view.started(3, PARAMS, 1)
+
+
+@pytest.mark.parametrize("kind", [ProgressTable, PlainLines])
+def test_resumed_trial_says_from_which_step(
+    spec: SweepSpec, kind: type[ProgressTable | PlainLines]
+) -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=120, force_terminal=True, color_system=None)
+    with kind(console, SweepProgress(spec)) as view:
+        view.started(1, PARAMS, 2, step=46)
+    assert re.search(r"trial 1 .*resumes at step 46", output.getvalue())
 
 
 def _record(number: int, state: str, value: float, *, order: int = 0) -> TrialRecord:

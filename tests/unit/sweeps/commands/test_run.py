@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from sweeps.commands.broken_pipe import OutputClosed
 from sweeps.commands.run_console import report_error
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine
@@ -68,6 +69,13 @@ def test_storage_failure_stops_a_sweep(paths: SweepPaths) -> None:
 def test_storage_failure_at_creation_refuses_the_sweep(paths: SweepPaths) -> None:
     for error in _failures(paths):
         assert _end(error, paths) == (WRONG_INPUT, [str(error)])
+
+
+def test_full_output_is_not_a_full_storage(paths: SweepPaths) -> None:
+    paths.spec.touch()
+    code, lines = _end(OutputClosed(errno.ENOSPC, os.strerror(errno.ENOSPC)), paths)
+    assert code == NO_SUCCESS
+    assert lines[0].startswith("stopped: the output of this command could not be written (No ")
 
 
 def test_other_errors_are_reported_unchanged(paths: SweepPaths) -> None:

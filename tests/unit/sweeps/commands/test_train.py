@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
@@ -237,3 +239,56 @@ def test_failed_training_is_reported_without_traceback(
     assert isinstance(done.exception, SystemExit)
     assert done.exit_code == 3
     assert done.stderr.splitlines()[-1].startswith(told)
+
+
+SIGNALLED = """
+import os, signal
+from trainable.tasks.spiral import Spiral
+
+class Signalled(Spiral):
+    def __init__(self):
+        super().__init__(samples=200)
+        self.steps = 0
+
+    def loss(self, model, batch):
+        self.steps += 1
+        if self.steps == 3:
+            os.kill(os.getpid(), signal.{name})
+        return super().loss(model, batch)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_signal_saves_the_run_and_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    directory = tmp_path / "run" if kept else None
+    monkeypatch.setattr(
+        "sys.argv", ["sweep", "train", "a b.yaml", *(["--dir", "run"] if kept else [])]
+    )
+    module = f"signalled_{name.lower()}_{kept}".lower()
+    (tmp_path / f"{module}.py").write_text(SIGNALLED.format(name=name))
+    text = SPEC.format(task=f"{module}:Signalled", metric="val/accuracy")
+    spec = parse_spec(text + "train: {batch_size: 20}\n", "one.yaml")
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    said = io.StringIO()
+    with pytest.raises(typer.Exit) as ended:
+        train_once(spec, directory, Console(file=io.StringIO()), Console(file=said, width=300))
+    assert ended.value.exit_code == 128 + signal.Signals[name]
+    assert f"{name}: saving after this step; once more ends at once" in said.getvalue()
+    assert handlers == [
+        signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ]
+    last = said.getvalue().splitlines()[-1]
+    if not kept:
+        assert last.startswith(f"ended by {name}; nothing is kept without --dir")
+        assert last.endswith("sweep train 'a b.yaml' --dir DIR")
+        return
+    assert last.startswith(f"ended by {name}; saved at step 3 in {directory}; continue with: ")
+    assert last.endswith("sweep train 'a b.yaml' --dir run")
+    again = io.StringIO()
+    train_once(spec, directory, Console(file=io.StringIO()), Console(file=again, width=300))
+    assert "resumes at step 3 of " in again.getvalue()

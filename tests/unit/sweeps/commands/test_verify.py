@@ -94,9 +94,11 @@ def test_sound_sweep_passes(paths: SweepPaths) -> None:
         "is_sound": True,
         "contradictions": [],
         "checked": found["checked"],
-        "notes": [],
+        "notes": found["notes"],
     }
     assert len(found["checked"]) == 4
+    (note,) = found["notes"]  # the template was copied
+    assert_parts(note, "the root was at ", "corrected by: ", "sync made")
     assert _content(paths) == before
     done = CliRunner().invoke(app, ["verify", "made"])
     assert_parts(done.stdout, "sweep 'made' is sound", "compared: ", "4 runs in the tracking")

@@ -105,6 +105,14 @@ def test_failed_run_puts_its_leader_out_and_is_tried_again_when_asked(made: Made
     assert not found(made).failed
 
 
+def test_sole_survivor_trains_twice(made: MadeSweep) -> None:
+    """One value has no spread. After two, nobody is left to race against."""
+    request(made, top=3, seeds=4)
+    runs = run(made, lambda leader, seed: _tied(leader, seed) if leader == 0 else None)
+    assert runs == [(1, 0), (0, 0), (2, 0), (0, 1)]
+    assert (found(made).winner, found(made).num_runs) == (0, 2)
+
+
 def test_stopped_run_puts_its_leader_out(made: MadeSweep) -> None:
     request(made, top=2, seeds=2)
     first = add(made)[0]

