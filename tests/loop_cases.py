@@ -91,6 +91,10 @@ def config_of(
     )
 
 
+KEY = "of both"
+"""With which the ranks of a case sign, whose places are not sent."""
+
+
 class Case:
     """A run of a loop: its configuration, its directory, and the socket at which ranks meet."""
 
@@ -100,7 +104,8 @@ class Case:
 
     @property
     def place(self) -> GroupPlace:
-        return GroupPlace("127.0.0.1", self.listening.getsockname()[1], self.config.workers)
+        port = self.listening.getsockname()[1]
+        return GroupPlace("127.0.0.1", port, self.config.workers, key=KEY)
 
     def described(self) -> dict[str, Any]:
         return {
@@ -134,7 +139,7 @@ def follow_all(rank: int, place: dict[str, Any], cases: list[dict[str, Any]]) ->
         if rank >= config.workers:
             ends.append("")
             continue
-        met = GroupPlace("127.0.0.1", case["port"], config.workers)
+        met = GroupPlace("127.0.0.1", case["port"], config.workers, key=KEY)
         try:
             follow(config, Path(case["directory"]), met, rank, device="cpu", accept_workers=True)
         except Exception as problem:

@@ -45,7 +45,7 @@ class GroupPlace:
     size: int
     timeout: float = rank_waits.STEP
     join_timeout: float = rank_waits.JOIN
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
 
 def listen(address: str = "127.0.0.1") -> socket.socket:

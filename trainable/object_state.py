@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from trainable.errors import CheckpointError, TaskError
@@ -503,7 +504,8 @@ class ObjectState:
                     where = self._text(path)
                     node = self._nodes[path]
                     kind, attributes, gone, *rest = content
-                    if kind != type(node.value).__qualname__:
+                    is_other = kind != type(node.value).__qualname__
+                    if is_other and not isinstance(node.value, LazyModuleMixin):
                         raise TypeError(f"it is a {type(node.value).__qualname__}, not a {kind}")
                     if gone is None:  # it has all that is there
                         gone = node.kind.attributes(node.value).keys() - attributes.keys()
@@ -539,7 +541,8 @@ def dumps(value: object, what: str) -> dict[str, Any]:
     Raises:
         TaskError: pickle refuses it.
     """
-    file, tensors = io.BytesIO(), []
+    file = io.BytesIO()
+    tensors: list[Tensor] = []
     try:
         _Pickler(file, {}, tensors).dump(value)
     except Exception as problem:  # an object of the user's may raise anything
@@ -646,7 +649,8 @@ class _Unpickler(pickle.Unpickler):
             pickle.UnpicklingError: The state may not name it.
         """
         unsafe = module == "builtins" and not isinstance(getattr(builtins, name, None), type)
-        if module not in sys.modules or module in _REFUSED or (unsafe and name != "getattr"):
+        unsafe = unsafe and name not in ("getattr", "iter", "reversed")
+        if module not in sys.modules or module in _REFUSED or unsafe:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
 
@@ -695,7 +699,7 @@ def run_objects(
     task: object,
     model: nn.Module,
     *,
-    trained: Iterable[Tensor] = (),
+    trained: Iterable[object] = (),
     data: object = None,
     optimizers: Iterable[object] = (),
     whole_task: bool = True,

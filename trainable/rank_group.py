@@ -237,11 +237,15 @@ class RankGroup(Ranks):
             states.append(self._verified(received))
         return states
 
+    @property
+    def _key(self) -> bytes:
+        return self.collectives.place.key.encode()
+
     def _signed(self, state: dict[str, Any]) -> bytes:
         file = io.BytesIO()
         write_state(snapshot(state), file)
         content = file.getvalue()
-        return hmac.digest(self.collectives.place.key, content, "sha256") + content
+        return hmac.digest(self._key, content, "sha256") + content
 
     def _verified(self, received: Tensor) -> dict[str, Any]:
         """Return the state that another rank has sent, of which a part may be unpickled.
@@ -251,7 +255,7 @@ class RankGroup(Ranks):
         """
         whole = received.numpy().tobytes()
         signature, content = whole[:_SIGNATURE], whole[_SIGNATURE:]
-        expected = hmac.digest(self.collectives.place.key, content, "sha256")
+        expected = hmac.digest(self._key, content, "sha256")
         if not hmac.compare_digest(signature, expected):
             raise RankLost(
                 "a state that came over the network is not signed by a rank of this trial; train "

@@ -104,7 +104,7 @@ class ChangesOfFirst:
         self._objects, self._ranks = objects, ranks
         watched = objects if ranks.is_first and ranks.size > 1 else ()
         self._watched = [one.from_now(lost=_LOST) for one in watched]
-        self._found: list[list[Any]] = []
+        self._found: list[Any] = []
 
     def find(self) -> bool:
         """Return whether anything has changed on this rank, which is the first one.
@@ -129,7 +129,7 @@ class ChangesOfFirst:
                 _restore(self._objects, changes["changes"])
 
 
-def _restore(objects: Sequence[KeptState | LeftOut], changes: Sequence[list[Any]]) -> None:
+def _restore(objects: Sequence[KeptState | LeftOut], changes: Sequence[Any]) -> None:
     try:
         for one, entries in zip(objects, changes, strict=True):
             one.load_state_dict(entries)

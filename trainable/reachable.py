@@ -444,11 +444,11 @@ def reduced(value: Any) -> Any:
 
 def has_default_state(value: Any) -> bool:
     """Whether an object's state is its attributes: its class declares no other one."""
-    kind = type(value)
+    kind: Any = type(value)
     return (
         kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ is object.__reduce__
-        and kind.__getstate__ is object.__getstate__  # type: ignore[attr-defined]
+        and kind.__getstate__ is object.__getstate__
         and not hasattr(kind, "__setstate__")
         and not isinstance(value, (tuple, frozenset, int, str, bytes, float))
     )
@@ -619,7 +619,7 @@ def tensor_signature(tensor: Tensor) -> object:
 def array_signature(array: numpy.ndarray[Any, Any]) -> object:
     """Return what changes with an array's values."""
     whole = numpy.ascontiguousarray(array).reshape(-1)
-    return array.shape, str(array.dtype), zlib.crc32(whole.view(numpy.uint8))
+    return array.shape, str(array.dtype), zlib.crc32(whole.view(numpy.uint8).data)
 
 
 def has_overlap(tensor: Tensor) -> bool:

@@ -272,7 +272,7 @@ class TrainState:
         if self.epoch_start is not None and _EPOCH_START in own:
             self.epoch_start.load_state_dict(own[_EPOCH_START], progress)
         # before the buffers that it registers
-        self.objects[0].load_state_dict(own["objects"])  # type: ignore[arg-type]
+        self.objects[0].load_state_dict(own["objects"])
         try:
             load_model_state(self._model, weights)
             self._outside.load_state_dict(state.get("outside", {}), strict=True)
