@@ -505,7 +505,7 @@ class ObjectState:
                     node = self._nodes[path]
                     kind, attributes, gone, *rest = content
                     is_other = kind != type(node.value).__qualname__
-                    if is_other and not isinstance(node.value, LazyModuleMixin):
+                    if is_other and not isinstance(node.value, (LazyModuleMixin, Tensor)):
                         raise TypeError(f"it is a {type(node.value).__qualname__}, not a {kind}")
                     if gone is None:  # it has all that is there
                         gone = node.kind.attributes(node.value).keys() - attributes.keys()
