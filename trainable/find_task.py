@@ -47,6 +47,15 @@ def default_arguments(name: str) -> dict[str, Any]:
     return {k: v for k, v in found.items() if isinstance(v, bool | int | float | str | None)}
 
 
+def import_named(name: str) -> None:
+    """Import the module of a task or a loop.
+
+    Raises:
+        ConfigError: The module was not found, or it failed.
+    """
+    import_module(name, resolve_task_name(name)[0], "task.name")
+
+
 def load_loop(name: str) -> Callable[..., Any] | None:
     """Return the function that `package.module:function` names; None when it names a class.
 
