@@ -74,6 +74,7 @@ def import_task(connection: Connection, name: str, load: Callable[[], bool]) -> 
     """
     if name not in _imported and load() and _can_fork():
         _imported.add(name)
+        adopt_orphans()
         if trial := _fork():
             connection.close()
             _call(_serve(trial))

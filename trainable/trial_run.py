@@ -84,11 +84,10 @@ def train(connection: Connection, config: dict[str, Any]) -> None:
         except RankLost as error:
             connection.send((LOST, str(error)))
             return
+        connection.send((RESULT, result))
         if result.get(DONE):
             run.cleanup()
-            connection.send((RESULT, result))
             return
-        connection.send((RESULT, result))
     run.cleanup()
     connection.send((RESULT, {}))
 
@@ -128,6 +127,7 @@ class TrialRun:
         self._checkpoint: Any = None
         self._failure: dict[str, Any] | None = None
         self._ranks: Any = None
+        self._has_others = False
         self._lost: RankLost | None = None
         self._call, self._failed = call, failed
         self._bundles: Sequence[dict[str, float]] = config.get("bundles", ({},))
@@ -186,8 +186,7 @@ class TrialRun:
         if earlier:
             result["earlier"] = [self._report_dict(one) for one in earlier]
         if result.get(DONE):
-            # before the result is sent: others may need the memory
-            self._close_run()
+            self._close_run()  # a last save is awaited, and the other ranks leave
         return result
 
     def _result(self, report: Any) -> dict[str, Any]:
@@ -321,6 +320,7 @@ class TrialRun:
             memory_share=self._gpu_share(),
             timeout=self._rank_timeout,
         )
+        self._has_others = True
         address = self._call("prepare", order, self._bundles)
         listening = listen(address)
         port, size = listening.getsockname()[1], self._config.workers
@@ -339,7 +339,8 @@ class TrialRun:
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.close(error)
-        if self._bundles[1:]:
+        if self._has_others:
+            self._has_others = False
             self._call("leave")
 
     def _is_stop_requested(self) -> bool:
@@ -455,8 +456,8 @@ def _exit_when_late() -> Iterator[None]:
 def make_log(config: dict[str, Any]) -> TrialLog:
     """Open the log of a trial, and make the trial's directory for it."""
     directory = Path(config["directory"])
-    # Only the driver makes the parent directory: a node without it lacks the shared files.
-    if directory.parent.is_dir():
-        with contextlib.suppress(OSError):  # opening the run fails, too, and reports the reason
+    with contextlib.suppress(OSError):  # opening the run fails, too, and reports the reason
+        # Only the driver makes the parent directory: a node without it lacks the shared files.
+        if directory.parent.is_dir():
             make_directory(directory)
     return open_log(directory / TRIAL_LOG)

@@ -1,34 +1,29 @@
-"""The Tune trainable: its pointer, its results, its endings, and pausing."""
+"""One attempt of a trial: its pointer, its results, its endings, and pausing."""
 
 from __future__ import annotations
 
 import errno
-import gc
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ray.tune.result import SHOULD_CHECKPOINT
 from torch import nn
-from torch.utils.data import TensorDataset, default_collate
 
 from tests.chaos.killed_runs import differences, without_measured
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrialConfig
 from trainable.loop_context import Context
-from trainable.ray_adapter import TuneTrial
 from trainable.storage.local import LocalFiles
 from trainable.task import Data, Task
+from trainable.trial_run import POINTER, TrialRun
 
 EPOCHS = 3
 ON_THE_CPU = {"device": "cpu", "precision": "fp32"}
@@ -38,12 +33,11 @@ class Small(Task):
     """Two classes of three inputs; ten steps of four samples an epoch.
 
     Args:
-        loaded: Whether the samples need a loader.
         raises_after: Raises in the first window after this many.
     """
 
-    def __init__(self, *, loaded: bool = False, raises_after: int | None = None) -> None:
-        self.loaded, self.raises_after, self.calls = loaded, raises_after, 0
+    def __init__(self, *, raises_after: int | None = None) -> None:
+        self.raises_after, self.calls = raises_after, 0
 
     def build_model(self) -> nn.Module:
         return nn.Linear(3, 2)
@@ -51,8 +45,6 @@ class Small(Task):
     def build_data(self) -> Data:
         inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
         tensors = (inputs, torch.arange(40) % 2)
-        if self.loaded:
-            return Data(train=TensorDataset(*tensors), val=tensors, collate=default_collate)
         return Data(train=tensors, val=tensors)
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
@@ -127,7 +119,7 @@ def _trial(
     precision: str = "fp32",
     beats_into: Path | None = None,
     **arguments: Any,
-) -> TuneTrial:
+) -> TrialRun:
     config = TrialConfig(
         task={"name": f"{__name__}:{task}", **arguments},
         metric="val/loss",
@@ -136,7 +128,7 @@ def _trial(
         train={"batch_size": 4, "precision": precision, "loader": {"num_workers": 1}},
         checkpoint={"every": "4 steps"},
     )
-    return TuneTrial(
+    return TrialRun(
         {
             "number": 0,
             "params": {},
@@ -149,29 +141,22 @@ def _trial(
             "threads": 1,
             "halve_batch": False,
             **({} if beats_into is None else {"heartbeat": str(beats_into)}),
-        }
+        },
+        lambda *_: pytest.fail("a trial of one rank has no others"),
     )
 
 
-def _pointer(trial: TuneTrial, directory: Path) -> list[Any] | None:
-    directory.mkdir(exist_ok=True)
-    trial.save_checkpoint(str(directory))
-    pointer = json.loads((directory / "pointer.json").read_text())
-    return pointer and [pointer["address"], pointer["step"], pointer["sha256"]]
-
-
-def test_ray_receives_newest_committed_generation(tmp_path: Path) -> None:
-    trial, before = _trial(tmp_path), None
+def test_result_has_newest_committed_generation(tmp_path: Path) -> None:
+    trial, pointer = _trial(tmp_path), None
     for _ in range(EPOCHS):
-        result = trial.step()
-        pointer = _pointer(trial, tmp_path / "ray")
-        committed = [list(g.pointer) for g in CheckpointStore(tmp_path).generations()]
+        new = trial.step().get(POINTER)
+        assert new is None or new != pointer
+        pointer = new or pointer
+        committed = [g.pointer._asdict() for g in CheckpointStore(tmp_path).generations()]
         assert pointer is None or pointer in committed
-        assert result[SHOULD_CHECKPOINT] == (pointer != before)
-        before = pointer
     newest = CheckpointStore(tmp_path).newest()
     assert newest is not None
-    assert pointer == list(newest.pointer)
+    assert pointer == newest.pointer._asdict()
     assert newest.step == 10 * EPOCHS
     trial.cleanup()
 
@@ -354,26 +339,6 @@ def _report_of(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["epoch"], result["step"], result["objective"]
 
 
-@pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
-def test_last_report_frees_loader_and_model(tmp_path: Path, ending: str) -> None:
-    """Its process may wait for another trial, without loader processes and without a model."""
-    trial = _trial(tmp_path, loaded=True, raises_after=25 if ending == "failed" else None)
-    assert "ending" not in trial.step()
-    assert len(multiprocessing.active_children()) == 1
-    model = weakref.ref(trial._trainer.model)
-    trial.step()
-    if ending == "interrupted":
-        (tmp_path / "drain").touch()
-    gc.disable()  # a next trial would not wait for it either
-    try:
-        assert trial.step()["ending"] == ending
-        assert model() is None
-    finally:
-        gc.enable()
-    assert multiprocessing.active_children() == []
-    trial.cleanup()
-
-
 def test_node_without_the_sweep_directory_fails(tmp_path: Path) -> None:
     trial = _trial(tmp_path / "sweep" / "trials" / "0000")
     failure = trial.step()["failure"]
@@ -401,16 +366,11 @@ def test_lost_mount_is_a_storage_failure(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
 def test_failing_clean_up_is_logged_only(tmp_path: Path, task: str) -> None:
-    trial = _trial(tmp_path / "0000", task=task)
-    assert trial.step()["epoch"] == 1
-    for number in (1, 2):
-        trial.reset_config(trial.config | {"directory": str(tmp_path / f"000{number}")})
-        results = [trial.step() for _ in range(EPOCHS)]
-        assert [result.get("ending") for result in results] == [None, None, "finished"]
+    trial = _trial(tmp_path, task=task)
+    results = [trial.step() for _ in range(EPOCHS)]
     trial.cleanup()
-    for number in (0, 1, 2):
-        log = (tmp_path / f"000{number}" / "trial.log").read_text()
-        assert log.count(": as the test asks for\n") == 1
+    assert [result.get("ending") for result in results] == [None, None, "finished"]
+    assert (tmp_path / "trial.log").read_text().count(": as the test asks for\n") == 1
 
 
 WORKER = """
@@ -458,29 +418,11 @@ def test_trial_without_a_heartbeat_does_not_train(tmp_path: Path) -> None:
     assert "missing/beats cannot be written" in failure["reason"]
 
 
-def test_worker_that_cannot_print_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Full:
-        def write(self, _: str) -> int:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    trial = _trial(tmp_path)
-    left: list[int] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(TuneTrial, "_clean_up", lambda _: Path("/nowhere/at/all").touch())
-        patched.setattr(sys, "stderr", Full())
-        patched.setattr(os, "_exit", left.append)
-        trial.reset({})
-    trial.cleanup()
-    assert left == [0]
-
-
 def test_blocked_clean_up_ends_the_worker() -> None:
-    """Even if it holds the interpreter lock: nobody else watches a worker between two trials."""
+    """Even if it holds the interpreter lock: nobody else watches a worker that ends."""
     code = (
-        "import re\nfrom trainable import ray_adapter\nray_adapter._PATIENCE_SECONDS = 0.3\n"
-        "with ray_adapter._exit_when_late():\n    re.match('(a+)+$', 60 * 'a' + 'b')\n"
+        "import re\nfrom trainable import trial_run\ntrial_run._PATIENCE_SECONDS = 0.3\n"
+        "with trial_run._exit_when_late():\n    re.match('(a+)+$', 60 * 'a' + 'b')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
