@@ -43,6 +43,8 @@ CODE = struct.Struct("i")
 _ENDING_SECONDS = 5.0
 _NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it `torch.cuda.is_available()`, which many modules call on import, does not start CUDA."""
+_NVIDIA = "/proc/driver/nvidia"
+"""There if the machine has a GPU; without one, asking NVML takes milliseconds each time."""
 
 _control: socket.socket
 _imported: set[str] = set()
@@ -56,7 +58,8 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    os.environ.setdefault(_NVML_VARIABLE, "1")
+    if os.path.exists(_NVIDIA):
+        os.environ.setdefault(_NVML_VARIABLE, "1")
     adopt_orphans()
     load_training()
     _call(_serve())
