@@ -94,7 +94,7 @@ def train(connection: Connection, config: dict[str, Any]) -> None:
 
 def _call(connection: Connection, method: str, *arguments: Any) -> Any:
     """Have the actor call a method of its `OtherRanks`."""
-    connection.send((CALL, method, arguments))
+    connection.send((CALL, method, *arguments))
     answer = connection.recv()
     if isinstance(answer, BaseException):
         raise answer

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import colorsys
 import functools
-import json
 import os
 import signal
 import threading
@@ -34,7 +34,7 @@ def changed() -> dict[str, object]:
         "global": list(STARTS),
         "class": list(Marking.started),
         "cache": first.cache_info().currsize,
-        "function": json.dumps(1) != "1",
+        "function": colorsys.rgb_to_hsv(0, 0, 0) != (0, 0, 0),
         "environment": "MARKED" in os.environ,
         "dtype": torch.get_default_dtype() != torch.float32,
         "hooks": len(nn.modules.module._global_forward_hooks),
@@ -62,20 +62,20 @@ class Marking(Task):
         STARTS.append(os.getpid())
         type(self).started.append(os.getpid())
         first("loss")
-        json.dumps = lambda *_: "patched"  # type: ignore[assignment]
+        colorsys.rgb_to_hsv = lambda *_: (1, 1, 1)
         os.environ["MARKED"] = "1"
         torch.set_default_dtype(torch.float64)
         nn.modules.module.register_module_forward_hook(lambda *_: None)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         os.umask(0o007)
         warnings.simplefilter("ignore", Marking)  # type: ignore[arg-type]
-        threading.Thread(target=time.sleep, args=(600,), name="marking").start()
-        directory = Path(f"gone-{os.getpid()}")
+        threading.Thread(target=time.sleep, args=(600,), name="marking", daemon=True).start()
+        directory = Path(f"gone-{os.getpid()}").absolute()
         directory.mkdir()
         os.chdir(directory)
-        directory.absolute().rmdir()
+        directory.rmdir()
         assert all(changed().values()), changed()
-        return nn.Linear(2, 2)
+        return nn.Linear(2, 2, dtype=torch.float32)
 
     def build_data(self) -> Data:
         data = torch.ones(8, 2), torch.zeros(8, dtype=torch.long)
