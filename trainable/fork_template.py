@@ -20,6 +20,7 @@ import that takes long, because a program of a task may import this module.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import select
@@ -77,6 +78,7 @@ def import_task(connection: Connection, name: str, load: Callable[[], bool]) -> 
     """
     if name not in _imported and load() and _can_fork():
         _imported.add(name)
+        gc.freeze()  # a collection would write into memory that the forks share
         adopt_orphans()
         if trial := _fork():
             connection.close()
