@@ -165,7 +165,7 @@ def _can_fork() -> bool:
     import torch
 
     if not (probe := os.fork()):  # whether torch refuses CUDA is known in a fork alone
-        refuses = torch.cuda._is_in_bad_fork() and torch.cuda.device_count() > 0  # type: ignore[no-untyped-call]
+        refuses = torch.cuda._is_in_bad_fork() and torch.cuda.device_count() > 0
         os._exit(refuses)
     return os.waitpid(probe, 0)[1] == 0
 

@@ -42,7 +42,7 @@ class ForkedProcess:
         self._before = before
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._template = subprocess.Popen(command, stdin=theirs, process_group=0)
+            self._template = subprocess.Popen(command, stdin=theirs.fileno(), process_group=0)
         self._connection: Connection | None = None
 
     @property
@@ -91,11 +91,13 @@ class ForkedProcess:
             socket.send_fds(self._control, [b"f"], [stream])
 
     def _exit_code(self) -> int:
+        code: int
         with contextlib.suppress(ConnectionError):
             if message := self._control.recv(CODE.size):
-                code: int = CODE.unpack(message)[0]
+                (code,) = CODE.unpack(message)
                 return code
-        return self._template.wait()  # killed, with its forks
+        code = self._template.wait()  # killed, with its forks
+        return code
 
 
 def _end_like(code: int) -> NoReturn:
