@@ -32,6 +32,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trainable.lazy_imports import load_training
@@ -46,6 +47,9 @@ _NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it `torch.cuda.is_available()`, which many modules call on import, does not start CUDA."""
 _NVIDIA = "/proc/driver/nvidia"
 """There if the machine has a GPU; without one, asking NVML takes milliseconds each time."""
+
+_HANDLES_FORKS = "jemalloc_bg_thd\n"
+"""The name of a thread that pyarrow's allocator starts, which does without it in a fork."""
 
 _control: socket.socket
 _imported: set[str] = set()
@@ -157,7 +161,8 @@ def _end_orphans() -> None:
 
 def _can_fork() -> bool:
     """Return whether forks of this process can train: it has one thread and no CUDA."""
-    if len(os.listdir("/proc/self/task")) > 1:
+    names = (Path(f"/proc/self/task/{one}/comm") for one in os.listdir("/proc/self/task"))
+    if sum(name.read_text() != _HANDLES_FORKS for name in names) > 1:
         return False
     with contextlib.suppress(ChildProcessError):  # there is none
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

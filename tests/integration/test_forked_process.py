@@ -31,6 +31,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tasks")
     for name, more in (
         ("quiet", ""),
+        ("uses_arrow", "import pyarrow\nARRAY = pyarrow.array([1])\n"),
         ("starts_threads", f"import threading, time\n{THREAD}.start()\n"),
         ("starts_children", "import subprocess\nCHILD = subprocess.Popen(['sleep', '600'])\n"),
         ("starts_cuda", f"{CUDA}torch.cuda.device_count = lambda: 1\n"),
@@ -64,7 +65,7 @@ def _call(forked: ForkedProcess, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("task", ["quiet", "no_cuda"])
+@pytest.mark.parametrize("task", ["quiet", "no_cuda", "uses_arrow"])
 def test_task_is_imported_once_and_each_process_is_fresh(forked: ForkedProcess, task: str) -> None:
     found = [_call(forked, task) for _ in range(3)]
     assert [one["marked"] for one in found] == [[], [], []]
