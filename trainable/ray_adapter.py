@@ -23,7 +23,6 @@ from trainable.raylet_watch import exit_with_raylet
 from trainable.task_import import prepare_process
 from trainable.trial_run import OBJECTIVE as OBJECTIVE
 from trainable.trial_run import OBJECTIVES as OBJECTIVES
-from trainable.trial_run import Ending as Ending
 
 with without_collection():
     from ray import tune

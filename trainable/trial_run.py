@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainable import fork_template, heartbeat, rank_waits
 from trainable.config import TrialConfig
@@ -42,8 +42,6 @@ DONE = "done"
 """The result key of whether the trial has ended, as Ray Tune has it."""
 POINTER = "pointer"
 """The result key of the newest checkpoint, where it is another one than before."""
-
-Ending = Literal["finished", "paused", "failed", "interrupted", "stopped"]
 
 STEP, CLOSE = "step", "close"
 """What the actor sends: train to the next report, or end the run."""

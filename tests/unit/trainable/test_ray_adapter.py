@@ -1,0 +1,107 @@
+"""The actor of a trial: what it passes on between Ray, the trial's process and the other ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.result import SHOULD_CHECKPOINT
+
+from trainable import ray_adapter
+from trainable.errors import RankLost
+from trainable.ray_adapter import TuneTrial
+from trainable.trial_run import CALL, CLOSE, LOST, POINTER, RESULT, STEP
+
+
+class FakeProcess:
+    """A trial's process that sends what it is given."""
+
+    def __init__(self, *messages: tuple[Any, ...]) -> None:
+        self.messages, self.received, self.is_running = list(messages), [], False
+
+    def begin(self, function: str, config: dict[str, Any]) -> None:
+        assert not self.is_running
+        self.is_running, self.received = True, [(function, config["number"])]
+
+    def send(self, message: object) -> None:
+        self.received.append(message)
+
+    def receive(self) -> tuple[Any, ...]:
+        return self.messages.pop(0)
+
+    def end(self) -> int:
+        self.is_running = False
+        return 0
+
+
+class FakeRanks:
+    """Other ranks, of which one is lost."""
+
+    def __init__(self, error: RankLost) -> None:
+        self._error, self.closed, self.left = error, False, 0
+
+    def cause(self, _: str) -> RankLost:
+        return self._error
+
+    def prepare(self, _: str) -> str:
+        raise self._error
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[TuneTrial, FakeProcess]]:
+    def trial(*messages: tuple[Any, ...]) -> tuple[TuneTrial, FakeProcess]:
+        process = FakeProcess(*messages)
+        for name in ("exit_with_raylet", "prepare_process"):
+            monkeypatch.setattr(ray_adapter, name, lambda: None)
+        monkeypatch.setattr(ray_adapter, "ForkedProcess", lambda *_: process)
+        return TuneTrial({"number": 3}), process
+
+    return trial
+
+
+def test_each_trial_begins_a_process_and_ends_it(make: Any, tmp_path: Path) -> None:
+    pointer = {"step": 4}
+    trial, process = make(
+        (RESULT, {"epoch": 1, POINTER: pointer}), (RESULT, {"epoch": 2, "done": True})
+    )
+    assert not process.is_running
+    assert trial.step() == {"epoch": 1, SHOULD_CHECKPOINT: True}
+    assert process.is_running
+    assert trial.step() == {"epoch": 2, "done": True, SHOULD_CHECKPOINT: False}
+    assert not process.is_running
+    assert process.received == [("trainable.trial_run:train", 3), STEP, STEP]
+    trial.save_checkpoint(str(tmp_path))
+    assert json.loads((tmp_path / "pointer.json").read_text()) == pointer
+
+    process.messages = [(RESULT, {}), (CALL, "leave"), (RESULT, {})]
+    trial._others = FakeRanks(RankLost(""))
+    assert trial.reset_config({"number": 4})
+    trial.step()
+    trial.cleanup()
+    assert process.received == [("trainable.trial_run:train", 4), STEP, CLOSE, None]
+    assert (trial._others.left, process.is_running) == (1, False)
+
+
+@pytest.mark.parametrize("method", ["cause", "prepare"])
+def test_loss_of_a_rank_is_raised_with_all_that_ray_says(make: Any, method: str) -> None:
+    trial, process = make((CALL, method, "it waited"), (LOST, "rank 1 was lost"))
+    error = RankLost("rank 1 was lost")
+    error.actor_id = "of Ray"  # type: ignore[attr-defined]
+    trial._others = FakeRanks(error)
+    with pytest.raises(RankLost) as raised:
+        trial.step()
+    assert raised.value is error
+    assert (trial._others.closed, process.is_running) == (True, False)
+    answer = process.received[-1]
+    assert str(answer) == "rank 1 was lost"
+    assert isinstance(answer, str) == (method == "cause")
+    assert not hasattr(answer, "actor_id"), "the trial's process has no Ray"
