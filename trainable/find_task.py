@@ -6,7 +6,7 @@ What must not live here: what a task is (`task.py`), and the built-in names (`ta
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from trainable.errors import ConfigError
@@ -42,9 +42,18 @@ def default_arguments(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: The module or the name in it was not found, or the object is not a task.
     """
-    parameters = inspect.signature(_find(name)).parameters.values()
+    parameters = _parameters(_find(name))
     found = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {k: v for k, v in found.items() if isinstance(v, bool | int | float | str | None)}
+
+
+def import_named(name: str) -> None:
+    """Import the module of a task or a loop.
+
+    Raises:
+        ConfigError: The module was not found, or it failed.
+    """
+    import_module(name, resolve_task_name(name)[0], "task.name")
 
 
 def load_loop(name: str) -> Callable[..., Any] | None:
@@ -104,7 +113,7 @@ def _is_task(value: object) -> bool:
 
 
 def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(kind).parameters.values()
+    parameters = _parameters(kind)
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     unknown = [] if takes_any else [key for key in arguments if key not in known]
@@ -126,3 +135,9 @@ def _check_arguments(name: str, kind: type[Task], arguments: Mapping[str, Any]) 
             "add it below task:",
             key="task",
         )
+
+
+def _parameters(kind: type[Task]) -> Collection[inspect.Parameter]:
+    if kind.__init__ is object.__init__ and kind.__new__ is object.__new__:
+        return ()  # to find that out, `inspect` copies `sys.modules`: 10 ms in a fresh fork
+    return inspect.signature(kind).parameters.values()

@@ -54,6 +54,16 @@ def seed_host(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+def reseed() -> None:
+    """Seed the host's generators at random: forks would otherwise share their state."""
+    import numpy
+    import torch
+
+    random.seed()
+    numpy.random.seed()
+    torch.default_generator.seed()
+
+
 class HostRngState:
     """The current state of the host's generators: Python, NumPy, torch on the CPU."""
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
-import random
 import resource
 import runpy
 import secrets
@@ -41,12 +40,12 @@ import psutil
 
 from sweeps.engine import worker_launcher
 from trainable.lazy_imports import load_training
-from trainable.parent_death import end_with_parent
+from trainable.parent_death import adopt_orphans, end_with_parent
+from trainable.seeding import reseed
 
 WORKER_START = Path(worker_launcher.__file__)
 """The program that Ray starts instead of its own."""
 
-_ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _EXIT_SIGNAL = signal.SIGUSR1
 """The signal that tells the server to exit: its driver has ended, or no longer needs it."""
 _THREADS = "OMP_NUM_THREADS"
@@ -114,6 +113,11 @@ def run_module(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module which needs torch: as a fork while a server runs."""
     launcher = [str(WORKER_START)] if worker_launcher.VARIABLE in os.environ else []
     return [sys.executable, "-P", *launcher, "-m", module, *arguments]
+
+
+def template_command() -> list[str]:
+    """Return the command that starts a template of trials (`trainable.fork_template`)."""
+    return run_module("trainable.fork_template")
 
 
 def _forget_ends() -> None:
@@ -283,7 +287,7 @@ class _Server:
     ) -> NoReturn:
         """Turn this fork into the worker, and confirm that to the launcher."""
         _end_with(self._pid, signal.SIGKILL)
-        _adopt_orphans()  # otherwise the server adopts and kills them
+        adopt_orphans()  # otherwise the server adopts and kills them
         self._listener.close()
         os.close(self._ends)
         for connection in self._workers.values():
@@ -301,11 +305,7 @@ class _Server:
         _apply(request)
         with launcher:
             launcher.sendall(worker_launcher.FORKED)
-        random.seed()  # forks would otherwise share the state of the generators
-        numpy: Any = sys.modules["numpy"]
-        numpy.random.seed()
-        torch: Any = sys.modules["torch"]
-        torch.default_generator.seed()
+        reseed()
         program, *arguments = request["command"]
         if program == worker_launcher.MODULE:
             sys.argv = arguments
@@ -336,18 +336,11 @@ def _end_with(parent: int, sent: signal.Signals) -> None:
         os._exit(1)  # this process would outlive its parent, or does already
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_ADOPT, 1)
-
-
 def _main(listener: int, ends: int, driver: int) -> None:
     signal.signal(_EXIT_SIGNAL, signal.SIG_DFL)  # replace the driver's setting, which is inherited
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [_EXIT_SIGNAL])
     _end_with(driver, _EXIT_SIGNAL)
-    _adopt_orphans()
+    adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the driver handles these
     load_training()

@@ -1,19 +1,17 @@
 """A trial as a Ray actor of a sweep: `TuneTrial`, with MLflow's fluent API redirected to its run.
 
-What must not live here: training (`trainable`), and how MLflow is redirected (`tracking`).
+What must not live here: training (`trainable`), and how MLflow is redirected (`fluent_mlflow`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ray import tune
 
+from sweeps.engine import fluent_mlflow, fork_server
 from sweeps.engine.rank_process import SweepRank
-from tracking.trial_redirect import redirect
-from trainable.metrics_file import ARTIFACTS
 from trainable.ray_adapter import TuneTrial
 
 
@@ -39,43 +37,5 @@ class SweepTrial(TuneTrial):
     """A trial whose calls of `mlflow.log_metric` and the like log into the trial's own run."""
 
     rank_process = SweepRank
-
-    def setup(self, config: dict[str, Any]) -> None:
-        """Redirect MLflow's fluent API, then set up as `TuneTrial` does."""
-        redirect(RunTaker())
-        super().setup(config)
-
-
-class RunTaker:
-    """Logs the calls of MLflow's fluent API into the run that is open in this process."""
-
-    def metrics(self, points: Sequence[tuple[str, float, int, int]]) -> None:
-        """Log metric values, each with its own step."""
-        for key, value, step, timestamp_ms in points:
-            self._log().add_row(key, value, step, timestamp_ms)
-
-    def params(self, params: Mapping[str, str]) -> None:
-        """Log parameters."""
-        self._log().set_values("params", params)
-
-    def tags(self, tags: Mapping[str, str]) -> None:
-        """Log tags."""
-        self._log().set_values("tags", tags)
-
-    def directory(self) -> Path | None:
-        """Return the directory for artifacts; None while no run is open."""
-        from trainable.logged import current_run
-
-        run = current_run()
-        return None if run is None else run[1].absolute() / ARTIFACTS
-
-    def _log(self) -> Any:
-        from trainable.logged import current_run
-
-        run = current_run()
-        if run is None:
-            raise RuntimeError(
-                "the plain MLflow API was used in a trial while no run was open; a run is open "
-                "from before the task is built to its end; log within that time"
-            )
-        return run[0]
+    template_command = staticmethod(fork_server.template_command)
+    before_trial = f"{fluent_mlflow.__name__}:log_into_run"

@@ -34,7 +34,7 @@ VARIABLE = "CHAOS_PROBE"
 KINDS = ("forward", "backward", "validation", "snapshot", "shard")
 """`shard`: a rank has written its shard of a checkpoint, which is not yet committed."""
 RESET = "reset"
-"""A further place, once the deed `watch_reset` was done: between two trials of a process."""
+"""A further place, once the deed `watch_reset` was done: after the last report of a trial."""
 _PATIENCE_SECONDS = 180.0
 _REMEMBERED = 20
 _INSPECTS = getattr(sys.modules["__main__"].__spec__, "name", "") == "trainable.inspect_task"
@@ -207,7 +207,7 @@ def _fork() -> None:
 
 
 def _watch_reset() -> None:
-    """Say when this process is made ready for its next trial."""
+    """Say when this process has made its last report, and ends."""
     unwatch = heartbeat.unwatch
 
     def reached() -> None:

@@ -35,7 +35,7 @@ DELIVERY_PLACES = {
 # last, whose generation is committed before it is told.
 WORKER_PLACES = {
     "a commit and what follows": "trainable.storage.local:LocalFiles.commit:-3",
-    "the last commit and its report": "trainable.ray_adapter:TuneTrial._next_report:-3",
+    "the last commit and its report": "trainable.trial_run:TrialRun._next_report:-3",
 }
 
 

@@ -78,13 +78,18 @@ def _assert_attempts(found: Outcome, *, losses: int) -> None:
 @pytest.mark.chaos
 @pytest.mark.fault(37, "kill -9 of a further rank between two trials")
 def test_row_37_rank_lost_between_two_trials(sandbox: Sandbox, references: References) -> None:
-    """It is kept for the next trial, to which its loss is none."""
+    """Its actor is kept for the next trial, to which its loss is none."""
     reference = references.of(RANKED)
     sandbox.probe.do("watch_reset", "forward.0", 12)  # in the first trial
     place = sandbox.probe.hold(RESET, 1)
     driver = sandbox.run()
     driver.until_held(place)
-    os.kill(sandbox.probe.rank(1), signal.SIGKILL)
+    (actor,) = (
+        one
+        for one in psutil.Process(driver.pid).children(recursive=True)
+        if "ray::SweepRank" in " ".join(one.cmdline())
+    )
+    actor.kill()
     sandbox.probe.release(place)
     found = assert_all(sandbox, reference, driver.wait())
     _assert_attempts(found, losses=0)

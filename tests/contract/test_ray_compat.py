@@ -105,9 +105,6 @@ PARTS = [
     Part("ray.tune.experiment.Trial.get_pickled_error", TUNE, ("self",)),
     Part("ray.tune.experiment.Trial.pickled_error_file", TUNE),
     Part("ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE", TUNE),
-    Part(
-        "ray.tune.trainable.trainable.Trainable.reset", ADAPTER, ("self", "new_config", "storage")
-    ),
     Part("ray.tune.trainable.trainable.Trainable.trial_resources", ADAPTER),
     Part("ray.tune.result.DONE", ADAPTER),
     Part("ray.tune.result.SHOULD_CHECKPOINT", ADAPTER),
@@ -585,15 +582,9 @@ def test_schedulers_use_few_attributes_of_a_trial() -> None:
         assert verdicts == [ASHAScheduler.CONTINUE, ASHAScheduler.STOP]
 
 
-def test_results_and_resets_of_a_trainable() -> None:
+def test_results_of_a_trainable() -> None:
     with relied_on("ray.tune.result", ADAPTER):
         assert _find("ray.tune.result.DONE") == "done"
         assert _find("ray.tune.result.SHOULD_CHECKPOINT") == "should_checkpoint"
-    with relied_on("ray.tune.Trainable.reset", ADAPTER):
-        ours, known = (
-            [*inspect.signature(each.reset).parameters][:3]  # Ray may have added one for tracing
-            for each in (TuneTrial, _find("ray.tune.Trainable"))
-        )
-        assert ours == known
     with relied_on("RAY_RAYLET_PID", "trainable/raylet_watch.py"):
         assert "RAY_RAYLET_PID" in _find("ray._private.ray_constants").RAY_INTERNAL_FLAGS

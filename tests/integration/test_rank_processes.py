@@ -76,9 +76,10 @@ def test_ranks_end_with_the_sweep(swept: CommandLine) -> None:
     assert os.getpid() not in left
 
 
-def test_ranks_stay_for_the_next_trial(swept: CommandLine) -> None:
-    (first,) = _processes(swept, "nothing", 1)
-    assert first in _processes(swept, "raises", 1)
+def test_each_trial_has_ranks_of_its_own(swept: CommandLine) -> None:
+    for rank in (0, 1):
+        found = [_processes(swept, what, rank) for what in ("nothing", "raises", "stopped")]
+        assert len({pid for pids in found for pid in pids}) == 3
 
 
 def test_each_rank_has_its_own_output(swept: CommandLine) -> None:

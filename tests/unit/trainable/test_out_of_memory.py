@@ -21,8 +21,8 @@ from trainable.earlier_configs import read_earlier
 from trainable.errors import OutOfMemory
 from trainable.memory import finer_accumulation, is_out_of_memory
 from trainable.metrics_file import read_rows
-from trainable.ray_adapter import TuneTrial
 from trainable.task import Data, Task
+from trainable.trial_run import TrialRun
 
 SAMPLES, BATCH = 40, 16
 seen: list[list[int]] = []
@@ -54,7 +54,7 @@ class Greedy(Task):
         return super().loss(model, (inputs / SAMPLES, targets))
 
 
-def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train: Any) -> TuneTrial:
+def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train: Any) -> TrialRun:
     config = TrialConfig(
         task={"name": f"{__name__}:{task}"},
         metric="val/loss",
@@ -63,7 +63,7 @@ def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train:
         train={"batch_size": BATCH, "precision": "fp32", **train},
         checkpoint={"every": "1 steps"},
     )
-    return TuneTrial(
+    return TrialRun(
         {
             "number": 0,
             "params": {},
@@ -73,11 +73,12 @@ def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train:
             "stop": str(directory / "stop"),
             "threads": 1,
             "halve_batch": halve_batch,
-        }
+        },
+        lambda *_: pytest.fail("a trial of one rank has no others"),
     )
 
 
-def _run(trial: TuneTrial) -> list[dict[str, Any]]:
+def _run(trial: TrialRun) -> list[dict[str, Any]]:
     results = []
     while not results or "ending" not in results[-1]:
         results.append(trial.step())

@@ -1,488 +1,107 @@
-"""The Tune trainable: its pointer, its results, its endings, and pausing."""
+"""The actor of a trial: what it passes on between Ray, the trial's process and the other ranks."""
 
 from __future__ import annotations
 
-import errno
-import gc
 import json
-import multiprocessing
-import os
-import socket
-import subprocess
-import sys
-import time
-import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ray.tune.result import SHOULD_CHECKPOINT
-from torch import nn
-from torch.utils.data import TensorDataset, default_collate
 
-from tests.chaos.killed_runs import differences, without_measured
-from trainable.checkpoint import CheckpointStore
-from trainable.config import TrialConfig
-from trainable.loop_context import Context
+from trainable import ray_adapter
+from trainable.errors import RankLost
 from trainable.ray_adapter import TuneTrial
-from trainable.storage.local import LocalFiles
-from trainable.task import Data, Task
-
-EPOCHS = 3
-ON_THE_CPU = {"device": "cpu", "precision": "fp32"}
+from trainable.trial_run import CALL, CLOSE, LOST, POINTER, RESULT, STEP
 
 
-class Small(Task):
-    """Two classes of three inputs; ten steps of four samples an epoch.
+class FakeProcess:
+    """A trial's process that sends what it is given."""
 
-    Args:
-        loaded: Whether the samples need a loader.
-        raises_after: Raises in the first window after this many.
-    """
+    def __init__(self, *messages: tuple[Any, ...]) -> None:
+        self.messages, self.received, self.is_running = list(messages), [], False
 
-    def __init__(self, *, loaded: bool = False, raises_after: int | None = None) -> None:
-        self.loaded, self.raises_after, self.calls = loaded, raises_after, 0
+    def begin(self, function: str, config: dict[str, Any]) -> None:
+        assert not self.is_running
+        self.is_running, self.received = True, [(function, config["number"])]
 
-    def build_model(self) -> nn.Module:
-        return nn.Linear(3, 2)
+    def send(self, message: object) -> None:
+        self.received.append(message)
 
-    def build_data(self) -> Data:
-        inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-        tensors = (inputs, torch.arange(40) % 2)
-        if self.loaded:
-            return Data(train=TensorDataset(*tensors), val=tensors, collate=default_collate)
-        return Data(train=tensors, val=tensors)
+    def receive(self) -> tuple[Any, ...]:
+        return self.messages.pop(0)
 
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        self.calls += model.training
-        if self.raises_after is not None and self.calls > self.raises_after:
-            raise RuntimeError("as the test asks for")
-        return super().loss(model, batch)
+    def end(self) -> int:
+        self.is_running = False
+        return 0
 
 
-class Talkative(Small):
-    """Prints a line in each window."""
+class FakeRanks:
+    """Other ranks, of which one is lost."""
 
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        print("what a task may say" * 100, flush=True)
-        return super().loss(model, batch)
+    def __init__(self, error: RankLost) -> None:
+        self._error, self.closed, self.left = error, False, 0
 
+    def cause(self, _: str) -> RankLost:
+        return self._error
 
-def own_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Sums up its epochs; receives the whole budget in each process."""
-    del config
-    total = context.restored["total"] if context.restored else 0
-    for epoch in context.remaining_epochs():
-        total += epoch + 1
-        yield {"val/loss": total / context.epochs}, {"total": total}
+    def prepare(self, _: str) -> str:
+        raise self._error
 
+    def leave(self) -> None:
+        self.left += 1
 
-def talkative_loop(config: Any, context: Any) -> Iterator[Any]:
-    """Prints a secret and raises an error with it."""
-    del config, context
-    secret = os.environ["STORE_PASSWORD"]
-    print(f"logging in as ada with {secret}")
-    if True:
-        raise RuntimeError(f"postgresql://ada:{secret}@host and {secret} were refused")
-    yield
+    def close(self) -> None:
+        self.closed = True
 
 
-def forgetful_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Yields no state with its last report."""
-    for epoch, report in enumerate(own_loop(config, context), context.epoch + 1):
-        yield report[0] if epoch == context.epochs else report
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[TuneTrial, FakeProcess]]:
+    def trial(*messages: tuple[Any, ...]) -> tuple[TuneTrial, FakeProcess]:
+        process = FakeProcess(*messages)
+        for name in ("exit_with_raylet", "prepare_process"):
+            monkeypatch.setattr(ray_adapter, name, lambda: None)
+        monkeypatch.setattr(ray_adapter, "ForkedProcess", lambda *_: process)
+        return TuneTrial({"number": 3}), process
+
+    return trial
 
 
-def untidy_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Raises when it is closed."""
-    try:
-        yield from own_loop(config, context)
-    finally:
-        raise RuntimeError("as the test asks for")
-
-
-def leaving_loop(config: TrialConfig, context: Context) -> Iterator[Any]:
-    """Calls sys.exit when it is closed."""
-    try:
-        yield from own_loop(config, context)
-    finally:
-        sys.exit("as the test asks for")
-
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("set_num_threads", "set_num_interop_threads"):
-        monkeypatch.setattr(torch, name, lambda _: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def _trial(
-    directory: Path,
-    *,
-    pause_at_epoch: int | None = None,
-    report_buffer_seconds: float = 0.0,
-    task: str = "Small",
-    precision: str = "fp32",
-    beats_into: Path | None = None,
-    **arguments: Any,
-) -> TuneTrial:
-    config = TrialConfig(
-        task={"name": f"{__name__}:{task}", **arguments},
-        metric="val/loss",
-        mode="min",
-        budget={"epochs": EPOCHS},
-        train={"batch_size": 4, "precision": precision, "loader": {"num_workers": 1}},
-        checkpoint={"every": "4 steps"},
+def test_each_trial_begins_a_process_and_ends_it(make: Any, tmp_path: Path) -> None:
+    pointer = {"step": 4}
+    trial, process = make(
+        (RESULT, {"epoch": 1, POINTER: pointer}), (RESULT, {"epoch": 2, "done": True})
     )
-    return TuneTrial(
-        {
-            "number": 0,
-            "params": {},
-            "config": config.model_dump(mode="json"),
-            "pause_at_epoch": pause_at_epoch,
-            "report_buffer_seconds": report_buffer_seconds,
-            "directory": str(directory),
-            "drain": str(directory / "drain"),
-            "stop": str(directory / "stop"),
-            "threads": 1,
-            "halve_batch": False,
-            **({} if beats_into is None else {"heartbeat": str(beats_into)}),
-        }
-    )
+    assert not process.is_running
+    assert trial.step() == {"epoch": 1, SHOULD_CHECKPOINT: True}
+    assert process.is_running
+    assert trial.step() == {"epoch": 2, "done": True, SHOULD_CHECKPOINT: False}
+    assert not process.is_running
+    assert process.received == [("trainable.trial_run:train", 3), STEP, STEP]
+    trial.save_checkpoint(str(tmp_path))
+    assert json.loads((tmp_path / "pointer.json").read_text()) == pointer
 
-
-def _pointer(trial: TuneTrial, directory: Path) -> list[Any] | None:
-    directory.mkdir(exist_ok=True)
-    trial.save_checkpoint(str(directory))
-    pointer = json.loads((directory / "pointer.json").read_text())
-    return pointer and [pointer["address"], pointer["step"], pointer["sha256"]]
-
-
-def test_ray_receives_newest_committed_generation(tmp_path: Path) -> None:
-    trial, before = _trial(tmp_path), None
-    for _ in range(EPOCHS):
-        result = trial.step()
-        pointer = _pointer(trial, tmp_path / "ray")
-        committed = [list(g.pointer) for g in CheckpointStore(tmp_path).generations()]
-        assert pointer is None or pointer in committed
-        assert result[SHOULD_CHECKPOINT] == (pointer != before)
-        before = pointer
-    newest = CheckpointStore(tmp_path).newest()
-    assert newest is not None
-    assert pointer == list(newest.pointer)
-    assert newest.step == 10 * EPOCHS
-    trial.cleanup()
-
-
-@pytest.mark.parametrize(
-    ("task", "saved"), [("Small", True), ("own_loop", True), ("forgetful_loop", False)]
-)
-def test_last_result_says_whether_all_is_saved(tmp_path: Path, task: str, saved: bool) -> None:
-    trial = _trial(tmp_path, task=task)
-    *_, last = (trial.step() for _ in range(EPOCHS))
-    assert (last["ending"], last["saved"]) == ("finished", saved)
-    assert (CheckpointStore(tmp_path).saved_epoch() == EPOCHS) == saved
-    trial.cleanup()
-
-
-def test_set_aside_checkpoint_is_reported_once(tmp_path: Path) -> None:
-    first = _trial(tmp_path)
-    first.step()
-    (tmp_path / "drain").touch()
-    assert first.step()["ending"] == "interrupted"
-    first.cleanup()
-    (tmp_path / "drain").unlink()
-    *_, sound, newest = CheckpointStore(tmp_path).generations()
-    state = newest.path / "state.pt"
-    state.write_bytes(state.read_bytes()[:-1] + b"?")
-
-    second = _trial(tmp_path)
-    results = [second.step() for _ in range(EPOCHS - 1)]
-    second.cleanup()
-    assert [result.get("resolved") for result in results] == [ON_THE_CPU, None]
-    (told,) = results[0]["set_aside"]
-    assert told.startswith(f"checkpoint {newest.path.name} is damaged and was set aside: {state} ")
-    assert told.endswith(f"its manifest says {newest.sha256}; {sound.path.name} is used instead")
-    assert "set_aside" not in results[1]
-    assert (tmp_path / "trial.log").read_text().count(told) == 1
-
-
-def test_first_result_has_device_and_precision(tmp_path: Path) -> None:
-    for task, told in (("Small", ON_THE_CPU), ("own_loop", {"device": "cpu"})):
-        trial = _trial(tmp_path / task, task=task, precision="auto")
-        results = [trial.step() for _ in range(EPOCHS)]
-        trial.cleanup()
-        assert [result.get("resolved") for result in results] == [told, None, None]
-
-
-def test_early_failure_reports_its_device(tmp_path: Path) -> None:
-    trial = _trial(tmp_path, raises_after=1)
-    result = trial.step()
-    trial.cleanup()
-    assert (result["ending"], result["resolved"]) == ("failed", ON_THE_CPU)
-
-
-def test_reasons_tracebacks_and_logs_hold_no_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STORE_PASSWORD", "canary-1234")
-    trial = _trial(tmp_path, task="talkative_loop")
-    result = trial.step()
-    trial.cleanup()
-    failure = result["failure"]
-    assert failure["reason"] == (
-        "RuntimeError: postgresql://[hidden]@host and [hidden] were refused"
-    )
-    log = (tmp_path / "trial.log").read_text()
-    assert "logging in as ada with [hidden]\n" in log
-    assert failure["traceback"] in log
-    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert b"canary" not in b"".join([*written, json.dumps(result, default=repr).encode()])
-
-
-def _fill(file: Any) -> None:
-    """Make each write to an open file fail with ENOSPC."""
-    with open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), file.fileno())
-
-
-def test_full_disk_is_a_storage_failure(tmp_path: Path) -> None:
-    trial = _trial(tmp_path, task="Talkative")
+    process.messages = [(RESULT, {}), (CALL, "leave"), (RESULT, {})]
+    trial._others = FakeRanks(RankLost(""))
+    assert trial.reset_config({"number": 4})
     trial.step()
-    _fill(trial._trainer._history._file)
-    _fill(trial._log)
-    result = trial.step()
     trial.cleanup()
-    assert (result["ending"], result["failure"]["kind"]) == ("failed", "storage")
+    assert process.received == [("trainable.trial_run:train", 4), STEP, CLOSE, None]
+    assert (trial._others.left, process.is_running) == (1, False)
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_full_disk_of_the_log_ends_no_trial(tmp_path: Path, opened: bool) -> None:
-    if not opened:
-        (tmp_path / "trial.log").mkdir()
-    trial = _trial(tmp_path, task="Talkative")
-    results = [trial.step()]
-    if opened:
-        _fill(trial._log)
-    results += [trial.step(), trial.step()]
-    trial.cleanup()
-    assert [result.get("ending") for result in results] == [None, None, "finished"]
-
-
-@pytest.mark.parametrize("task", ["Small", "own_loop"])
-def test_paused_and_resumed_trial_equals_uninterrupted(tmp_path: Path, task: str) -> None:
-    once, paused = _trial(tmp_path / "once", task=task), tmp_path / "paused"
-    expected = [once.step() for _ in range(EPOCHS)]
-    once.cleanup()
-    results = []
-    for pause in (1, 2, None):
-        trial = _trial(paused, pause_at_epoch=pause, task=task)
-        results.append(trial.step())
-        files = LocalFiles.of(paused)
-        assert not files.has_writer(), "whoever goes on with it need not fence this process"
-        newest = CheckpointStore(paused).newest()
-        assert newest is not None
-        assert newest.epoch == results[-1]["epoch"], "it goes on from where it paused"
-        trial.cleanup()
-    assert [r["ending"] for r in results] == ["paused", "paused", "finished"]
-    assert [_report_of(r) for r in results] == [_report_of(r) for r in expected]
-    stores = CheckpointStore(tmp_path / "once"), CheckpointStore(paused)
-    first, second = (store.load(store.generations()[-1]) for store in stores)
-    assert differences(without_measured(first), without_measured(second)) == []
-
-
-def test_buffered_reports_equal_single_reports(tmp_path: Path) -> None:
-    each = _trial(tmp_path / "each")
-    expected = [each.step() for _ in range(EPOCHS)]
-    each.cleanup()
-    together = _trial(tmp_path / "together", report_buffer_seconds=60.0)
-    result = together.step()
-    together.cleanup()
-    reports = [*result["earlier"], result]
-    assert list(map(_report_of, reports)) == list(map(_report_of, expected))
-    for one, other in zip(reports, expected, strict=True):
-        assert [row[0] for row in one["rows"]] == [row[0] for row in other["rows"]]
-        assert one["signals"] == other["signals"]
-    assert (result["ending"], result["resolved"]) == ("finished", ON_THE_CPU)
-    assert "earlier" not in expected[0]
-
-
-def test_last_result_contains_buffered_reports(tmp_path: Path) -> None:
-    fails = _trial(tmp_path / "fails", report_buffer_seconds=60.0, raises_after=25)
-    result = fails.step()
-    fails.cleanup()
-    assert result["ending"] == "failed"
-    assert "objective" not in result
-    assert [report["epoch"] for report in result["earlier"]] == [1, 2]
-
-    pauses = _trial(tmp_path / "pauses", report_buffer_seconds=60.0, pause_at_epoch=2)
-    result = pauses.step()
-    pauses.cleanup()
-    assert (result["ending"], result["epoch"]) == ("paused", 2)
-    assert [report["epoch"] for report in result["earlier"]] == [1]
-
-
-def test_lost_pause_is_reported_by_the_next_worker(tmp_path: Path) -> None:
-    lost = _trial(tmp_path, pause_at_epoch=1)
-    first = lost.step()
-    lost.cleanup()
-    again = _trial(tmp_path, pause_at_epoch=1)
-    second = again.step()
-    again.cleanup()
-    assert (second["ending"], second["epoch"], second["objective"]) == (
-        "paused",
-        1,
-        first["objective"],
-    )
-    assert second["rows"] == []
-
-
-def test_trial_past_its_pause_epoch_is_paused(
-    tmp_path: Path,
-) -> None:
-    ahead = _trial(tmp_path, pause_at_epoch=2)
-    ahead.step(), ahead.step()
-    ahead.cleanup()
-    behind = _trial(tmp_path, pause_at_epoch=1)
-    assert behind.step()["ending"] == "paused"
-    behind.cleanup()
-
-
-def _report_of(result: dict[str, Any]) -> tuple[Any, ...]:
-    return result["epoch"], result["step"], result["objective"]
-
-
-@pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
-def test_last_report_frees_loader_and_model(tmp_path: Path, ending: str) -> None:
-    """Its process may wait for another trial, without loader processes and without a model."""
-    trial = _trial(tmp_path, loaded=True, raises_after=25 if ending == "failed" else None)
-    assert "ending" not in trial.step()
-    model = weakref.ref(trial._trainer.model)
-    trial.step()
-    if ending == "interrupted":
-        (tmp_path / "drain").touch()
-    gc.disable()  # a next trial would not wait for it either
-    try:
-        assert trial.step()["ending"] == ending
-        assert model() is None
-    finally:
-        gc.enable()
-    assert multiprocessing.active_children() == []
-    trial.cleanup()
-
-
-def test_node_without_the_sweep_directory_fails(tmp_path: Path) -> None:
-    trial = _trial(tmp_path / "sweep" / "trials" / "0000")
-    failure = trial.step()["failure"]
-    trial.cleanup()
-    assert failure["kind"] == "storage"
-    told = f"{tmp_path}/sweep/trials is not seen on {socket.gethostname()} (No such file or "
-    assert told in failure["reason"]
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_lost_mount_is_a_storage_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stat = os.stat
-
-    def lost(path: Any, *args: Any, **more: Any) -> os.stat_result:
-        if str(path).startswith(str(tmp_path)):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return stat(path, *args, **more)
-
-    monkeypatch.setattr(os, "stat", lost)
-    trial = _trial(tmp_path / "0000")
-    failure = trial.step()["failure"]
-    trial.cleanup()
-    assert (failure["kind"], "(Stale file handle)" in failure["reason"]) == ("storage", True)
-
-
-@pytest.mark.parametrize("task", ["untidy_loop", "leaving_loop"])
-def test_failing_clean_up_is_logged_only(tmp_path: Path, task: str) -> None:
-    trial = _trial(tmp_path / "0000", task=task)
-    assert trial.step()["epoch"] == 1
-    for number in (1, 2):
-        trial.reset_config(trial.config | {"directory": str(tmp_path / f"000{number}")})
-        results = [trial.step() for _ in range(EPOCHS)]
-        assert [result.get("ending") for result in results] == [None, None, "finished"]
-    trial.cleanup()
-    for number in (0, 1, 2):
-        log = (tmp_path / f"000{number}" / "trial.log").read_text()
-        assert log.count(": as the test asks for\n") == 1
-
-
-WORKER = """
-import time
-from trainable import raylet_watch
-raylet_watch._POLL_SECONDS, raylet_watch._GRACE_SECONDS = 0.05, 0.1
-raylet_watch.exit_with_raylet()
-print("ready", flush=True)
-time.sleep(60)
-"""
-
-
-def test_worker_exits_after_its_raylet() -> None:
-    with (
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as raylet,
-        subprocess.Popen(  # not from its raylet: a worker may be the fork of another process
-            [sys.executable, "-c", WORKER],
-            env={**os.environ, "RAY_RAYLET_PID": str(raylet.pid)},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as worker,
-    ):
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-        time.sleep(0.5)
-        assert worker.poll() is None, "it ended beside its raylet"
-        raylet.kill()
-        assert worker.wait(20) == 1, "it outlived its raylet"
-
-
-def test_worker_that_never_trains_leaves_heartbeat(tmp_path: Path) -> None:
-    """Tune may give the trial to another worker, which then has the file."""
-    beats = tmp_path / "beats"
-    beats.write_bytes(b"another worker's")
-    _trial(tmp_path, beats_into=beats).cleanup()
-    assert beats.read_bytes() == b"another worker's"
-
-
-def test_trial_without_a_heartbeat_does_not_train(tmp_path: Path) -> None:
-    """The driver would not see it hang."""
-    trial = _trial(tmp_path, beats_into=tmp_path / "missing/beats")
-    failure = trial.step()["failure"]
-    trial.cleanup()
-    assert (failure["kind"], failure["errno"]) == ("storage", errno.ENOENT)
-    assert "missing/beats cannot be written" in failure["reason"]
-
-
-def test_worker_that_cannot_print_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Full:
-        def write(self, _: str) -> int:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    trial = _trial(tmp_path)
-    left: list[int] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(TuneTrial, "_clean_up", lambda _: Path("/nowhere/at/all").touch())
-        patched.setattr(sys, "stderr", Full())
-        patched.setattr(os, "_exit", left.append)
-        trial.reset({})
-    trial.cleanup()
-    assert left == [0]
-
-
-def test_blocked_clean_up_ends_the_worker() -> None:
-    """Even if it holds the interpreter lock: nobody else watches a worker between two trials."""
-    code = (
-        "import re\nfrom trainable import ray_adapter\nray_adapter._PATIENCE_SECONDS = 0.3\n"
-        "with ray_adapter._exit_when_late():\n    re.match('(a+)+$', 60 * 'a' + 'b')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1
-    assert "most recent call first" in done.stderr
+@pytest.mark.parametrize("method", ["cause", "prepare"])
+def test_loss_of_a_rank_is_raised_with_all_that_ray_says(make: Any, method: str) -> None:
+    trial, process = make((CALL, method, "it waited"), (LOST, "rank 1 was lost"))
+    error = RankLost("rank 1 was lost")
+    error.actor_id = "of Ray"  # type: ignore[attr-defined]
+    trial._others = FakeRanks(error)
+    with pytest.raises(RankLost) as raised:
+        trial.step()
+    assert raised.value is error
+    assert (trial._others.closed, process.is_running) == (True, False)
+    answer = process.received[-1]
+    assert str(answer) == "rank 1 was lost"
+    assert isinstance(answer, str) == (method == "cause")
+    assert not hasattr(answer, "actor_id"), "the trial's process has no Ray"

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.tune import PlacementGroupFactory
 
 from trainable.errors import RankLost
 from trainable.rank_errors import as_error, as_note
-from trainable.ray_adapter import TuneTrial
-from trainable.ray_ranks import OtherRanks, RankEnd
+from trainable.ray_ranks import OtherRanks
 from trainable.trial_failure import failure_of
+from trainable.trial_run import TrialRun
 
-LOST = RankLost("one did not come")
+LOST = "one did not come"
 FAILURE = {"kind": "error", "reason": "ValueError: 3", "traceback": "...", "place": "a.py:3"}
 STUCK = object()
 
@@ -59,7 +58,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[OtherRanks, Fa
 
 
 def test_dead_rank_is_named_with_its_actor(ranks: Any) -> None:
-    others, _ = ranks(RankEnd(), RayActorError())
+    others, _ = ranks(None, RayActorError())
     found = others.cause(LOST)
     assert isinstance(found, RankLost)
     assert "rank 2 was lost" in str(found)
@@ -67,29 +66,28 @@ def test_dead_rank_is_named_with_its_actor(ranks: Any) -> None:
 
 
 def test_failure_of_a_rank_precedes_the_loss(ranks: Any) -> None:
-    others, _ = ranks(RankEnd(), RankEnd(FAILURE), STUCK)
+    others, _ = ranks(None, FAILURE, STUCK)
     assert others.cause(LOST) == FAILURE | {"reason": "ValueError: 3 (rank 2)"}
 
 
 def test_silent_rank_is_named(ranks: Any) -> None:
-    others, _ = ranks(RankEnd(), STUCK)
+    others, _ = ranks(None, STUCK)
     found = others.cause(LOST)
     assert isinstance(found, RankLost)
     assert "rank 2 did not answer" in str(found)
 
 
-def test_only_clean_processes_stay_for_the_next_trial(ranks: Any) -> None:
-    ends = (RankEnd(), RankEnd(leftovers=["its umask"]), STUCK, RayError(), RankEnd())
-    others, fake = ranks(*ends)
-    assert others.leave() == ["its umask (rank 2)"]
-    assert fake.killed == ["actor 2", "actor 3", "actor 4"]
-    assert others._actors.keys() == {1, 5}
-    assert others.leave() == []
+def test_actors_that_ended_their_run_stay_for_the_next_trial(ranks: Any) -> None:
+    others, fake = ranks(None, FAILURE, STUCK, RayError(), None)
+    for _ in range(2):
+        others.leave()
+        assert fake.killed == ["actor 3", "actor 4"]
+        assert others._actors.keys() == {1, 2, 5}
 
 
 def test_gpu_share_is_that_of_one_rank() -> None:
-    halves = PlacementGroupFactory([{"CPU": 1, "GPU": 0.5}] * 2)
-    assert TuneTrial._gpu_share(SimpleNamespace(trial_resources=halves)) == 0.5  # type: ignore[arg-type]
+    halves = SimpleNamespace(_bundles=[{"CPU": 1, "GPU": 0.5}] * 2)
+    assert TrialRun._gpu_share(halves) == 0.5  # type: ignore[arg-type]
 
 
 def test_failure_of_another_rank_has_the_place_of_its_code() -> None:

@@ -18,7 +18,7 @@ def _silent(monkeypatch: pytest.MonkeyPatch) -> object:
     others = OtherRanks()
     others._runs = {2: object()}
     monkeypatch.setattr(ray_ranks.ray, "wait", lambda *_, **__: ([], []))
-    return others.cause(RankLost("it waited"))
+    return others.cause("it waited")
 
 
 def test_lost_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
