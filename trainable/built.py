@@ -270,7 +270,9 @@ def _numbers(flat: Tensor, shape: list[int]) -> list[Any]:
         return [kind, shape]
     chosen = flat[:: max(1, flat.numel() // _VALUES)].cpu().contiguous()
     if not (flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.uint8):
-        return [kind, shape, hashlib.sha256(chosen.numpy().tobytes()).hexdigest()[:16]]
+        # A copy: numpy() forbids the owner of the memory to resize it, as observers of
+        # quantization do in their first pass.
+        return [kind, shape, hashlib.sha256(chosen.clone().numpy().tobytes()).hexdigest()[:16]]
     values = torch.view_as_real(chosen) if flat.is_complex() else chosen
     values = torch.nan_to_num(values.flatten().to(torch.float64))
     indices = torch.linspace(0, len(values) - 1, min(8, len(values))).long()
