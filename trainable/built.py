@@ -232,7 +232,9 @@ def _summary(value: object, depth: int = 0, entries: int = _ENTRIES) -> Any:
     if isinstance(value, Tensor):
         if is_lazy(value) or value.is_meta or value.layout is not torch.strided:
             return [type(value).__name__, str(value.dtype)]
-        return _numbers(value.detach().flatten(), list(value.shape))
+        plain = value.detach().resolve_conj().resolve_neg()
+        plain = plain.dequantize() if plain.is_quantized else plain
+        return _numbers(plain.flatten(), list(value.shape))
     if isinstance(value, numpy.ndarray | numpy.generic):
         if value.dtype.kind not in "biufc":
             return [str(value.dtype), list(value.shape), _digest(numpy.asarray(value).tolist())]

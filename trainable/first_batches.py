@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trainable.base_run import check_reported
 from trainable.build import build_step
@@ -271,9 +272,14 @@ def checkpoint_bytes(parts: Parts, optimizer_bytes: int, *, trained_only: bool =
         optimizer_bytes: Those of the optimizer's state.
         trained_only: The checkpoint has only trained parameters; statistics are not counted.
     """
-    own = {p.data_ptr(): p.nbytes for p in parts.model.parameters() if p.requires_grad}
+    own = {
+        p.data_ptr(): p.nbytes
+        for p in parts.model.parameters()
+        if p.requires_grad and not is_lazy(p)
+    }
     trained = sum(own.values())
-    tensors = [v for v in model_state(parts.model).values() if isinstance(v, torch.Tensor)]
+    values = model_state(parts.model).values()
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and not is_lazy(v)]
     model = trained if trained_only else sum(t.numel() * t.element_size() for t in tensors)
     average = trained if parts.averaging is not None else 0
     return _GENERATOR_BYTES + optimizer_bytes + model + average

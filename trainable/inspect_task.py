@@ -92,12 +92,17 @@ def inspect_config(
             check_steps(max_warmup_config, plans[0], parts.task.tokens_per_sample)
             if max_warmup_config.train.batch_size != config.train.batch_size:
                 check_batch_size_applies(plans[0])
+        data = parts.task.fingerprint(parts.data)
+        samples = parts.opened | summarise_data(parts.data, arguments=config.task.arguments)
+        # These run the model. `check_resumable` comes first of them: it compares the state before
+        # and after the first pass.
+        check_resumable(parts)
         sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
             "default_arguments": default_arguments(config.task.name),
-            "data": parts.task.fingerprint(parts.data),
-            "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
+            "data": data,
+            "samples": samples,
             "cautions": parts.cautions,
             **sizes,
             "build_seconds": build_seconds,
@@ -107,9 +112,6 @@ def inspect_config(
                 trained_only=config.checkpoint.parameters == "trained",
             ),
         }
-        # These run the model, so they come last. `check_resumable` comes first of them: it
-        # compares the state before and after the first pass.
-        check_resumable(parts)
         cautions = quick_check(parts, resumed=resumed, workers=config.workers)
         first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
         first.compute()
@@ -138,6 +140,8 @@ def measure(
 ) -> dict[str, Any]:
     """Return the sizes of a run: parameters, bytes, samples and steps.
 
+    A parameter of a lazy module counts from its first batch on, which gives it a shape.
+
     Args:
         config: Its configuration.
         groups: The optimizer's parameter groups.
@@ -145,11 +149,13 @@ def measure(
         reports: When it reports, and when it ends.
         precision: Its precision and device.
     """
+    from torch.nn.parameter import is_lazy
+
     from trainable.optim import state_bytes, trained
     from trainable.precision import device_name
     from trainable.sharded_state import largest_part_bytes
 
-    parameters = trained(groups)
+    parameters = [p for p in trained(groups) if not is_lazy(p)]
     train, val = plans
     return {
         "num_parameters": sum(p.numel() for p in parameters),

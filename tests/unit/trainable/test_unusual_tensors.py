@@ -1,6 +1,7 @@
-"""Models whose buffers are resized in training, as observers of quantization do, train and resume.
+"""Models with tensors of unusual types, layouts and changing sizes train and resume.
 
-Whoever calls `numpy()` on a tensor forbids its owner to resize it from then on.
+Observers of quantization resize their buffers. Whoever calls `numpy()` on a tensor forbids its
+owner to resize it from then on.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from trainable.task import Data, Task
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*torch.ao.quantization:DeprecationWarning",
     "ignore:.*reduce_range:UserWarning",
+    "ignore:.*quantized tensor creation functions:UserWarning",
+    "ignore:Lazy modules are a new feature:UserWarning",
+    "ignore:Validating sparse tensor invariants:UserWarning",
+    "ignore:TypedStorage is deprecated:UserWarning",
 )
 
 
@@ -71,44 +76,113 @@ class Quantized(Task):
         return Data(train=split(48, 0), val=split(16, 1))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"backend": "x86"}, {"backend": "qnnpack"}, {"backend": "x86", "fuses": True}],
-    ids=str,
-)
-def test_quantization_aware_model_trains_and_resumes_to_the_same_bits(
+class Plain(Task):
+    """A linear task; each variant has a model with other tensors."""
+
+    def build_data(self) -> Data:
+        x = torch.arange(96.0).view(24, 4).sin()
+        return Data(train=(x, (x.sum(1) > 0).long()), val=(x, (x.sum(1) > 0).long()))
+
+
+class Lazy(Plain):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(6), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
+
+
+class Observed(nn.Linear):
+    """Its buffer gets its size in the first pass, in place."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("mean", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.mean.numel():
+            self.mean.resize_(x.shape[1]).zero_()
+        self.mean.lerp_(x.mean(0), 0.1)
+        return super().forward(x - self.mean)
+
+
+class Observing(Plain):
+    def build_model(self) -> nn.Module:
+        return Observed()
+
+
+class Buffered(Plain):
+    def build_model(self) -> nn.Module:
+        model = nn.Linear(4, 2)
+        wave = torch.complex(torch.ones(3), torch.arange(3.0))
+        for name, value in {
+            "sparse": torch.eye(3).to_sparse(),
+            "brain": torch.ones(3, dtype=torch.bfloat16),
+            "small": torch.ones(3).to(torch.float8_e4m3fn),
+            "unsigned": torch.ones(3).to(torch.uint16),
+            "conjugate": wave.conj(),
+            "negative": wave.conj().imag,
+            "scalar": torch.tensor(3),
+            "expanded": torch.zeros(1).expand(3),
+            "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        }.items():
+            model.register_buffer(name, value)
+        model.register_buffer("shared", model.scalar)
+        model.weight.share_memory_()
+        return model
+
+
+TASKS: dict[str, tuple[type[Task], dict[str, Any]]] = {
+    "quantized for each tensor": (Quantized, {"backend": "qnnpack"}),
+    "quantized for each channel": (Quantized, {"backend": "x86"}),
+    "quantized with fused layers": (Quantized, {"backend": "x86", "fuses": True}),
+    "lazy": (Lazy, {}),
+    "a buffer that gets its size in the first pass": (Observing, {}),
+    "buffers of other types and layouts": (Buffered, {}),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_model_trains_and_resumes_to_the_same_bits(
     tmp_path: Path,
     opened: Callable[..., Trainer],
     configure: Callable[..., TrialConfig],
-    arguments: dict[str, Any],
+    name: str,
 ) -> None:
+    kind, arguments = TASKS[name]
     config = configure(every="2 steps")
-    whole = opened(config, tmp_path / "whole", Quantized(**arguments))
+    whole = opened(config, tmp_path / "whole", kind(**arguments))
     *_, last = whole.events()
     assert last.finished
 
     steps = iter(range(1, 100))
-    cut = opened(
-        config, tmp_path / "cut", Quantized(**arguments), should_stop=lambda: next(steps) == 7
-    )
+    cut = opened(config, tmp_path / "cut", kind(**arguments), should_stop=lambda: next(steps) == 5)
     list(cut.events())
     cut.close()
-    resumed = opened(config, tmp_path / "cut", Quantized(**arguments))
-    assert resumed.resumed_at == 7
+    resumed = opened(config, tmp_path / "cut", kind(**arguments))
+    assert resumed.resumed_at == 5
     list(resumed.events())
     states = whole.state.state_dict(), resumed.state.state_dict()
-    assert "head.weight_fake_quant.scale" in states[0]["model"]
+    assert whole.position == resumed.position > 5
     assert list(state_differences(*states, ignored=MEASURED)) == []
 
 
-def test_quantization_aware_model_passes_the_check_of_a_sweep(
-    configure: Callable[..., TrialConfig],
+@pytest.mark.parametrize("name", TASKS)
+def test_model_passes_the_check_of_a_sweep(
+    configure: Callable[..., TrialConfig], name: str
 ) -> None:
+    kind, arguments = TASKS[name]
     config = configure()
-    task = config.task.model_validate({"name": f"{__name__}:Quantized"})
-    answer = inspect_config(config.model_copy(update={"task": task}))
+    task = {"name": f"{__name__}:{kind.__name__}", **arguments}
+    answer = inspect_config(TrialConfig.model_validate({**config.model_dump(), "task": task}))
     assert answer["checked"] == []
+    assert answer["num_parameters"] == sum(
+        p.numel() for p in _after_a_pass(kind(**arguments)).parameters()
+    )
     assert answer["step_seconds"] > 0
+
+
+def _after_a_pass(task: Task) -> nn.Module:
+    model = task.build_model()
+    model(task.build_data().train[0][:4])  # type: ignore[index]
+    return model
 
 
 class Resized(nn.Module):
