@@ -18,6 +18,7 @@ from trainable.group_joining import hidden_group
 from trainable.optim import build_optimizer, set_base_rates
 from trainable.optimizer_class import closure_problem
 from trainable.task import Task
+from trainable.task_code import task_code
 
 _SHOWN = 3
 
@@ -79,7 +80,7 @@ def optimizer_of(
         ConfigError: There is no such optimizer here, or it refuses an option.
         TaskError: There is nothing to train, or a parameter appears twice or is left out.
     """
-    with hidden_group():
+    with hidden_group(), task_code():
         built = task.build_optimizer(model, config)
     if built is None:
         optimizer = build_optimizer(config.optimizer, groups)
