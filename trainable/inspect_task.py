@@ -61,10 +61,10 @@ def inspect_config(
     """
     from trainable.build import build_parts
     from trainable.built import summarise_data
-    from trainable.custom_loop import check_loop
     from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
+    from trainable.loop_checks import check_loop
     from trainable.optimizer_check import check_optimizers
     from trainable.precision import find_device
     from trainable.rank_checks import FirstRank
@@ -72,8 +72,8 @@ def inspect_config(
     from trainable.split_sources import check_batch_size_applies, check_steps
     from trainable.task_checks import quick_check
 
-    if load_loop(config.task.name) is not None:
-        check_loop(config)
+    if (loop := load_loop(config.task.name)) is not None:
+        check_loop(config, loop)
         # a custom loop's sizes are known only by running it, which would train
         return {"own_loop": True, "code": code_digests(config.task.name)}
     # compiling takes minutes, and loader processes take seconds to start
