@@ -459,7 +459,7 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
     Raises:
         ConfigError: The optimizer cannot be built, or not be used with `train.ema`.
     """
-    optimizer = optimizer_of(parts.task, parts.model, config, parts.groups)
+    optimizer = optimizer_of(parts.task, parts.model, config, normalize_groups(parts.groups))
     parts.schedule.set_lr(optimizer, 0)
     average = None
     if parts.averaging is not None:

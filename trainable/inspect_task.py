@@ -59,13 +59,14 @@ def inspect_config(
     Raises:
         TrainingError: One of them cannot be built; the message says why.
     """
-    from trainable.build import build_parts
+    from trainable.build import build_parts, build_step
     from trainable.built import summarise_data
     from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
     from trainable.loop_checks import check_loop
     from trainable.optimizer_check import check_optimizers
+    from trainable.optimizers import builds_own
     from trainable.precision import find_device
     from trainable.rank_checks import FirstRank
     from trainable.read_back import check_resumable
@@ -94,6 +95,9 @@ def inspect_config(
                 check_batch_size_applies(plans[0])
         data = parts.task.fingerprint(parts.data)
         samples = parts.opened | summarise_data(parts.data, arguments=config.task.arguments)
+        # As in a run, before the first hook and loss, which may need what it makes. An optimizer
+        # of the configuration takes seconds to build, and no task sees it.
+        step = build_step(parts, plain) if builds_own(parts.task) else None
         # These run the model. `check_resumable` comes first of them: it compares the state before
         # and after the first pass.
         check_resumable(parts)
@@ -113,7 +117,13 @@ def inspect_config(
             ),
         }
         cautions = quick_check(parts, resumed=resumed, workers=config.workers)
-        first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
+        first = FirstBatches(
+            parts,
+            config,
+            step=step,
+            workers=config.train.loader.num_workers,
+            resumed=resumed,
+        )
         first.compute()
         if whole_steps:
             first.time_whole_steps(plain)
@@ -127,7 +137,8 @@ def inspect_config(
     if thorough:
         from trainable.testing import check_task
 
-        check_task(load_task(config.task.name, config.task.arguments), seed=config.seed)
+        task = load_task(config.task.name, config.task.arguments)
+        check_task(task, seed=config.seed, config=config.train)
     return answer
 
 
