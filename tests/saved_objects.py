@@ -32,7 +32,7 @@ class _Reader(pickle.Unpickler):
         """Return a tensor, or what stands for another object."""
         if written[0] == "tensor":
             return self._tensors[written[1]]
-        return locate(written[1]) or written
+        return locate(written[1].removeprefix("@")) or written
 
 
 def saved_values(state: Mapping[str, Any], root: str = "") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from trainable.built import Summary, check_built, summarise
 from trainable.cautions import cautions
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
-from trainable.custom_loop import CustomLoop, check_loop
+from trainable.custom_loop import CustomLoop
 from trainable.data import Source
 from trainable.epoch_start import EpochStart
 from trainable.errors import ConfigError, TaskError, TrainingCaution
@@ -29,6 +29,7 @@ from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.group_joining import hidden_group
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
+from trainable.loop_checks import check_loop
 from trainable.loop_rank import CustomLoopRank
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
@@ -120,7 +121,7 @@ def open_trainer(
         torch.cuda.reset_peak_memory_stats(target)  # else an earlier trial's peak would remain
     function = load_loop(config.task.name) if task is None else None
     if function is not None:
-        check_loop(config)
+        check_loop(config, function)
         if not ranks.is_first:
             # has what is used of it: events(), close() and what each run has
             return CustomLoopRank(  # type: ignore[return-value]
@@ -460,7 +461,7 @@ def build_step(parts: Parts, config: TrainConfig, ranks: Ranks = ALONE) -> Step:
     Raises:
         ConfigError: The optimizer cannot be built, or not be used with `train.ema`.
     """
-    optimizer = optimizer_of(parts.task, parts.model, config, parts.groups)
+    optimizer = optimizer_of(parts.task, parts.model, config, normalize_groups(parts.groups))
     parts.schedule.set_lr(optimizer, 0)
     average = None
     if parts.averaging is not None:

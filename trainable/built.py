@@ -232,7 +232,9 @@ def _summary(value: object, depth: int = 0, entries: int = _ENTRIES) -> Any:
     if isinstance(value, Tensor):
         if is_lazy(value) or value.is_meta or value.layout is not torch.strided:
             return [type(value).__name__, str(value.dtype)]
-        return _numbers(value.detach().flatten(), list(value.shape))
+        plain = value.detach().resolve_conj().resolve_neg()
+        plain = plain.dequantize() if plain.is_quantized else plain
+        return _numbers(plain.flatten(), list(value.shape))
     if isinstance(value, numpy.ndarray | numpy.generic):
         if value.dtype.kind not in "biufc":
             return [str(value.dtype), list(value.shape), _digest(numpy.asarray(value).tolist())]
@@ -270,7 +272,9 @@ def _numbers(flat: Tensor, shape: list[int]) -> list[Any]:
         return [kind, shape]
     chosen = flat[:: max(1, flat.numel() // _VALUES)].cpu().contiguous()
     if not (flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.uint8):
-        return [kind, shape, hashlib.sha256(chosen.numpy().tobytes()).hexdigest()[:16]]
+        # A copy: numpy() forbids the owner of the memory to resize it, as observers of
+        # quantization do in their first pass.
+        return [kind, shape, hashlib.sha256(chosen.clone().numpy().tobytes()).hexdigest()[:16]]
     values = torch.view_as_real(chosen) if flat.is_complex() else chosen
     values = torch.nan_to_num(values.flatten().to(torch.float64))
     indices = torch.linspace(0, len(values) - 1, min(8, len(values))).long()

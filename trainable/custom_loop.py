@@ -68,20 +68,6 @@ class _Progress:
     """Reports since the best one."""
 
 
-def check_loop(config: TrialConfig) -> None:
-    """Refuse what only a task can have.
-
-    Raises:
-        ConfigError: Checkpoints are to hold trained parameters only.
-    """
-    if config.checkpoint.parameters != "all":
-        raise ConfigError(
-            f"{config.checkpoint.parameters}, and {config.task.name} is a custom loop, whose "
-            "checkpoints have what it yields; yield only the trained parameters and write all",
-            key="checkpoint.parameters",
-        )
-
-
 class CustomLoop(BaseRun):
     """Run a generator function: report, save and resume what it yields.
 

@@ -104,5 +104,6 @@ def _count_correct(output: object, batch: Any) -> tuple[Tensor, Tensor] | None:
         return None
     if output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != targets.shape:
         return None
+    targets = targets.long()  # torch compares not all unsigned types
     counted = targets >= 0  # ignored targets are negative by convention (-100)
     return (output.argmax(dim=1) == targets).logical_and(counted).sum(), counted.sum()

@@ -8,6 +8,7 @@ training state other than the model's.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -154,6 +155,7 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
     from trainable.build import build_parts
     from trainable.find_task import load_loop
     from trainable.frozen_base import completed
+    from trainable.optimizers import builds_own, optimizer_of
     from trainable.train_state import load_model_state
 
     if load_loop(config.task.name) is not None:
@@ -171,6 +173,10 @@ def _load_trained(config: TrialConfig, generation: Path | str) -> tuple[Parts, E
     }
     train = config.train.model_copy(update=plain)  # none of them is part of the model
     parts = build_parts(config.model_copy(update={"train": train}), device=torch.device("cpu"))
+    if builds_own(parts.task):  # loss() may need what it makes
+        # A user's method may raise anything, such as that it needs a GPU.
+        with contextlib.suppress(Exception):
+            optimizer_of(parts.task, parts.model, train, parts.groups)
     weights = completed(parts.model, weights, state.get("base"))
     _restore_objects(parts, state)
     load_model_state(parts.model, weights)

@@ -59,23 +59,15 @@ def import_named(name: str) -> None:
 def load_loop(name: str) -> Callable[..., Any] | None:
     """Return the function that `package.module:function` names; None when it names a class.
 
+    Whether it is a loop is checked before a run (`loop_checks.py`).
+
     Raises:
-        ConfigError: The module or the name in it was not found, or the function does not take
-            two arguments.
+        ConfigError: The module or the name in it was not found.
     """
     found, _ = _locate(name)
     if isinstance(found, type) or not callable(found):
         return None
     function: Callable[..., Any] = found
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError as problem:
-        raise ConfigError(
-            f"{name!r} is a function that cannot be called with two arguments ({problem}); a loop "
-            "is a generator function run(config, context); name one, or a class that derives from "
-            "trainable.Task",
-            key="task.name",
-        ) from problem
     return function
 
 

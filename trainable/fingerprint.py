@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FOREIGN = {"site-packages", "dist-packages"}
 """Directories of installed packages."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+_PIECE = 1 << 22
 ARGUMENTS = "arguments"
 """The key in a summary (`built.py`) of the arguments of the task's constructor."""
 COLLATED = "its collated batch"
@@ -102,14 +103,21 @@ def task_directory(task: str) -> Path | None:
 
 def tensor_digest(*tensors: Tensor) -> str:
     """Return one sha256 over the dtypes, shapes and values of tensors, in their order."""
-    import torch
-
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-        whole = tensor.detach().cpu().contiguous()
-        digest.update(whole.flatten().view(torch.uint8).numpy().data)
+        for piece in _bits(tensor.detach()).split(_PIECE):
+            # A copy: numpy() forbids the owner of the memory to resize it from then on.
+            digest.update(piece.clone().numpy().data)
     return digest.hexdigest()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor's values in host memory; it may share the tensor's own."""
+    import torch
+
+    plain = tensor.resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.flatten().view(torch.uint8)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

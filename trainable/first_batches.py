@@ -1,8 +1,9 @@
 """Compute the first training batch and the first evaluation batch of a run, before it starts.
 
 The first optimizer of a process imports `torch._dynamo`, which takes 2 s. So these steps do all
-that a step does, except the optimizer's update. What must not live here: checks of a few samples
-(`task_checks.py`), and the GPU memory of a whole step (`memory_probe.py`).
+that a step does, except the optimizer's update, unless the task builds the optimizer. What must
+not live here: checks of a few samples (`task_checks.py`), and the GPU memory of a whole step
+(`memory_probe.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trainable.base_run import check_reported
 from trainable.build import build_step
@@ -32,10 +34,11 @@ from trainable.logged import Log, collecting, means, merge_logged
 from trainable.optim import Clipper
 from trainable.seeding import preserved_host_rng
 from trainable.step import Step, translate_torch_errors
-from trainable.task import Batch
+from trainable.task import Batch, Task
 from trainable.task_checks import has_literal, raised
 from trainable.task_code import task_code
 from trainable.train_state import model_state
+from trainable.untrained import Untrained
 
 if TYPE_CHECKING:
     from trainable.build import Parts
@@ -59,11 +62,22 @@ class FirstBatches:
     Args:
         parts: The parts of a run; not compiled, and without loader processes.
         config: Its configuration.
+        step: Takes the steps, of an optimizer that the task builds; None: they update nothing.
         workers: Loader processes that the run will have.
+        resumed: Whether the run has begun. Parameters without an optimizer are then warned of.
     """
 
-    def __init__(self, parts: Parts, config: TrialConfig, *, workers: int = 0) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        config: TrialConfig,
+        *,
+        step: Step | None = None,
+        workers: int = 0,
+        resumed: bool = False,
+    ) -> None:
         self._parts, self._config, self._workers = parts, config, workers
+        self._step_of_run, self._resumed = step, resumed
         self._reported: set[str] = set()
         self.cautions: list[str] = []
         """What failed, a sentence each. With other hyperparameters it may not."""
@@ -100,7 +114,7 @@ class FirstBatches:
             _time_limit(SECONDS),
             task_code(),
         ):
-            step = build_step(parts, train)
+            step = self._step_of_run or build_step(parts, train)
             hooks = Hooks(parts.task, log, parts.model, step.parameters)
             windows = chain(parts.train.windows(0), parts.train.windows(1))
             hooks.epoch_start(0)
@@ -115,20 +129,29 @@ class FirstBatches:
     def _step(self, log: Log) -> bool:
         """Take one step, and some more for their time; return whether the first succeeded."""
         parts, config = self._parts, self._config.train
-        step = _step_without_update(parts, config)
+        step = self._step_of_run or _step_without_update(parts, config)
+        untrained = Untrained(parts.task, parts.model, step.parameters)
         hooks = Hooks(parts.task, log, parts.model, step.parameters)
         windows = chain(parts.train.windows(0), parts.train.windows(1))
         with self._attempt("the first training batch", certain=True) as tried, task_code():
             seconds: list[float] = []
             hooks.epoch_start(0)
             for number, window in enumerate(islice(windows, _REPEATS), start=1):
-                seconds.append(self._timed(step, window, number))
+                step.task = cast("Task", untrained)
+                try:
+                    seconds.append(self._timed(step, window, number))
+                finally:
+                    step.task = parts.task
                 hooks.step_end(number)
                 tried.append(True)
-                if sum(seconds) > _ENOUGH_SECONDS:
+                if sum(seconds) > _ENOUGH_SECONDS and number > untrained.is_suspected:
                     break
             self.costs["step_seconds"] = min(seconds)
             hooks.epoch_end(0)
+            if (problem := untrained.problem()) is not None:
+                if not self._resumed:
+                    raise TaskError(problem)
+                self.cautions.append(problem)
         if not tried:
             return False
         logged = log.take() | log.take_epoch()
@@ -271,9 +294,14 @@ def checkpoint_bytes(parts: Parts, optimizer_bytes: int, *, trained_only: bool =
         optimizer_bytes: Those of the optimizer's state.
         trained_only: The checkpoint has only trained parameters; statistics are not counted.
     """
-    own = {p.data_ptr(): p.nbytes for p in parts.model.parameters() if p.requires_grad}
+    own = {
+        p.data_ptr(): p.nbytes
+        for p in parts.model.parameters()
+        if p.requires_grad and not is_lazy(p)
+    }
     trained = sum(own.values())
-    tensors = [v for v in model_state(parts.model).values() if isinstance(v, torch.Tensor)]
+    values = model_state(parts.model).values()
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and not is_lazy(v)]
     model = trained if trained_only else sum(t.numel() * t.element_size() for t in tensors)
     average = trained if parts.averaging is not None else 0
     return _GENERATOR_BYTES + optimizer_bytes + model + average

@@ -179,6 +179,7 @@ def output_problem(output: object, targets: object) -> str | None:
             f"shape (N, C, ...) and targets of shape (N, ...), here {tuple(expected)}; transpose "
             "the logits or squeeze the targets, or define loss()" + _reshaped(output, targets)
         )
+    targets = targets.long()  # torch has no minimum of unsigned types
     counted = targets[targets != -100]
     if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= output.shape[1]):
         low, high = int(counted.min()), int(counted.max())

@@ -59,21 +59,22 @@ def inspect_config(
     Raises:
         TrainingError: One of them cannot be built; the message says why.
     """
-    from trainable.build import build_parts
+    from trainable.build import build_parts, build_step
     from trainable.built import summarise_data
-    from trainable.custom_loop import check_loop
     from trainable.find_task import default_arguments, load_loop, load_task
     from trainable.fingerprint import code_digests
     from trainable.first_batches import FirstBatches, checkpoint_bytes
+    from trainable.loop_checks import check_loop
     from trainable.optimizer_check import check_optimizers
+    from trainable.optimizers import builds_own
     from trainable.precision import find_device
     from trainable.rank_checks import FirstRank
     from trainable.read_back import check_resumable
     from trainable.split_sources import check_batch_size_applies, check_steps
     from trainable.task_checks import quick_check
 
-    if load_loop(config.task.name) is not None:
-        check_loop(config)
+    if (loop := load_loop(config.task.name)) is not None:
+        check_loop(config, loop)
         # a custom loop's sizes are known only by running it, which would train
         return {"own_loop": True, "code": code_digests(config.task.name)}
     # compiling takes minutes, and loader processes take seconds to start
@@ -92,12 +93,20 @@ def inspect_config(
             check_steps(max_warmup_config, plans[0], parts.task.tokens_per_sample)
             if max_warmup_config.train.batch_size != config.train.batch_size:
                 check_batch_size_applies(plans[0])
+        data = parts.task.fingerprint(parts.data)
+        samples = parts.opened | summarise_data(parts.data, arguments=config.task.arguments)
+        # As in a run, before the first hook and loss, which may need what it makes. An optimizer
+        # of the configuration takes seconds to build, and no task sees it.
+        step = build_step(parts, plain) if builds_own(parts.task) else None
+        # These run the model. `check_resumable` comes first of them: it compares the state before
+        # and after the first pass.
+        check_resumable(parts)
         sizes = measure(config, parts.groups, plans, parts.reports, parts.precision)
         answer = {
             "code": code_digests(config.task.name) | dict(parts.task.files_read),
             "default_arguments": default_arguments(config.task.name),
-            "data": parts.task.fingerprint(parts.data),
-            "samples": parts.opened | summarise_data(parts.data, arguments=config.task.arguments),
+            "data": data,
+            "samples": samples,
             "cautions": parts.cautions,
             **sizes,
             "build_seconds": build_seconds,
@@ -107,11 +116,14 @@ def inspect_config(
                 trained_only=config.checkpoint.parameters == "trained",
             ),
         }
-        # These run the model, so they come last. `check_resumable` comes first of them: it
-        # compares the state before and after the first pass.
-        check_resumable(parts)
         cautions = quick_check(parts, resumed=resumed, workers=config.workers)
-        first = FirstBatches(parts, config, workers=config.train.loader.num_workers)
+        first = FirstBatches(
+            parts,
+            config,
+            step=step,
+            workers=config.train.loader.num_workers,
+            resumed=resumed,
+        )
         first.compute()
         if whole_steps:
             first.time_whole_steps(plain)
@@ -125,7 +137,8 @@ def inspect_config(
     if thorough:
         from trainable.testing import check_task
 
-        check_task(load_task(config.task.name, config.task.arguments), seed=config.seed)
+        task = load_task(config.task.name, config.task.arguments)
+        check_task(task, seed=config.seed, config=config.train)
     return answer
 
 
@@ -138,6 +151,8 @@ def measure(
 ) -> dict[str, Any]:
     """Return the sizes of a run: parameters, bytes, samples and steps.
 
+    A parameter of a lazy module counts from its first batch on, which gives it a shape.
+
     Args:
         config: Its configuration.
         groups: The optimizer's parameter groups.
@@ -145,11 +160,13 @@ def measure(
         reports: When it reports, and when it ends.
         precision: Its precision and device.
     """
+    from torch.nn.parameter import is_lazy
+
     from trainable.optim import state_bytes, trained
     from trainable.precision import device_name
     from trainable.sharded_state import largest_part_bytes
 
-    parameters = trained(groups)
+    parameters = [p for p in trained(groups) if not is_lazy(p)]
     train, val = plans
     return {
         "num_parameters": sum(p.numel() for p in parameters),

@@ -25,8 +25,8 @@ def cross_entropy(
 
     Args:
         logits: Shape (N, C) or (N, C, ...), not passed through a softmax.
-        targets: Class indices of shape (N,) or (N, ...), or class probabilities of the shape of
-            `logits`.
+        targets: Class indices of any integer type, shape (N,) or (N, ...), or class probabilities
+            of the shape of `logits`.
         weight: One factor for each class, shape (C,).
         label_smoothing: Share of the probability spread evenly over the classes, in [0, 1].
         ignore_index: Targets of this class are ignored.
@@ -35,6 +35,8 @@ def cross_entropy(
         The summed loss (scalar), and the number of targets that are not ignored, or the sum of
         their class weights.
     """
+    if not targets.is_floating_point():
+        targets = targets.long()  # torch takes int64 and uint8 alone, and 156 for -100 in uint8
     total = F.cross_entropy(
         logits,
         targets,
@@ -45,12 +47,10 @@ def cross_entropy(
     )
     if targets.is_floating_point():
         return total, targets.numel() // targets.shape[1]
-    # uint8 targets: class 156 would equal -100, and indexing would treat them as a mask.
-    classes = targets.long()
-    counted = classes != ignore_index
+    counted = targets != ignore_index
     if weight is None:
         return total, counted.sum()
-    return total, weight[classes.where(counted, 0)].mul(counted).sum()
+    return total, weight[targets.where(counted, 0)].mul(counted).sum()
 
 
 def binary_cross_entropy(

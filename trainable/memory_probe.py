@@ -75,6 +75,7 @@ def run_two_steps(config: TrialConfig, device: torch.device) -> None:
                 for number, window in enumerate(islice(windows, 2), start=1):
                     step(window, number)
                     hooks.step_end(number)
+                hooks.epoch_end(0)
                 if step.average is not None:
                     step.average.count = 1  # whatever its start: evaluation copies the weights
                 log.prefix = "val/"

@@ -194,7 +194,7 @@ class ObjectState:
         """
         found: dict[str, list[str]] = {}
         for path, node in self._nodes.items():
-            if path.startswith(tuple(self._roots)):
+            if not path.startswith("@"):
                 name, its, told = _with_type(node), self._signature(node), self._told(node)
                 found[name] = [repr(its.rest), repr(told.rest)]
                 found |= {
@@ -488,7 +488,7 @@ class ObjectState:
         for root, name in self._names.items():
             if path == root or path.startswith((f"{root}.", f"{root}[")):
                 return name + path[len(root) :]
-        return path
+        return path.removeprefix("@")
 
     # Restoring
 

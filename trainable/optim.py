@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from trainable.config import ClipConfig
 from trainable.errors import ConfigError, TaskError
-from trainable.optimizer_class import checked_options, class_of, torch_options
+from trainable.optimizer_class import checked_options, class_of, torch_options, unusable
 from trainable.optimizer_config import OptimizerConfig, is_own
 
 Scalar = float | Tensor
@@ -135,6 +135,8 @@ def build_optimizer(
     """
     check_groups(config, groups)
     optimizer = _construct(config, groups, [p for group in groups for p in group["params"]])
+    if (why := unusable(optimizer)) is not None:
+        raise ConfigError(f"{config.name!r}: {why}", key="train.optimizer.name")
     set_base_rates(optimizer.param_groups, config.lr)
     return optimizer
 

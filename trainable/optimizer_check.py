@@ -21,7 +21,7 @@ from trainable.optim import normalize_groups
 from trainable.optimizer_class import OWN_LOOP
 from trainable.optimizer_config import OPTIMIZER_DEFAULTS, OptimizerConfig, is_own
 from trainable.optimizer_state import OptimizerState
-from trainable.optimizers import evaluated_weights, optimizer_of
+from trainable.optimizers import builds_own, evaluated_weights, optimizer_of
 from trainable.schedule import Schedule
 from trainable.seeding import preserved_host_rng
 from trainable.snapshot import num_bytes, snapshot
@@ -41,8 +41,8 @@ def needs_check(config: OptimizerConfig, task: Task) -> bool:
 
     Building an optimizer costs seconds, so the usual ones without further arguments are not built.
     """
-    own = type(task).build_optimizer is not Task.build_optimizer
-    return own or is_own(config.name) or config.name not in _OURS or bool(config.arguments)
+    own = builds_own(task) or is_own(config.name)
+    return own or config.name not in _OURS or bool(config.arguments)
 
 
 def check_optimizers(parts: Parts, configs: Sequence[TrialConfig], total_steps: int) -> int | None:
@@ -98,7 +98,7 @@ def check_optimizer(parts: Parts, config: TrainConfig) -> int:
         with preserved_host_rng():
             return _RoundTrip(parts, config).check()
     except _Unfit as problem:
-        if type(parts.task).build_optimizer is not Task.build_optimizer:
+        if builds_own(parts.task):
             raise TaskError(f"build_optimizer(): {problem}") from problem.__cause__
         name = config.optimizer.name
         raise ConfigError(f"{name!r}: {problem}", key="train.optimizer.name") from problem
@@ -128,6 +128,13 @@ class _RoundTrip:
             saved = _read_back(state.state_dict())
         except CheckpointError as problem:
             raise _Unfit(f"its state cannot be saved: {problem}") from problem
+        # A user's class may raise anything.
+        except Exception as problem:
+            raise _Unfit(
+                f"its state_dict() raised {type(problem).__name__}: {problem}; a run saves it and "
+                "is resumed from it; let state_dict() return a dict with 'state' and "
+                "'param_groups', such as that of the optimizer that it wraps"
+            ) from problem
         weights = [p.detach().clone() for p in parameters]
         coming = [self._gradients(parameters) for _ in range(_STEPS)]
         with evaluated_weights(first):
@@ -183,18 +190,20 @@ class _RoundTrip:
         parameters: list[Tensor],
         gradients: list[Tensor],
     ) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.clone()
         try:
+            optimizer.zero_grad(set_to_none=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
             optimizer.step()
         # A user's class may raise anything.
         except Exception as problem:
-            closure = "closure" in str(problem)
+            said = f"{type(problem).__name__}: {problem}"
+            # one that does not look at its closure calls None
+            closure = "closure" in said or "'NoneType' object is not callable" in said
             remedy = OWN_LOOP if closure else "correct it, or its options"
             raise _Unfit(
-                f"its step() raised {type(problem).__name__}: {problem}; a step is one call "
-                f"without a closure, after the gradients are computed and clipped; {remedy}"
+                f"its zero_grad() or step() raised {said}; a step is one call without a closure, "
+                f"after the gradients are computed and clipped; {remedy}"
             ) from problem
         self._parts.schedule.set_lr(optimizer, 1)
 

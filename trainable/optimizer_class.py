@@ -22,6 +22,12 @@ from trainable.task_registry import nearest
 _PACKAGE = "pytorch_optimizer"
 _FROM_PACKAGE = {"lamb": "Lamb", "lion": "Lion"}
 _NAME = "train.optimizer.name"
+_OF_TORCH = (
+    *("param_groups", "state", "defaults"),
+    *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
+)
+"""What the constructor of torch.optim.Optimizer sets and a run uses."""
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 OWN_LOOP = (
     "write a loop of your own, as docs/guides/own-loop.md and sweeps/examples/plain_loop.py show"
 )
@@ -74,14 +80,57 @@ def _described(found: object) -> str:
 
 
 def closure_problem(kind: type[torch.optim.Optimizer]) -> str | None:
-    """Return why a step cannot use a class whose `step` needs a closure; None if it can."""
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if closure is None or closure.default is not closure.empty:
+    """Return why a step cannot call a class' `step`, which needs arguments; None if it can."""
+    _, *further = inspect.signature(kind.step).parameters.values()
+    needed = [p.name for p in further if p.default is p.empty and p.kind not in _ANY_NUMBER]
+    if not needed:
         return None
+    if needed != ["closure"]:
+        return (
+            f"{kind.__name__}.step() needs {', '.join(needed)}; a step is one call without "
+            f"arguments, after the gradients are computed and clipped; give them defaults, or "
+            f"{OWN_LOOP}"
+        )
     return (
         f"{kind.__name__}.step() needs a closure, which computes the loss again; a step here "
         f"computes it once, from all micro-batches; take another optimizer, or {OWN_LOOP}"
     )
+
+
+def unusable(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return why a run cannot use an optimizer, such as a wrapper of another; None if it can."""
+    kind = type(optimizer)
+    name = kind.__name__
+    lacking = ", ".join(key for key in _OF_TORCH if not hasattr(optimizer, key))
+    if lacking or not getattr(kind.step, "hooked", False):
+        found = f"{name} lacks {lacking}" if lacking else f"{name}.step() calls no hooks"
+        is_property = isinstance(getattr(kind, "param_groups", None), property)
+        own = "remove the property param_groups, and " if is_property else ""
+        return (
+            f"{found}: its __init__() never called that of torch.optim.Optimizer, whose parts a "
+            "run uses to save, schedule and order its steps; "
+            f"{own}write `super().__init__(base.param_groups, base.defaults)` at the beginning of "
+            f"{name}.__init__(), where `base` is the optimizer that it wraps, and then "
+            "`self.param_groups, self.state = base.param_groups, base.state`, or "
+            f"{OWN_LOOP}"
+        )
+    try:
+        inspect.signature(optimizer.zero_grad).bind(set_to_none=True)
+    except TypeError as problem:
+        return (
+            f"{name}.zero_grad() cannot be called with set_to_none=True ({problem}); each step "
+            f"begins with that call; write `def zero_grad(self, set_to_none=True):` in {name}"
+        )
+    if (why := closure_problem(kind)) is not None:
+        return why
+    for group in optimizer.param_groups:
+        if not isinstance(rate := group.get("lr"), float | int | torch.Tensor):
+            return (
+                f"{name} has a parameter group whose lr is {rate!r}; the schedule scales the "
+                "learning rate of each group; build it with lr=config.optimizer.lr, and switch "
+                "off a schedule of its own"
+            )
+    return None
 
 
 def torch_options(config: OptimizerConfig, kind: type[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -92,6 +92,15 @@ def _same(one: object, other: object) -> bool:
 
 
 def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    if "param_groups" not in state:  # a class with a form of its own
+        rates = [
+            {key: group[key] for key in ("lr", *_OWN_OPTIONS) if key in group}
+            for group in optimizer.param_groups
+        ]
+        optimizer.load_state_dict(state)
+        for group, own in zip(optimizer.param_groups, rates, strict=True):
+            group.update(own)
+        return
     saved_groups = state["param_groups"]
     # torch restores moments by the order of parameters, which other groups would change.
     saved, ours = (

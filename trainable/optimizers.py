@@ -16,8 +16,9 @@ from trainable.config import TrainConfig
 from trainable.errors import TaskError
 from trainable.group_joining import hidden_group
 from trainable.optim import build_optimizer, set_base_rates
-from trainable.optimizer_class import closure_problem
+from trainable.optimizer_class import unusable
 from trainable.task import Task
+from trainable.task_code import task_code
 
 _SHOWN = 3
 
@@ -59,6 +60,11 @@ class CombinedOptimizer:
         return self.optimizers[-1].register_step_post_hook(hook)
 
 
+def builds_own(task: Task) -> bool:
+    """Whether a task has a `build_optimizer` of its own."""
+    return type(task).build_optimizer is not Task.build_optimizer
+
+
 def members(optimizer: torch.optim.Optimizer | CombinedOptimizer) -> list[torch.optim.Optimizer]:
     """Return the optimizers that a combined one has, or the single one."""
     return optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else [optimizer]
@@ -79,7 +85,7 @@ def optimizer_of(
         ConfigError: There is no such optimizer here, or it refuses an option.
         TaskError: There is nothing to train, or a parameter appears twice or is left out.
     """
-    with hidden_group():
+    with hidden_group(), task_code():
         built = task.build_optimizer(model, config)
     if built is None:
         optimizer = build_optimizer(config.optimizer, groups)
@@ -112,7 +118,7 @@ def combine(built: object, model: nn.Module, peak: float) -> torch.optim.Optimiz
                 f"build_optimizer() returned a list with {_described(one)}; it must hold "
                 "torch.optim.Optimizer objects only"
             )
-        if (why := closure_problem(type(one))) is not None:
+        if (why := unusable(one)) is not None:
             raise TaskError(f"build_optimizer(): {why}")
     groups = [group for one in found for group in one.param_groups]
     _check_parameters([p for group in groups for p in group["params"]], model)

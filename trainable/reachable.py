@@ -535,11 +535,11 @@ def kind_of(value: Any) -> Kind | None:
 
 
 def named(value: Any) -> str | None:
-    """Return the name of a class, function or module of the user's; None for other objects."""
+    """Return the name of a class, function or module, after an `@`; None for other objects."""
     if isinstance(value, types.ModuleType):
-        return value.__name__
+        return f"@{value.__name__}"
     if isinstance(value, (type, types.FunctionType)) and _is_found(value):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"@{value.__module__}.{value.__qualname__}"
     return None
 
 

@@ -61,10 +61,21 @@ def task_code(what: str = "") -> Iterator[None]:
 def _as_task_error(problem: BaseException, what: str) -> TaskError:
     *_, frame = traceback.extract_tb(problem.__traceback__)
     said = f"{type(problem).__name__}{f' ({problem})' if str(problem) else ''}"
+    if what:
+        remedy = (
+            "return each item that the length promises, and raise an error such as RuntimeError "
+            "where that fails"
+        )
+    elif isinstance(problem, (StopIteration, StopAsyncIteration)):
+        remedy = "give next() a default, as in next(iterator, None), or make a new iterator"
+    else:
+        remedy = (
+            "the budget and early stopping end a trial; remove the call, or raise an error such "
+            "as RuntimeError, which fails this trial alone"
+        )
     return TaskError(
         f"{f'{what}: ' if what else ''}{said} was raised at {frame.filename}:{frame.lineno} in "
-        f"{frame.name}(); a task must not raise what ends a loop or a process; return each item "
-        "that the length promises, and raise an error such as RuntimeError where that fails"
+        f"{frame.name}(); a task must not raise what ends a loop or a process; {remedy}"
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainable.base_run import check_reported, one_number
+from trainable.config import TrainConfig
 from trainable.data import sample_count
 from trainable.errors import CheckpointError, ConfigError, TaskError
 from trainable.first_batches import EPOCH_METRICS, STEP_METRICS
@@ -25,6 +26,8 @@ from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState, run_objects
 from trainable.optim import Scalar, normalize_groups
+from trainable.optimizers import builds_own, optimizer_of
+from trainable.run_length import set_total_steps
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -36,31 +39,43 @@ from trainable.splits import is_stream
 from trainable.task import Batch, Data, Samples, Task, check_data
 from trainable.task_checks import first_batch, is_mean, no_targets, uncalled_methods
 from trainable.train_state import check_read_back, check_state, model_state
+from trainable.untrained import Untrained
 
 _SAMPLES = 8  # enough for two halves of a batch, and few enough for a large model on a CPU
+_TOTAL_STEPS = 100
+"""The length of a run of a task that is checked alone."""
 _TOLERANCE = 1e-3  # relative; reordering a float32 sum changes it by far less
 
 
-def check_task(task: Task, *, seed: int = 0, metrics: str | Sequence[str] = ()) -> None:
+def check_task(
+    task: Task,
+    *,
+    seed: int = 0,
+    metrics: str | Sequence[str] = (),
+    config: TrainConfig | None = None,
+) -> None:
     """Check that a task keeps its contract, on the CPU and with a few of its samples.
+
+    Its methods are called in the order of a run.
 
     Args:
         task: An instance of the task.
         seed: Seed of all random numbers.
         metrics: Metrics that it must report, such as `val/accuracy`.
+        config: The section `train` that `build_optimizer` receives; None: the defaults.
 
     Raises:
         TaskError: It does not; the message lists every problem with its remedy.
     """
     with preserved_host_rng():
         wanted = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-        problems = list(_problems(task, seed, wanted))
+        problems = list(_problems(task, seed, wanted, config or TrainConfig()))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise TaskError(f"{type(task).__name__} breaks the contract of a task:\n{listed}")
 
 
-def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
+def _problems(task: Task, seed: int, wanted: Sequence[str], config: TrainConfig) -> Iterator[str]:
     yield from uncalled_methods(task)
     try:
         check_hooks(task)
@@ -91,6 +106,15 @@ def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
         yield f"collating the first samples raised {type(problem).__name__}: {problem}"
         return
     try:
+        _begin_run(task, model, config)
+    except TaskError as problem:
+        yield str(problem)
+        return
+    # a user's method may raise anything; the problems found before are still reported
+    except Exception as problem:
+        yield f"build_optimizer() or on_epoch_start() raised {type(problem).__name__}: {problem}"
+        return
+    try:
         broken = list(_loss_problems(task, model, batch, halves))
         broken += list(_target_problems(task, model, batch)) or [
             problem for problem in _form_problems(task, model, batch) if not broken
@@ -107,7 +131,7 @@ def _problems(task: Task, seed: int, wanted: Sequence[str]) -> Iterator[str]:
     modules = run_objects(task, trained, whole_task=False)
     if not broken:  # a broken loss breaks the evaluation, too: report it once
         with collecting(task) as log:
-            yield from _training_problems(task, trained, batch, log)
+            yield from _training_problems(task, trained, batch, log, config)
             reported = {*STEP_METRICS, *EPOCH_METRICS, *log.take(), *log.take_epoch()}
             log.prefix = "val/"
             val_batch = first_batch(data, "val", _SAMPLES)[0]
@@ -315,12 +339,36 @@ def _same(first: object, second: object) -> bool:
     return True
 
 
-def _training_problems(task: Task, model: nn.Module, batch: Batch, log: Log) -> Iterator[str]:
+def _build_optimizer(task: Task, model: nn.Module, config: TrainConfig) -> list[Tensor]:
+    """Build the optimizer if the task has one of its own; return what is trained."""
+    groups = normalize_groups(task.param_groups(model))
+    if task.total_steps is None:
+        set_total_steps(task, _TOTAL_STEPS)
+    if builds_own(task):
+        groups = optimizer_of(task, model, config, groups).param_groups
+    return [p for group in groups for p in group["params"]]
+
+
+def _begin_run(task: Task, model: nn.Module, config: TrainConfig) -> None:
+    """Call what a run calls before its first loss, which may need what that makes."""
+    _build_optimizer(task, model, config)
+    with collecting(task) as log:
+        Hooks(task, log, model, list(model.parameters())).epoch_start(0)
+
+
+def _training_problems(
+    task: Task, model: nn.Module, batch: Batch, log: Log, config: TrainConfig
+) -> Iterator[str]:
+    untrained = Untrained(task, model, _build_optimizer(task, model, config))
     hooks = Hooks(task, log, model, list(model.parameters()))
     hooks.epoch_start(0)
-    task.loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
+    untrained.loss(model, batch)[0].backward()
     hooks.step_end(1)
+    if untrained.is_suspected:
+        untrained.loss(model, batch)
     hooks.epoch_end(0)
+    if (problem := untrained.problem()) is not None:
+        yield problem
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if len(without) == sum(p.requires_grad for p in model.parameters()):
         yield "no parameter received a gradient; do not detach the model's output in loss()"

@@ -119,6 +119,8 @@ class TaskFacts:
 
     def _memory(self) -> str:
         """Return the number of parameters and their bytes in a sentence."""
+        if not self.num_parameters:
+            return "parameters of lazy modules, whose sizes are known after the first batch"
         weight = self.weight_bytes / self.num_parameters
         if self.optimizer_bytes is None:
             return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ from torch import nn
 from tests.message_parts import assert_parts
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
-from trainable.config import TrialConfig
+from trainable.config import TaskConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.diagnostics import MEASURED
 from trainable.errors import (
@@ -29,6 +30,7 @@ from trainable.errors import (
 )
 from trainable.export import export_weights
 from trainable.inspect_task import inspect_config
+from trainable.loop_checks import check_loop
 from trainable.metrics_file import read_rows
 from trainable.train_state import check_state
 
@@ -357,13 +359,6 @@ def test_context_has_what_a_loop_needs(tmp_path):
     json.dumps(report.metrics)
 
 
-def _returns(value):
-    def loop(config, context):  # noqa: ARG001
-        return value
-
-    return loop
-
-
 def _yields(value):
     def loop(config, context):  # noqa: ARG001
         yield value
@@ -374,7 +369,7 @@ def _yields(value):
 @pytest.mark.parametrize(
     ("loop", "error", "message"),
     [
-        (_returns(3), TaskError, "must be a generator function"),
+        (lambda *given: len(given), TaskError, "must be a generator function"),
         (_values(), TaskError, "ended without a report"),
         (_yields({}), TaskError, "yielded no metrics; it must yield a dict of metrics"),
         (_values("high"), TaskError, "'val/loss' as 'high'; a metric is one number"),
@@ -403,6 +398,109 @@ def test_contract_violations_are_named(tmp_path, loop, error, message):
         _open(loop, tmp_path) as trainer,
     ):
         list(trainer.events())
+
+
+def _takes_values(lr, warmup):  # noqa: ARG001
+    yield {"val/loss": 1.0}
+
+
+def _takes_three(lr, width, epochs):  # noqa: ARG001
+    yield {"val/loss": 1.0}
+
+
+def _takes_one(config):  # noqa: ARG001
+    yield {"val/loss": 1.0}
+
+
+def _returns(config, context):
+    for _ in context.remaining_epochs():
+        loss = config.train.optimizer.lr
+    return {"val/loss": loss}
+
+
+def _returns_number(config, context):  # noqa: ARG001
+    return torch.tensor(config.train.optimizer.lr).item()
+
+
+async def _waits(config, context):  # noqa: ARG001
+    return {"val/loss": 1.0}
+
+
+async def _waits_and_yields(config, context):  # noqa: ARG001
+    yield {"val/loss": 1.0}
+
+
+_WRITES_LOOP = ("write `def _takes", "(config, context):`")
+NO_LOOPS = {
+    "its own values": (
+        _takes_values,
+        (
+            *("takes lr, warmup;", *_WRITES_LOOP, "lr = config.train.optimizer.lr"),
+            "warmup = config.train.schedule.warmup",
+        ),
+    ),
+    "three values": (
+        _takes_three,
+        (
+            *("missing a required argument: 'epochs'", *_WRITES_LOOP),
+            *("width = config.task.width", "epochs = context.epochs"),
+        ),
+    ),
+    "no context": (_takes_one, ("too many positional arguments", *_WRITES_LOOP)),
+    "returns": (_returns, ("returns and never yields", 'yield {"val/loss": loss}')),
+    "returns a number": (_returns_number, ("returns and never yields", "yield")),
+    "a coroutine": (_waits, ("is asynchronous", "write `def _waits(config, context):`")),
+    "an asynchronous generator": (_waits_and_yields, ("is asynchronous",)),
+}
+
+
+@pytest.mark.parametrize("name", NO_LOOPS)
+def test_function_that_is_no_loop_is_refused_before_it_runs(name, tmp_path):
+    function, words = NO_LOOPS[name]
+    task = TaskConfig(name=f"{__name__}:{function.__name__}", width=8)
+    config = _config().model_copy(update={"task": task})
+    for start in (inspect_config, functools.partial(open_trainer, directory=tmp_path / "run")):
+        with pytest.raises(ConfigError) as refused:
+            start(config)
+        assert refused.value.key == "task.name"
+        for part in (f"{task.name!r} is a function that", *words):
+            assert part in refused.value.message
+    assert not (tmp_path / "run").exists()
+
+
+def _one_report(config, context, width=3):  # noqa: ARG001
+    yield {"val/loss": 1.0}
+
+
+def _hands_on(config, context, width=3):
+    yields = _one_report
+    return yields(config, context, width)
+
+
+class _Callable:
+    def __call__(self, config, context):
+        return _one_report(config, context)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        _hands_on,
+        _one_report,
+        lambda cfg, ctx: _one_report(cfg, ctx),
+        lambda *given: _one_report(*given),
+        functools.partial(_one_report, width=4),
+        functools.wraps(_one_report)(lambda *given: _one_report(*given)),
+        _Callable(),
+    ],
+    ids=["function", "generator", "lambda", "any arguments", "partial", "wrapped", "object"],
+)
+def test_function_that_returns_a_loop_is_a_loop(loop, tmp_path):
+    config = _config(epochs=1)
+    check_loop(config, loop)
+    with _open(loop, tmp_path, config) as trainer:
+        (report,) = trainer.events()
+    assert report.metrics["val/loss"] == 1.0
 
 
 @pytest.mark.parametrize("yielded", [7, {}, ({}, {}), ({"val/loss": 1.0}, {}, {}), {1: 2.0}])

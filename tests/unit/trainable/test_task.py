@@ -13,6 +13,7 @@ from sweeps.config.spec import parse_spec
 from trainable.build import open_trainer
 from trainable.errors import ConfigError, TaskError
 from trainable.find_task import load_task
+from trainable.forms import output_problem
 from trainable.losses import binary_cross_entropy, cross_entropy
 from trainable.task import Data, Task, check_data, decay_groups
 
@@ -52,6 +53,46 @@ def test_cross_entropy_accepts_byte_classes(weight):
     targets = torch.tensor([1, 2, 1, 156])  # as a mask all classes; the last is -100 as a byte
     total, share = cross_entropy(logits, targets.to(torch.uint8), weight=weight)
     torch.testing.assert_close(total / share, F.cross_entropy(logits, targets, weight=weight))
+
+
+_INTEGERS = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
+
+
+@pytest.mark.parametrize("kind", _INTEGERS, ids=str)
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 3.0])], ids=["plain", "weighted"])
+def test_classes_of_each_integer_type_train_and_are_counted(
+    tmp_path, opened, configure, kind, weight
+):
+    class Typed(Task):
+        class_weights = weight
+
+        def build_model(self):
+            return nn.Linear(4, 2)
+
+        def build_data(self):
+            x = torch.arange(96.0).view(24, 4).sin()
+            split = x, (x.sum(1) > 0).to(kind)
+            return Data(train=split, val=split)
+
+    x, y = Typed().build_data().train
+    total, share = cross_entropy(nn.Linear(4, 2)(x), y, weight=weight)
+    assert total.requires_grad
+    assert share == (24 if weight is None else weight[y.long()].sum())
+    assert output_problem(torch.zeros(24, 2), y) is None
+    (*_, last) = opened(configure(), tmp_path, Typed()).events()
+    assert 0 < last.metrics["val/loss"] < 2
+    assert 0 < last.metrics["val/accuracy"] <= 1
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int16, torch.int32], ids=str)
+def test_ignored_classes_of_each_signed_type_are_not_counted(kind):
+    logits, targets = torch.randn(4, 3), torch.tensor([0, -100, 2, -100])
+    total, share = cross_entropy(logits, targets.to(kind))
+    assert share == 2
+    torch.testing.assert_close(total / share, F.cross_entropy(logits, targets))
 
 
 @pytest.mark.seeds("S13")

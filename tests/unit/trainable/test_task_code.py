@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from trainable.config import LoaderConfig
 from trainable.data import LoaderSource, WindowPlan
 from trainable.errors import TaskError
+from trainable.hooks import HOOKS
 from trainable.task import Data
 from trainable.task_code import task_code
 
@@ -70,6 +71,7 @@ def test_epoch_that_ends_early_is_a_task_error(error, workers, where):
     assert came == expected
     assert f"train: {expected} of 4 windows of epoch 2 came: {error.__name__}" in str(raised.value)
     assert "test_task_code.py:" in str(raised.value)
+    assert "return each item that the length promises" in str(raised.value)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -104,7 +106,7 @@ def test_source_that_ends_early_is_detected(tmp_path, opened, configure, toy):
 
 
 @pytest.mark.parametrize("error", [*ENDS, Own])
-@pytest.mark.parametrize("method", ["loss", "evaluate", "forward"])
+@pytest.mark.parametrize("method", ["loss", "evaluate", "forward", "build_optimizer", *HOOKS])
 def test_stop_iteration_and_exit_are_task_errors(error, method, tmp_path, opened, configure, toy):
     def fail(*_):
         raise error
@@ -115,10 +117,12 @@ def test_stop_iteration_and_exit_are_task_errors(error, method, tmp_path, opened
         return model
 
     methods = {"build_model": build_model} if method == "forward" else {method: fail}
-    trainer = opened(configure(), tmp_path, _task(toy, **methods))
     with pytest.raises(TaskError, match=rf"{error.__name__} was raised at .* in fail\(\)") as why:
-        list(trainer.events())
+        list(opened(configure(), tmp_path, _task(toy, **methods)).events())
     assert isinstance(why.value.__cause__, error)
+    ends_loop = issubclass(error, (StopIteration, StopAsyncIteration))
+    assert ("give next() a default" if ends_loop else "remove the call") in str(why.value)
+    assert "the length promises" not in str(why.value)  # no data item is at fault
 
 
 def test_evaluating_some_batches_is_allowed(tmp_path, opened, configure, toy):
