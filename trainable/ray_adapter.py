@@ -111,6 +111,12 @@ class TuneTrial(tune.Trainable):
             if kind == trial_run.RESULT:
                 result: dict[str, Any] = message[0]
                 return result
+            if kind == trial_run.RESTART:
+                self._process.end()
+                self._config |= message[0]
+                self._process.begin("trainable.trial_run:train", self._config)
+                self._process.send(trial_run.STEP)
+                continue
             if kind == trial_run.LOST:
                 self._process.end()
                 if self._others is not None:

@@ -28,7 +28,7 @@ from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
 from trainable.errors import OutOfMemory, RankLost, StorageError
 from trainable.lazy_imports import load_training
-from trainable.memory import finer_accumulation, release_memory
+from trainable.memory import finer_accumulation
 from trainable.rank_run import RankOrder, import_task, logged, open_log, set_interop_threads
 from trainable.storage.durable import make_directory
 from trainable.trial_failure import failure_of
@@ -45,9 +45,9 @@ POINTER = "pointer"
 
 STEP, CLOSE = "step", "close"
 """What the actor sends: train to the next report, or end the run."""
-RESULT, LOST, CALL = "result", "lost", "call"
-"""What it receives: a result, that a rank was lost, or a call of its `OtherRanks`, to be answered
-with what the call returned, or raised."""
+RESULT, LOST, CALL, RESTART = "result", "lost", "call", "restart"
+"""What it receives: a result; that a rank was lost; a call of its `OtherRanks`, to be answered
+with what the call returned, or raised; or what a fresh process is to have in its configuration."""
 
 _PATIENCE_SECONDS = 3600.0
 """How long a run may take to close without a report. A last checkpoint may still be on its way to
@@ -82,6 +82,9 @@ def train(connection: Connection, config: dict[str, Any]) -> None:
         except RankLost as error:
             connection.send((LOST, str(error)))
             return
+        except Restart as restart:
+            connection.send((RESTART, restart.changes))
+            return
         connection.send((RESULT, result))
         if result.get(DONE):
             run.cleanup()
@@ -99,11 +102,24 @@ def _call(connection: Connection, method: str, *arguments: Any) -> Any:
     return answer
 
 
+class Restart(Exception):
+    """The run has closed, to be opened by a fresh process with smaller micro-batches.
+
+    Args:
+        changes: What that process is to have in its configuration.
+    """
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        super().__init__()
+        self.changes = changes
+
+
 class TrialRun:
     """One attempt of a trial.
 
     Args:
-        config: What `TuneTrial` receives, and `bundles`: the resources of each rank.
+        config: What `TuneTrial` receives, and `bundles`: the resources of each rank. After a
+            `Restart` also `split`, the configuration before, and `earlier`, what was reported.
         call: Calls a method of `OtherRanks` in the actor.
         failed: Why the task could not be imported.
     """
@@ -136,7 +152,8 @@ class TrialRun:
         self._searched = tuple(config.get("params", ()))
         self._rank_timeout: float = config.get("rank_timeout", rank_waits.STEP)
         self._report_buffer_seconds: float = config.get("report_buffer_seconds", 0.0)
-        self._batch_was_split = False
+        self._split: dict[str, Any] | None = config.get("split")
+        self._earlier: list[dict[str, Any]] = config.get("earlier", [])
         self._set_aside: list[str] = []
         self._resolved: dict[str, str] = {}
         with self._reporting_failures(), self._logged():
@@ -167,22 +184,26 @@ class TrialRun:
 
         Raises:
             RankLost: A rank was lost: the trial starts again, as if this process were lost.
+            Restart: Memory did not suffice, and the run continues with smaller micro-batches.
         """
         with heartbeat.at_work():
             return self._train_to_report()
 
     def _train_to_report(self) -> dict[str, Any]:
         deadline = time.monotonic() + self._report_buffer_seconds
-        *earlier, report = self._next_reports(deadline)
-        while self._is_out_of_memory() and self._split_batch():
-            *more, report = self._next_reports(deadline)
-            earlier += more
+        *reports, report = self._next_reports(deadline)
+        earlier = self._earlier + [self._report_dict(one) for one in reports]
+        self._earlier = []
+        if self._is_out_of_memory() and (finer := self._finer_config()) is not None:
+            before = self._config.model_dump(mode="json")
+            self._close_run()
+            raise Restart({"config": finer, "split": before, "earlier": earlier})
         if self._lost is not None:
             self._close_run()
             raise self._lost
         result = self._result(report)
         if earlier:
-            result["earlier"] = [self._report_dict(one) for one in earlier]
+            result["earlier"] = earlier
         if result.get(DONE):
             self._close_run()  # a last save is awaited, and the other ranks leave
         return result
@@ -195,7 +216,7 @@ class TrialRun:
             result["set_aside"], self._set_aside = self._set_aside, []
         if self._resolved:
             result["resolved"], self._resolved = self._resolved, {}
-        if self._batch_was_split:
+        if self._split is not None:
             result["accumulation"] = self._config.train.accumulation
         if self._failure is not None:
             return result | {"ending": "failed", "failure": self._failure, DONE: True}
@@ -301,6 +322,14 @@ class TrialRun:
             print(sentence)
         if self._trainer.resumed_at and (saved := self._trainer.store.generations()):
             print(f"resumes at step {saved[-1].step}, from its newest checkpoint")
+        if self._split is not None:
+            train = self._config.train
+            before = TrialConfig.model_validate(self._split)
+            add_earlier(self._directory, self._trainer.resumed_at, before)
+            print(
+                f"out of memory: resumes from step {self._trainer.resumed_at} with "
+                f"{train.accumulation} micro-batches of {train.micro_batch_size} samples"
+            )
         self._events = self._trainer.events()
 
     def _join_ranks(self) -> Any:
@@ -367,8 +396,8 @@ class TrialRun:
     def _is_out_of_memory(self) -> bool:
         return self._failure is not None and self._failure["kind"] == OutOfMemory.kind
 
-    def _split_batch(self) -> bool:
-        """Reopen the run with smaller micro-batches; return False where that is not possible.
+    def _finer_config(self) -> dict[str, Any] | None:
+        """Return the configuration with smaller micro-batches; None where that is not possible.
 
         It is not possible without `halve_batch`, with one sample at a time, in a custom
         loop, or with a stream that gives batches: a step would have more of them, as large.
@@ -378,28 +407,12 @@ class TrialRun:
 
         accumulation = finer_accumulation(self._config.train, self._config.workers)
         if not (self._halve_batch and accumulation and isinstance(self._trainer, Trainer)):
-            return False
+            return None
         plan = self._trainer.plans[0]
         if isinstance(plan, StreamPlan) and plan.batched:
-            return False
-        before = self._config
+            return None
         train = self._config.train.model_copy(update={"accumulation": accumulation})
-        self._config = self._config.model_copy(update={"train": train})
-        self._failure, self._batch_was_split = None, True
-        with self._reporting_failures(), self._logged():
-            # The ranks write a sharded checkpoint together: it fails with the rank that did.
-            with contextlib.suppress(OutOfMemory):
-                self._trainer.close()
-            self._trainer, self._events = None, iter(())
-            self._leave_ranks()
-            release_memory()
-            self._open()
-            add_earlier(self._directory, self._trainer.resumed_at, before)
-            print(
-                f"out of memory: resumes from step {self._trainer.resumed_at} with {accumulation} "
-                f"micro-batches of {train.micro_batch_size} samples"
-            )
-        return True
+        return self._config.model_copy(update={"train": train}).model_dump(mode="json")
 
     def _gpu_share(self) -> float:
         """Return this rank's share of its GPU; 1 where it has a whole GPU, or none."""

@@ -5,8 +5,9 @@ micro-batches.
 from __future__ import annotations
 
 import time
+from collections import UserList
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -22,10 +23,19 @@ from trainable.errors import OutOfMemory
 from trainable.memory import finer_accumulation, is_out_of_memory
 from trainable.metrics_file import read_rows
 from trainable.task import Data, Task
-from trainable.trial_run import TrialRun
+from trainable.trial_run import Restart, TrialRun
 
 SAMPLES, BATCH = 40, 16
-seen: list[list[int]] = []
+
+
+class _Seen(UserList[list[int]]):
+    """What a test sees of a task, which is no state of it: pickle refuses it."""
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError("a test sees it")
+
+
+seen = _Seen()
 """The samples of each forward pass, in order."""
 
 
@@ -54,7 +64,31 @@ class Greedy(Task):
         return super().loss(model, (inputs / SAMPLES, targets))
 
 
-def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train: Any) -> TrialRun:
+class _Trial:
+    """A trial whose run is opened by another object after each `Restart`, as by its actor."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._run = self._opened()
+
+    def _opened(self) -> TrialRun:
+        return TrialRun(self._config, lambda *_: pytest.fail("a trial of one rank has no others"))
+
+    def step(self) -> dict[str, Any]:
+        """Train to the next report."""
+        while True:
+            try:
+                return self._run.step()
+            except Restart as restart:
+                self._config |= restart.changes
+                self._run = self._opened()
+
+    def cleanup(self) -> None:
+        """Close the run."""
+        self._run.cleanup()
+
+
+def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train: Any) -> _Trial:
     config = TrialConfig(
         task={"name": f"{__name__}:{task}"},
         metric="val/loss",
@@ -63,7 +97,7 @@ def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train:
         train={"batch_size": BATCH, "precision": "fp32", **train},
         checkpoint={"every": "1 steps"},
     )
-    return TrialRun(
+    return _Trial(
         {
             "number": 0,
             "params": {},
@@ -73,12 +107,11 @@ def _trial(directory: Path, *, halve_batch: bool, task: str = "Greedy", **train:
             "stop": str(directory / "stop"),
             "threads": 1,
             "halve_batch": halve_batch,
-        },
-        lambda *_: pytest.fail("a trial of one rank has no others"),
+        }
     )
 
 
-def _run(trial: TrialRun) -> list[dict[str, Any]]:
+def _run(trial: _Trial) -> list[dict[str, Any]]:
     results = []
     while not results or "ending" not in results[-1]:
         results.append(trial.step())
