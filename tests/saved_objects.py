@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import UserList
 from collections.abc import Mapping
 from pydoc import locate
-from typing import Any
+from typing import Any, NoReturn
+
+
+class Seen(UserList[Any]):
+    """What a test sees of a task, which is no state of it: pickle refuses it."""
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError("a test sees it")
 
 
 class _Made:

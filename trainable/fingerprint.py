@@ -106,7 +106,8 @@ def tensor_digest(*tensors: Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-        for piece in _bits(tensor.detach()).split(_PIECE):
+        bits = _bits(tensor.detach())
+        for piece in bits.split(_PIECE):  # type: ignore[no-untyped-call]
             # A copy: numpy() forbids the owner of the memory to resize it from then on.
             digest.update(piece.clone().numpy().data)
     return digest.hexdigest()

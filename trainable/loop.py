@@ -371,7 +371,9 @@ class Trainer(BaseRun):
         """Write the rows of all steps, then return the state to be saved."""
         self._rows.fetch_and_write()
         sources = {"train": self._train, "val": self._val}
-        self.state.progress.drawing = {name: [*one.drawing] for name, one in sources.items()}
+        self.state.progress.drawing = {
+            name: [*one.drawing] for name, one in sources.items() if one.drawing
+        }
         return self.state.state_dict()
 
     def _whole_snapshot(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
+from tests.saved_objects import Seen
 from trainable.checkpoint import CheckpointStore
 from trainable.config import CheckpointConfig
 from trainable.errors import CheckpointError, StorageError
@@ -124,7 +125,7 @@ def test_training_continues_while_the_state_is_written(tmp_path, opened, configu
 @pytest.mark.seeds("S16 asynchronous")
 def test_next_step_waits_for_the_copy_of_moments(tmp_path, opened, configure, toy, monkeypatch):
     """They are copied beside the next forward and backward pass, and no later than these."""
-    begun, copied, seen = threading.Event(), threading.Event(), []
+    begun, copied, seen = threading.Event(), threading.Event(), Seen()
     finish = Snapshots.finish
 
     def finish_late(self):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.saved_objects import Seen
 from trainable import health
 from trainable.health import HealthMonitor
 from trainable.metrics_file import Row
@@ -195,7 +196,7 @@ def test_reports_carry_the_sentences(tmp_path, opened, configure, toy):
 
 def test_memory_leak_is_detected_within_three_epochs(tmp_path, opened, configure, toy):
     class Keeping(toy):
-        kept = []  # noqa: RUF012  as the mistake is made: it outlives the step
+        kept = Seen()  # as the mistake is made: it outlives the step
 
         def loss(self, model, batch):
             if model.training:

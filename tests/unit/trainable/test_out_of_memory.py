@@ -5,15 +5,15 @@ micro-batches.
 from __future__ import annotations
 
 import time
-from collections import UserList
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.saved_objects import Seen
 from tests.time_limits import Deadline
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
@@ -26,16 +26,7 @@ from trainable.task import Data, Task
 from trainable.trial_run import Restart, TrialRun
 
 SAMPLES, BATCH = 40, 16
-
-
-class _Seen(UserList[list[int]]):
-    """What a test sees of a task, which is no state of it: pickle refuses it."""
-
-    def __reduce_ex__(self, _: object) -> NoReturn:
-        raise TypeError("a test sees it")
-
-
-seen = _Seen()
+seen = Seen()
 """The samples of each forward pass, in order."""
 
 
