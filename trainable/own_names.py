@@ -13,6 +13,7 @@ from typing import Any
 from trainable.errors import ConfigError
 from trainable.task_import import no_exit
 from trainable.task_registry import nearest
+from trainable.user_code import keep_caches_reachable
 
 
 def import_module(name: str, module_name: str, key: str) -> ModuleType:
@@ -26,6 +27,7 @@ def import_module(name: str, module_name: str, key: str) -> ModuleType:
     Raises:
         ConfigError: It cannot be imported.
     """
+    keep_caches_reachable()
     try:
         with no_exit(f"{name!r}: the module {module_name!r}, while it was imported,", key):
             return importlib.import_module(module_name)

@@ -12,17 +12,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
-import functools
 import inspect
 import io
 import marshal
 import sys
-import sysconfig
 import types
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -31,10 +29,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from trainable.user_code import is_users_module
+
 ATOMS = (int, float, complex, bool, type(None), type(Ellipsis), bytes, str)
 """Types whose values are never shared and cannot change."""
+_ATOMS = frozenset(ATOMS)
 _CONSTANTS = (torch.dtype, torch.device, torch.Size, range, slice, numpy.generic, RemovableHandle)
-_OURS = frozenset({"trainable", "sweeps", "tracking", "redaction"})
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"} | {
     "forward",  # replaced by compilation and activation checkpointing
     "cls_to_become",
@@ -548,22 +548,6 @@ def is_users(value: Any) -> bool:
     return is_users_module(getattr(value, "__module__", None) or "")
 
 
-@functools.cache
-def is_users_module(name: str) -> bool:
-    """Whether a module is the user's code, and not of an installed package."""
-    top = name.partition(".")[0]
-    if not name or top in _OURS or top in sys.stdlib_module_names or top == "__mp_main__":
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None:
-        return name == "__main__"
-    where = Path(file)
-    paths = (sysconfig.get_path(one) for one in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return "site-packages" not in where.parts and not any(
-        where.is_relative_to(path) for path in paths
-    )
-
-
 def _is_found(value: Any) -> bool:
     """Whether pickle finds a class or function by its name."""
     found: Any = sys.modules.get(value.__module__ or "")
@@ -585,12 +569,12 @@ def _has_extra(module: nn.Module) -> bool:
 
 
 def plain_digest(value: Any) -> int | None:
-    """Return a digest of a container of plain values, fast in C; None for any other value."""
-    try:
-        # version 2: later versions depend on how often an object is referenced
-        return zlib.crc32(marshal.dumps(value, 2))
-    except (ValueError, RecursionError):
+    """Return a digest of a flat container of plain values, fast in C; None for any other value."""
+    parts = chain(value.keys(), value.values()) if isinstance(value, dict) else value
+    if type(value) not in (list, dict, set) or not _ATOMS.issuperset(map(type, parts)):
         return None
+    # version 2: later versions depend on how often an object is referenced
+    return zlib.crc32(marshal.dumps(value, 2))
 
 
 def tensor_signature(tensor: Tensor) -> object:

@@ -11,6 +11,7 @@ import torch
 
 from tests.unit.trainable.holders_task import MADE, PLACES
 from trainable.compare_states import state_differences
+from trainable.user_code import keep_caches_reachable
 
 
 @pytest.fixture
@@ -18,6 +19,8 @@ def fresh():
     """Make the task by a module that is imported anew, as in a process of its own."""
     name = "tests.unit.trainable.holders_task"
     before = sys.modules[name]
+
+    keep_caches_reachable()
 
     def make(place, kind):
         del sys.modules[name]
