@@ -18,7 +18,7 @@ from trainable.base_run import num_ranks_of
 from trainable.batch_norm import check_passes, remedy_for_passes, synchronize_batch_norm
 from trainable.built import Summary, check_built, summarise
 from trainable.cautions import cautions
-from trainable.checkpoint import CheckpointStore
+from trainable.checkpoint import CheckpointStore, check_owner
 from trainable.config import TrainConfig, TrialConfig
 from trainable.custom_loop import CustomLoop
 from trainable.data import Source
@@ -284,6 +284,8 @@ def _open_store(
             )
         else:
             saved = CheckpointStore(directory, files=files_at(str(restore))).load(restore)
+        if saved is not None:
+            check_owner(str(restore or store.address))
         if parts.summary is not None and (restore is None or (directory / BUILT).exists()):
             resumed = restore is not None or bool(store.generations())
             check_built(directory, parts.summary, resumed=resumed)

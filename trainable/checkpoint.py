@@ -44,12 +44,35 @@ from trainable.manifest import (
 from trainable.sharded_state import SHARDS, Parts, flat, flat_key, unflat
 from trainable.storage.generations import STATE, Files, remedy
 from trainable.storage.locate import files_of
+from trainable.storage.private_directories import is_ours
 
 if TYPE_CHECKING:
     from trainable.shard_files import ShardGroup
     from trainable.snapshot import Snapshots
 
 __all__ = ["CheckpointStore", "Generation", "Pointer"]
+
+
+def check_owner(address: str) -> None:
+    """Refuse checkpoints of another user: a resume makes objects of classes that they name.
+
+    Args:
+        address: A directory with checkpoints, or one checkpoint; those in an object store have no
+            owner.
+
+    Raises:
+        CheckpointError: Its files belong to another user.
+    """
+    if "://" in address:
+        return
+    place = Path(address)
+    for path in (place, *place.glob(STATE), *place.glob(f"*/{STATE}")):
+        if path.exists() and not is_ours(owner := path.stat().st_uid):
+            raise CheckpointError(
+                f"{path} belongs to user {owner}, and resuming from it would run what that user "
+                "wrote there; resume as that user, or take over the files with chown if you trust "
+                "them"
+            )
 
 
 class StateObserver(Protocol):

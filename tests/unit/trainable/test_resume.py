@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.optimizers import TwoOptimizers
+from trainable import checkpoint
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED
@@ -396,6 +397,21 @@ def test_fp16_skipped_first_epoch_stays_in_the_curve(tmp_path, opened, configure
     curve = _curve(tmp_path / "whole")
     assert [step for step, _ in curve] == list(range(9))
     assert curve == _curve(tmp_path / "cut")
+
+
+def test_checkpoints_of_another_user_are_not_resumed(
+    tmp_path, opened, configure, toy, monkeypatch
+):
+    """They name classes, of which a resume makes objects."""
+    config = configure(epochs=1)
+    trainer = opened(config, tmp_path, toy())
+    _run(trainer)
+    trainer.close()
+    monkeypatch.setattr(checkpoint, "is_ours", lambda _: False)
+    with pytest.raises(CheckpointError, match=r"belongs to user \d+, and resuming"):
+        opened(config, tmp_path, toy())
+    with pytest.raises(CheckpointError, match=r"belongs to user \d+, and resuming"):
+        opened(config, tmp_path / "other", toy(), restore=trainer.store.pointer.address)
 
 
 def test_interruptions_are_counted_where_the_run_resumed(tmp_path, opened, configure, toy):
