@@ -197,7 +197,8 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except OutputClosed as error:
-        code = WRONG_INPUT
+        ended = error.__context__
+        code = (ended.code if isinstance(ended, SystemExit) else None) or WRONG_INPUT
         with suppress(OSError):  # standard error may be the same file
             err.print(str(error), style="red", soft_wrap=True)
         sys.exit(code)

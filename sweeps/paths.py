@@ -29,10 +29,11 @@ from sweeps.errors import InvalidName, UserError
 from sweeps.quoting import shown
 from tracking.address import is_database, sqlite_uri
 
-FORMAT = 2
+FORMAT = 3
 """The format version of all these files together. It increases when an earlier release would
 misread one of them. Each revision of `sweep.yaml` holds it, and every command reads that file
-first. A sweep without a version has format 1."""
+first. A sweep without a version has format 1. Sweeps of earlier formats can be looked at and
+exported, and not continued."""
 _LONGEST_NAME = 100
 RESERVED_NAMES = {"mlflow.db", "mlartifacts"}
 """The files of the embedded tracking store, beside the sweeps' directories."""

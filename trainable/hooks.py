@@ -7,8 +7,8 @@
 Epochs count from 0 and steps from 1. A hook that is not overridden costs nothing. On several ranks
 each hook draws the same random numbers on every rank: those of the first one in the hooks of an
 epoch, and those of a seed of the step in `on_step_end`, for which no rank waits. What must not
-live here: when a run calls them (`loop.py`), and what is saved of their changes (`task_state.py`,
-`object_state.py`).
+live here: when a run calls them (`loop.py`), and what is saved of their changes
+(`object_state.py`).
 """
 
 from __future__ import annotations

@@ -131,9 +131,16 @@ class TuneTrial(tune.Trainable):
             answer = getattr(self._others, method)(*arguments)
         except RankLost as error:
             answer = error
+        # What Ray raises otherwise, such as a node's error, is a failure of the trial.
+        except Exception as error:
+            return RuntimeError(f"{type(error).__name__}: {error}")
         if isinstance(answer, RankLost):  # Ray's id of the lost actor stays here
-            self._lost = answer
-            return str(answer) if method == "cause" else RankLost(str(answer))
+            if self._lost is None or hasattr(answer, "actor_id"):
+                self._lost = answer
+            if method == "cause":
+                self._others.close()  # else the first rank would wait for them as it closes
+                return str(answer)
+            return RankLost(str(answer))
         return answer
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

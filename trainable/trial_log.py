@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import ctypes
 import io
 import os
 import re
@@ -67,6 +68,7 @@ class DescriptorOutput:
 
         Of more than `MOST_COPIED_BYTES`, the last of them; a line says how many are left out.
         """
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
         for number, before in list(self._ends.items()):
             with contextlib.suppress(OSError):  # the trial has closed it, or the file is gone
                 now = os.fstat(number)

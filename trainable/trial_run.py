@@ -80,9 +80,11 @@ def train(connection: Connection, config: dict[str, Any]) -> None:
         try:
             result = run.step()
         except RankLost as error:
+            run.cleanup()
             connection.send((LOST, str(error)))
             return
         except Restart as restart:
+            run.cleanup()
             connection.send((RESTART, restart.changes))
             return
         connection.send((RESULT, result))
@@ -153,8 +155,9 @@ class TrialRun:
         self._rank_timeout: float = config.get("rank_timeout", rank_waits.STEP)
         self._report_buffer_seconds: float = config.get("report_buffer_seconds", 0.0)
         self._split: dict[str, Any] | None = config.get("split")
+        self._opened = False
         self._earlier: list[dict[str, Any]] = config.get("earlier", [])
-        self._set_aside: list[str] = []
+        self._set_aside: list[str] = config.get("set_aside", [])
         self._resolved: dict[str, str] = {}
         with self._reporting_failures(), self._logged():
             self._config = TrialConfig.model_validate(config["config"])
@@ -197,7 +200,8 @@ class TrialRun:
         if self._is_out_of_memory() and (finer := self._finer_config()) is not None:
             before = self._config.model_dump(mode="json")
             self._close_run()
-            raise Restart({"config": finer, "split": before, "earlier": earlier})
+            kept = {"earlier": earlier, "set_aside": self._set_aside}
+            raise Restart({"config": finer, "split": before, **kept})
         if self._lost is not None:
             self._close_run()
             raise self._lost
@@ -216,7 +220,7 @@ class TrialRun:
             result["set_aside"], self._set_aside = self._set_aside, []
         if self._resolved:
             result["resolved"], self._resolved = self._resolved, {}
-        if self._split is not None:
+        if self._split is not None and self._opened:
             result["accumulation"] = self._config.train.accumulation
         if self._failure is not None:
             return result | {"ending": "failed", "failure": self._failure, DONE: True}
@@ -317,6 +321,7 @@ class TrialRun:
             accept_workers=True,  # the driver has checked that it may
         )
         self._resolved = self._trainer.resolved | self._trainer.workers(self._config.workers)
+        self._opened = True
         self._set_aside += self._trainer.store.set_aside
         for sentence in self._trainer.store.set_aside:
             print(sentence)

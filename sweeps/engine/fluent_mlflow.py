@@ -65,6 +65,8 @@ class RunTaker:
 class RunIgnorer:
     """Ignores the calls of MLflow's fluent API."""
 
+    _directory: Path | None = None
+
     def metrics(self, points: Sequence[tuple[str, float, int, int]]) -> None:
         """Ignore metric values."""
 
@@ -79,8 +81,9 @@ class RunIgnorer:
 
         It goes with the driver's temporary files; on a cluster it stays in the node's.
         """
-        scratch = scratch_directory(os.environ.get(TOKEN_VARIABLE, ""))
-        parent = scratch if scratch.is_dir() else Path(tempfile.gettempdir())
-        path = parent / f"gradsweep-rank-{os.getpid()}"
-        path.mkdir(mode=0o700, exist_ok=True)
-        return path
+        if self._directory is None:
+            token = os.environ.get(TOKEN_VARIABLE)
+            scratch = scratch_directory(token) if token else None
+            parent = scratch if scratch is not None and scratch.is_dir() else None
+            self._directory = Path(tempfile.mkdtemp(prefix="gradsweep-rank-", dir=parent))
+        return self._directory

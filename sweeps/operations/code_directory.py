@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -78,6 +78,13 @@ def _check_recorded(view: SweepStatus, directory: Path) -> None:
 def _is_found(package: str, directory: Path | str) -> bool:
     """Return whether a package is in a directory, or installed."""
     try:
-        return bool(PathFinder.find_spec(package, [str(directory)]) or find_spec(package))
+        found = PathFinder.find_spec(package, [str(directory)]) or find_spec(package)
     except ValueError:  # loaded, but not from a file
         return False
+    # A directory without Python files is a package to Python, such as that of the sweep itself.
+    return found is not None and (found.loader is not None or _has_code(found))
+
+
+def _has_code(package: ModuleSpec) -> bool:
+    places = package.submodule_search_locations or ()
+    return any(next(Path(place).rglob("*.py"), None) for place in places)

@@ -13,7 +13,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 from trainable import ray_adapter
 from trainable.errors import RankLost
 from trainable.ray_adapter import TuneTrial
-from trainable.trial_run import CALL, CLOSE, LOST, POINTER, RESULT, STEP
+from trainable.trial_run import CALL, CLOSE, LOST, POINTER, RESTART, RESULT, STEP
 
 
 class FakeProcess:
@@ -105,3 +105,23 @@ def test_loss_of_a_rank_is_raised_with_all_that_ray_says(make: Any, method: str)
     assert str(answer) == "rank 1 was lost"
     assert isinstance(answer, str) == (method == "cause")
     assert not hasattr(answer, "actor_id"), "the trial's process has no Ray"
+
+
+def test_rank_that_is_lost_while_it_prepares_keeps_what_ray_says(make: Any) -> None:
+    """The trial's process then asks for the cause, of which nobody knows more."""
+    trial, _ = make((CALL, "prepare", 0), (CALL, "cause", "lost"), (LOST, "lost"))
+    first, later = RankLost("rank 1 was lost"), RankLost("lost")
+    first.actor_id = "of Ray"  # type: ignore[attr-defined]
+    others = FakeRanks(first)
+    others.cause = lambda _: later  # type: ignore[method-assign,assignment]
+    trial._others = others
+    with pytest.raises(RankLost) as raised:
+        trial.step()
+    assert raised.value is first
+
+
+def test_run_continues_in_a_fresh_process_after_a_restart(make: Any) -> None:
+    trial, process = make((RESTART, {"config": "finer"}), (RESULT, {"done": True}))
+    assert trial.step()["done"]
+    assert process.received[:2] == [("trainable.trial_run:train", 3), STEP]
+    assert trial._config["config"] == "finer"
