@@ -111,7 +111,8 @@ def unusable(optimizer: torch.optim.Optimizer) -> str | None:
             "run uses to save, schedule and order its steps; "
             f"{own}write `super().__init__(base.param_groups, base.defaults)` at the beginning of "
             f"{name}.__init__(), where `base` is the optimizer that it wraps, and then "
-            "`self.param_groups, self.state = base.param_groups, base.state`, or "
+            "`self.param_groups, self.state = base.param_groups, base.state`, which a "
+            "load_state_dict() of its own repeats after `base.load_state_dict(state)`, or "
             f"{OWN_LOOP}"
         )
     try:

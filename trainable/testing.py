@@ -26,6 +26,7 @@ from trainable.logged import Log, collecting
 from trainable.losses import cross_entropy
 from trainable.object_state import ObjectState, run_objects
 from trainable.optim import Scalar, normalize_groups
+from trainable.optimizer_config import ScheduleConfig
 from trainable.optimizers import builds_own, optimizer_of
 from trainable.run_length import set_total_steps
 from trainable.seeding import (
@@ -62,14 +63,16 @@ def check_task(
         task: An instance of the task.
         seed: Seed of all random numbers.
         metrics: Metrics that it must report, such as `val/accuracy`.
-        config: The section `train` that `build_optimizer` receives; None: the defaults.
+        config: The section `train` that `build_optimizer` receives; None: the defaults, and a
+            constant learning rate.
 
     Raises:
         TaskError: It does not; the message lists every problem with its remedy.
     """
     with preserved_host_rng():
         wanted = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-        problems = list(_problems(task, seed, wanted, config or TrainConfig()))
+        config = config or TrainConfig(schedule=ScheduleConfig(name="constant"))
+        problems = list(_problems(task, seed, wanted, config))
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise TaskError(f"{type(task).__name__} breaks the contract of a task:\n{listed}")

@@ -38,7 +38,7 @@ class Untrained:
     """
 
     def __init__(self, task: Task, model: nn.Module, trained: Iterable[Tensor]) -> None:
-        self._task = task
+        self._task, self._model = task, model
         self._known = {id(p) for p in (*model.parameters(), *trained)}
         self._calls = 0
         self._found: dict[int, tuple[Tensor, Tensor, int]] = {}
@@ -62,10 +62,14 @@ class Untrained:
 
     def problem(self) -> str | None:
         """Return the sentence for what is not trained; None if all is. Call it after the hooks."""
+        later = {id(p) for p in self._model.parameters()}  # registered in the first pass
         same = [
             leaf
             for leaf, value, count in self._found.values()
-            if count > 1 and leaf.shape == value.shape and bool((leaf == value).all())
+            if id(leaf) not in later
+            and count > 1
+            and leaf.shape == value.shape
+            and bool((leaf == value).all())
         ]
         optimized = _in_optimizers() if same else set()
         found = [leaf for leaf in same if id(leaf) not in optimized]

@@ -159,7 +159,12 @@ def test_model_trains_and_resumes_to_the_same_bits(
     resumed = opened(config, tmp_path / "cut", kind(**arguments))
     assert resumed.resumed_at == 5
     list(resumed.events())
-    states = whole.state.state_dict(), resumed.state.state_dict()
+    states = [
+        # without the list of what has changed since the task was built: a resumed run builds
+        # buffers of other sizes
+        {key: value for key, value in one.state.state_dict().items() if key != "objects"}
+        for one in (whole, resumed)
+    ]
     assert whole.position == resumed.position > 5
     assert list(state_differences(*states, ignored=MEASURED)) == []
 
