@@ -180,10 +180,13 @@ def _call(connection: Connection) -> NoReturn:
     code = 1
     try:
         path, before, function, arguments = connection.recv()
+        # Found before the directory of the task is on the path, which may have modules of the
+        # same names.
+        prepare, train = (None if one is None else _find(one) for one in (before, function))
         sys.path[:], sys.argv[:] = path, ARGUMENTS
-        if before is not None:
-            _find(before)()
-        _find(function)(connection, *arguments)
+        if prepare is not None:
+            prepare()
+        train(connection, *arguments)
         code = 0
     except BaseException:  # the process ends: nobody else would say why
         traceback.print_exc()
