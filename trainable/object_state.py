@@ -44,6 +44,7 @@ from trainable.reachable import (
     Kind,
     array_signature,
     held_modules,
+    hooks_of,
     is_trained,
     is_users,
     kind_of,
@@ -122,8 +123,9 @@ class ObjectState:
         self._members = {
             path: _members(node.value)
             for path, node in self._nodes.items()
-            if isinstance(node.value, nn.Module)
+            if node.kind is not OPAQUE and isinstance(node.value, nn.Module)
         }
+        self._types = {path: type(node.value) for path, node in self._nodes.items()}
         self._arguments = {path: self._made_of(node) for path, node in self._nodes.items()}
         self._built = self._signatures()
 
@@ -135,6 +137,8 @@ class ObjectState:
         Raises:
             TaskError: A value that has changed cannot be restored.
         """
+        for node in self._nodes.values():
+            self._check_form(node)
         return self._taken(self._changed())
 
     def load_state_dict(self, state: Mapping[str, Any], *, trusted: bool = True) -> None:
@@ -276,13 +280,21 @@ class ObjectState:
         waiting: deque[tuple[str, Any]] = deque(self._roots.items())
         while waiting:
             path, value = waiting.popleft()
-            if type(value) in ATOMS or id(value) in seen or (kind := kind_of(value)) is None:
+            if type(value) in ATOMS or id(value) in seen:
+                continue
+            try:
+                kind = kind_of(value)
+            except Exception:  # an object of the user's may raise anything
+                kind = OPAQUE
+            if kind is None:
                 continue
             seen.add(id(value))
-            path = named(value) or path
+            path = (kind is not OPAQUE and named(value)) or path
+            while path in found:  # as a closure's variable and a function's attribute of one name
+                path += "'"
             if path == TASK:
                 kind = ATTRIBUTES
-            elif isinstance(value, torch.optim.Optimizer) and id(value) in self._stored:
+            elif id(value) in self._stored and isinstance(value, torch.optim.Optimizer):
                 kind = SAVED_OPTIMIZER
             if kind is BY_VALUE:
                 self._tuples.append(value)
@@ -290,7 +302,7 @@ class ObjectState:
                 found[path] = _Node(path, value, kind)
             if is_users(type(value)):
                 waiting.append((f"{path}.class", type(value)))
-            if isinstance(value, (list, dict, set)) and plain_digest(value) is not None:
+            if plain_digest(value) is not None:
                 continue
             try:
                 waiting.extend((path + step, part) for step, part in list(kind.parts(value)))
@@ -327,7 +339,7 @@ class ObjectState:
         except Exception as problem:
             return Signature({}, type(problem).__name__)
         found = {name: self._sign(part, told) for name, part in attributes.items()}
-        return Signature(found, self._sign(rest, told))
+        return Signature(found, (type(value).__qualname__, self._sign(rest, told)))
 
     def _sign(self, value: Any, told: bool) -> object:
         if type(value) in ATOMS and not told:
@@ -447,14 +459,24 @@ class ObjectState:
 
     def _check_form(self, node: _Node) -> None:
         """Refuse what no newly built object can be given: other members, other arguments."""
+        if node.kind is OPAQUE or isinstance(node.value, (Tensor, LazyModuleMixin)):
+            return  # they change as their shapes become known
         if self._made_of(node) != self._arguments[node.path]:
             self._refuse(node.path, node.value, "is made of other arguments than before")
+        if self._types[node.path] is not type(node.value):
+            self._refuse(node.path, node.value, "is of another class than when it was built")
         if not isinstance(node.value, nn.Module):
             return
         before, now = self._members[node.path], _members(node.value)
-        for name in [*(now - before), *(before - now)]:
-            what = "is gone" if name in before else "was registered after it was built"
-            self._refuse(f"{node.path}.{name}", None, f"is a parameter or module that {what}")
+        for name in sorted(before.keys() | now.keys(), key=lambda one: one.startswith("hooks[")):
+            if before.get(name) != now.get(name):
+                how = "replaced" if name in now else "removed"
+                what = how if name in before else "registered"
+                self._refuse(
+                    f"{node.path}.{name}",
+                    None,
+                    f"is a parameter, module or hook that was {what} after it was built",
+                )
 
     def _with_tensors(self, node: _Node, content: tuple[Any, ...]) -> Iterator[str]:
         """Yield the attributes of the task under which tensors are saved."""
@@ -499,7 +521,9 @@ class ObjectState:
             return
         where = "state of its objects"
         try:
-            for path, content in _Unpickler(state, self, trusted=trusted).load().items():
+            found = _Unpickler(state, self, trusted=trusted).load()
+            # Sets and dicts last: they need the hashes of their members.
+            for path, content in sorted(found.items(), key=self._has_hashes):
                 if paths is None or path in paths:
                     where = self._text(path)
                     node = self._nodes[path]
@@ -522,6 +546,9 @@ class ObjectState:
                 f"({type(problem).__name__}: {problem}); continue with the code, the version "
                 "and the configuration that wrote it, or start a new run"
             ) from problem
+
+    def _has_hashes(self, item: tuple[str, Any]) -> bool:
+        return item[0] in self._nodes and isinstance(self._nodes[item[0]].value, (set, dict))
 
     def at(self, path: str) -> object:
         """Return the object at a path."""
@@ -579,6 +606,7 @@ class _Pickler(pickle.Pickler):
     ) -> None:
         super().__init__(file, 5)
         self._table, self._tensors, self._told = table, tensors, told
+        self._numbers: dict[int, tuple[int, Tensor]] = {}
 
     def persistent_id(self, value: Any) -> Any:
         """Return what stands for an object in the pickle; None for all others."""
@@ -603,11 +631,10 @@ class _Pickler(pickle.Pickler):
         how = isinstance(value, nn.Parameter), is_trained(value), value.device.type != "cpu"
         if self._tensors is None:
             return "signature", tensor_signature(value), how
-        number = next((n for n, one in enumerate(self._tensors) if one is value), None)
-        if number is None:
-            number = len(self._tensors)
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._tensors), value  # kept, as is its id
             self._tensors.append(value.detach())
-        return "tensor", number, *how
+        return "tensor", self._numbers[id(value)][0], *how
 
 
 class _Unpickler(pickle.Unpickler):
@@ -629,7 +656,7 @@ class _Unpickler(pickle.Unpickler):
         kind, name, *rest = written
         if kind == "at":
             return self._objects.at(name)
-        if kind == "module":
+        if kind == "module" and self._trusted and name not in _REFUSED:
             return sys.modules[name]
         if kind == "tensor":
             if name not in self._tensors:
@@ -652,7 +679,10 @@ class _Unpickler(pickle.Unpickler):
         unsafe = unsafe and name not in ("getattr", "iter", "reversed")
         if module not in sys.modules or module in _REFUSED or unsafe:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        if getattr(found, "__module__", module) in _REFUSED:  # by the name of another module
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return found
 
     def load(self) -> Any:
         """Return what was saved.
@@ -678,8 +708,10 @@ def _with_type(node: _Node) -> str:
     return f"{node.path.replace(' ', '_')} {type(node.value).__qualname__}"
 
 
-def _members(module: nn.Module) -> set[str]:
-    return {*module._parameters, *(name for name, one in module._modules.items() if one)}
+def _members(module: nn.Module) -> dict[str, int]:
+    members = {**module._parameters, **module._modules}
+    hooks = {f"hooks[{n}]": hook for n, hook in enumerate(hooks_of(module))}
+    return {name: id(one) for name, one in (members | hooks).items() if one is not None}
 
 
 def move_modules(task: object, data: object, device: torch.device) -> None:

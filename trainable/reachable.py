@@ -17,6 +17,7 @@ import io
 import marshal
 import sys
 import types
+import weakref
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ ATOMS = (int, float, complex, bool, type(None), type(Ellipsis), bytes, str)
 """Types whose values are never shared and cannot change."""
 _ATOMS = frozenset(ATOMS)
 _CONSTANTS = (torch.dtype, torch.device, torch.Size, range, slice, numpy.generic, RemovableHandle)
+_OF_A_PROCESS = frozenset({"threading", "_thread", "queue", "_queue", "concurrent", "asyncio"})
+"""Packages whose objects belong to a process, even where pickle would take them."""
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"} | {
     "forward",  # replaced by compilation and activation checkpointing
     "cls_to_become",
@@ -67,14 +70,14 @@ class Kind:
 
     def put(self, value: Any, name: str, part: Any) -> None:
         """Set an attribute."""
-        if hasattr(value, "__dict__"):
+        if hasattr(value, "__dict__") and not _is_slot(value, name):
             vars(value)[name] = part
         else:
             object.__setattr__(value, name, part)
 
     def remove(self, value: Any, name: str) -> None:
         """Remove an attribute if it is there."""
-        if name in getattr(value, "__dict__", {}):
+        if name in getattr(value, "__dict__", {}) and not _is_slot(value, name):
             del vars(value)[name]
         elif hasattr(value, name):
             object.__delattr__(value, name)
@@ -88,11 +91,12 @@ class _List(Kind):
         return _named(value)
 
     def parts(self, value: Any) -> Iterator[Part]:
-        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+        yield from ((f"[{index}]", part) for index, part in enumerate(self.read(value)))
         yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
-        return list(value)
+        kind: Any = list if isinstance(value, list) else deque
+        return list(kind.__iter__(value))  # a class of the user's may give others
 
     def write(self, value: Any, state: Any) -> None:
         kind: Any = list if isinstance(value, list) else deque
@@ -127,13 +131,10 @@ class _Set(Kind):
     def attributes(self, value: Any) -> dict[str, Any]:
         return _named(value)
 
-    def parts(self, value: Any) -> Iterator[Part]:
-        ordered = value if len(value) < 2 else sorted(value, key=repr)
-        yield from ((f".items[{n}]", one) for n, one in enumerate(ordered))
-        yield from super().parts(value)
+    # Its members have no order by which a resumed run finds them again. They are saved with it.
 
     def read(self, value: Any) -> Any:
-        return list(value)
+        return list(set.__iter__(value))
 
     def write(self, value: Any, state: Any) -> None:
         set.clear(value)
@@ -209,7 +210,8 @@ class _Tensor(Kind):
         new, trains = state
         if isinstance(new, Tensor):
             with torch.no_grad():
-                if not is_lazy(value) and new.shape == value.shape and not has_overlap(value):
+                form = None if is_lazy(value) else (value.shape, value.dtype)
+                if form == (new.shape, new.dtype) and not has_overlap(value):
                     value.copy_(new)
                 else:
                     value.data = new.to(value.device, copy=True)
@@ -234,6 +236,7 @@ class _Module(Kind):
     def parts(self, value: Any) -> Iterator[Part]:
         for members in (value._parameters, value._buffers, value._modules):
             yield from ((f".{name}", one) for name, one in members.items() if one is not None)
+        yield from ((f".hooks[{n}]", hook) for n, hook in enumerate(hooks_of(value)))
         yield from super().parts(value)
 
     def read(self, value: Any) -> Any:
@@ -261,6 +264,12 @@ class _Module(Kind):
             value._buffers[name] = new
         value._non_persistent_buffers_set.clear()
         value._non_persistent_buffers_set.update(hidden)
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the functions that torch calls beside a module's `forward`."""
+    groups = (vars(module)[name] for name in _INTERNAL if name.endswith("hooks"))
+    return [hook for group in groups if group for hook in group.values()]
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -492,7 +501,9 @@ def kind_of(value: Any) -> Kind | None:
         return None
     if isinstance(value, Tensor):
         return _TENSOR
-    if isinstance(value, numpy.ndarray) and value.dtype.kind != "O":
+    if kind in weakref.ProxyTypes or _package(kind) in _OF_A_PROCESS:
+        return OPAQUE
+    if kind in (numpy.ndarray, numpy.recarray) and value.dtype.kind != "O":
         # a read-only array cannot change, and a memory map belongs to a file
         constant = not value.flags.writeable or isinstance(value, numpy.memmap)
         return None if constant or value.dtype.hasobject else _ARRAY
@@ -548,6 +559,14 @@ def is_users(value: Any) -> bool:
     return is_users_module(getattr(value, "__module__", None) or "")
 
 
+def _package(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+def _is_slot(value: Any, name: str) -> bool:
+    return isinstance(getattr(type(value), name, None), types.MemberDescriptorType)
+
+
 def _is_found(value: Any) -> bool:
     """Whether pickle finds a class or function by its name."""
     found: Any = sys.modules.get(value.__module__ or "")
@@ -570,8 +589,10 @@ def _has_extra(module: nn.Module) -> bool:
 
 def plain_digest(value: Any) -> int | None:
     """Return a digest of a flat container of plain values, fast in C; None for any other value."""
+    if type(value) not in (list, dict, set):
+        return None
     parts = chain(value.keys(), value.values()) if isinstance(value, dict) else value
-    if type(value) not in (list, dict, set) or not _ATOMS.issuperset(map(type, parts)):
+    if not _ATOMS.issuperset(map(type, parts)):
         return None
     # version 2: later versions depend on how often an object is referenced
     return zlib.crc32(marshal.dumps(value, 2))

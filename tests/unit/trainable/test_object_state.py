@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import pickle
+import queue
 import random
 import tempfile
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -28,6 +31,7 @@ from trainable.export import export_weights
 from trainable.object_state import ObjectState, move_modules
 from trainable.reachable import tensor_signature
 from trainable.read_back import check_resumable
+from trainable.snapshot import parse_state, write_state
 
 
 def _whole_and_cut(tmp_path, opened, config, kind, *, until=1):
@@ -440,6 +444,164 @@ def test_objects_of_others_run_no_code(tmp_path):
     of_class.calls = 3
     objects.load_state_dict(plain.state_dict(), trusted=False)
     assert task.calls == 3
+
+
+class Cell:
+    """Known by its number, as a member of a set; any two look alike by their `repr`."""
+
+    def __init__(self, number=0):
+        self.number = number
+
+    def __repr__(self):
+        return f"<Cell at {id(self):#x}>"
+
+    def __hash__(self):
+        return hash(self.number)
+
+    def __eq__(self, other):
+        return self.number == other.number
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+
+class Below(Slotted):
+    """Has a slot and a dict."""
+
+
+class Doubling(list):
+    """Gives each item twice."""
+
+    def __iter__(self):
+        return (item for item in super().__iter__() for _ in range(2))
+
+
+class Hooked(nn.Module):
+    """Counts its calls in what a hook has closed over."""
+
+    def __init__(self):
+        super().__init__()
+        calls = {"n": 0}
+
+        def count(*_):
+            calls["n"] += 1
+
+        self.register_forward_hook(count)
+        self.calls = lambda: calls["n"]
+
+    def forward(self, inputs):
+        return inputs
+
+
+def _with(**attributes):
+    holder = Cell()
+    vars(holder).update(attributes)
+    return holder
+
+
+def _aliased(holder):
+    holder.a = holder.b = torch.ones(2)
+
+
+def _change_member(holder):
+    next(one for one in holder.cells if one.number == 4).name = "here"
+
+
+def _rehash(holder):
+    holder.cell.number = 5
+    holder.cells.add(holder.cell)
+
+
+def _masked(holder):
+    holder.array[1] = numpy.ma.masked
+
+
+RESTORED = {
+    "alias": (_with, _aliased, lambda new: new.a is new.b),
+    "member of a set": (
+        lambda: _with(cells={Cell(n) for n in range(6)}),
+        _change_member,
+        lambda new: [one.number for one in new.cells if hasattr(one, "name")] == [4],
+    ),
+    "hash": (
+        lambda: _with(cell=Cell(1), cells=set()),
+        _rehash,
+        lambda new: new.cell in new.cells,
+    ),
+    "slot": (lambda: _with(one=Below()), lambda o: setattr(o.one, "n", 5), lambda o: o.one.n == 5),
+    "list": (
+        lambda: _with(items=Doubling([1])),
+        lambda o: o.items.append(2),
+        lambda o: len(o.items) == 2,
+    ),
+    "mask": (lambda: _with(array=numpy.ma.ones(3)), _masked, lambda o: o.array.sum() == 2),
+    "dtype": (
+        lambda: _with(values=torch.ones(2)),
+        lambda o: setattr(o.values, "data", o.values.data.half()),
+        lambda o: o.values.dtype == torch.half,
+    ),
+    "hook": (lambda: _with(net=Hooked()), lambda o: o.net(1), lambda o: o.net.calls() == 1),
+    "proxy": (
+        lambda: _with(other=weakref.proxy(Cell())),
+        lambda o: setattr(o, "n", 1),
+        lambda o: o.n == 1,
+    ),
+    "queue": (
+        lambda: _with(waiting=queue.Queue()),
+        lambda o: o.waiting.put(1),
+        lambda o: o.waiting.empty(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESTORED)
+def test_what_python_code_can_do_is_restored(case):
+    build, change, is_right = RESTORED[case]
+    before, after = build(), build()
+    saved = ObjectState({"task": before})
+    change(before)
+    state = parse_state(_written(saved.state_dict()))
+    ObjectState({"task": after}).load_state_dict(state)
+    assert is_right(after)
+
+
+def _written(state):
+    file = io.BytesIO()
+    write_state(state, file)
+    return file.getvalue()
+
+
+def _swap(holder):
+    holder.one.__class__ = Slotted2
+
+
+class Slotted2(Cell):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("build", "change", "said"),
+    [
+        (lambda: _with(one=Cell()), _swap, "one .*is of another class"),
+        (
+            lambda: _with(net=nn.Sequential(nn.ReLU())),
+            lambda o: setattr(o.net, "0", nn.GELU()),
+            r"net\.0 is a parameter, module or hook that was replaced",
+        ),
+        (
+            lambda: _with(net=nn.Linear(1, 1)),
+            lambda o: o.net.register_forward_hook(print),
+            r"hooks\[0\] is a parameter, module or hook that was registered",
+        ),
+    ],
+)
+def test_what_no_new_object_can_be_given_is_refused(build, change, said):
+    holder = build()
+    objects = ObjectState({"task": holder})
+    change(holder)
+    with pytest.raises(TaskError, match=said):
+        objects.state_dict()
 
 
 def test_object_of_another_class_is_refused():
