@@ -459,11 +459,12 @@ class ObjectState:
 
     def _check_form(self, node: _Node) -> None:
         """Refuse what no newly built object can be given: other members, other arguments."""
-        if node.kind is OPAQUE or isinstance(node.value, (Tensor, LazyModuleMixin)):
+        built_as = self._types[node.path]
+        if node.kind is OPAQUE or issubclass(built_as, (Tensor, LazyModuleMixin)):
             return  # they change as their shapes become known
         if self._made_of(node) != self._arguments[node.path]:
             self._refuse(node.path, node.value, "is made of other arguments than before")
-        if self._types[node.path] is not type(node.value):
+        if built_as is not type(node.value):
             self._refuse(node.path, node.value, "is of another class than when it was built")
         if not isinstance(node.value, nn.Module):
             return
@@ -710,7 +711,8 @@ def _with_type(node: _Node) -> str:
 
 def _members(module: nn.Module) -> dict[str, int]:
     members = {**module._parameters, **module._modules}
-    hooks = {f"hooks[{n}]": hook for n, hook in enumerate(hooks_of(module))}
+    own = filter(is_users, hooks_of(module))  # libraries have some while they compute
+    hooks = {f"hooks[{n}]": hook for n, hook in enumerate(own)}
     return {name: id(one) for name, one in (members | hooks).items() if one is not None}
 
 
