@@ -469,7 +469,7 @@ class ObjectState:
         if not isinstance(node.value, nn.Module):
             return
         before, now = self._members[node.path], _members(node.value)
-        for name in sorted(before.keys() | now.keys(), key=lambda one: one.startswith("hooks[")):
+        for name in sorted(before.keys() | now.keys(), key=before.__contains__):
             if before.get(name) != now.get(name):
                 how = "replaced" if name in now else "removed"
                 what = how if name in before else "registered"
@@ -711,8 +711,7 @@ def _with_type(node: _Node) -> str:
 
 def _members(module: nn.Module) -> dict[str, int]:
     members = {**module._parameters, **module._modules}
-    own = filter(is_users, hooks_of(module))  # libraries have some while they compute
-    hooks = {f"hooks[{n}]": hook for n, hook in enumerate(own)}
+    hooks = {f"hooks[{n}]": hook for n, hook in enumerate(hooks_of(module))}
     return {name: id(one) for name, one in (members | hooks).items() if one is not None}
 
 

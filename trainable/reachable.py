@@ -267,9 +267,9 @@ class _Module(Kind):
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the functions that torch calls beside a module's `forward`."""
-    groups = (vars(module)[name] for name in _INTERNAL if name.endswith("hooks"))
-    return [hook for group in groups if group for hook in group.values()]
+    """Return the functions of the user's that torch calls beside a module's `forward`."""
+    groups = (vars(module)[name] for name in sorted(_INTERNAL) if name.endswith("hooks"))
+    return [hook for group in groups for hook in (group or {}).values() if is_users(hook)]
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
