@@ -472,11 +472,12 @@ class ObjectState:
         for name in sorted(before.keys() | now.keys(), key=before.__contains__):
             if before.get(name) != now.get(name):
                 how = "replaced" if name in now else "removed"
-                what = how if name in before else "registered"
+                how = how if name in before else "registered"
+                parameters = node.value._parameters
+                what = "hook" if name.startswith("hooks[") else "module"
+                what = "parameter" if name in parameters else what
                 self._refuse(
-                    f"{node.path}.{name}",
-                    None,
-                    f"is a parameter, module or hook that was {what} after it was built",
+                    f"{node.path}.{name}", None, f"is a {what} that was {how} after it was built"
                 )
 
     def _with_tensors(self, node: _Node, content: tuple[Any, ...]) -> Iterator[str]:

@@ -117,12 +117,16 @@ def replace_regular(path: Path, content: bytes, *, durable: bool = False) -> Non
     """
     aside = path.with_name(f".{path.name}.tmp")
     aside.unlink(missing_ok=True)  # left by a process that was killed, or put there as a link
-    with aside.open("xb") as file:
-        file.write(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("xb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def create_regular(path: Path, content: bytes) -> None:

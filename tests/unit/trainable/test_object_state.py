@@ -587,12 +587,12 @@ class Slotted2(Cell):
         (
             lambda: _with(net=nn.Sequential(nn.ReLU())),
             lambda o: setattr(o.net, "0", nn.GELU()),
-            r"net\.0 is a parameter, module or hook that was replaced",
+            r"net\.0 is a module that was replaced",
         ),
         (
             lambda: _with(net=nn.Linear(1, 1)),
             lambda o: o.net.register_forward_hook(lambda *_: None),
-            r"hooks\[0\] is a parameter, module or hook that was registered",
+            r"hooks\[0\] is a hook that was registered",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_change_is_appended_with_date_and_diff(
     assert after.startswith(before)
     line = after[len(before) :].decode().splitlines()[1]
     assert re.fullmatch(
-        r"# format 2, revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
+        r"# format 3, revision 2, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: trials: 4 -> 8, "
         r"train\.batch_size: 64 -> 32",
         line,
     )
