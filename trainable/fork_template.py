@@ -182,7 +182,7 @@ def _call(connection: Connection) -> NoReturn:
         path, before, function, arguments = connection.recv()
         # Found before the directory of the task is on the path, which may have modules of the
         # same names.
-        prepare, train = (None if one is None else _find(one) for one in (before, function))
+        prepare, train = before and _find(before), _find(function)
         sys.path[:], sys.argv[:] = path, ARGUMENTS
         if prepare is not None:
             prepare()
