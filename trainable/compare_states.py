@@ -94,7 +94,7 @@ def _differences(
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             yield from _differences(f"{path}.{index}", one, other, left_out)
     elif path == "objects.pickle":
-        if list(_operations(first)) != list(_operations(second)):
+        if list(operations(first)) != list(operations(second)):
             yield StateDifference(path, "differs: what task, data or model keep has changed")
     elif not _is_same(first, second):
         yield StateDifference(
@@ -102,7 +102,7 @@ def _differences(
         )
 
 
-def _operations(content: bytes) -> Iterator[tuple[str, Any]]:
+def operations(content: bytes) -> Iterator[tuple[str, Any]]:
     """Yield what a pickle does, the same for equal texts as for one text that is used twice."""
     memo: list[tuple[str, Any]] = []
     last: tuple[str, Any] = ("", None)

@@ -18,6 +18,7 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,13 +146,15 @@ def reach(kind: str) -> None:
             _stay(place / entry, place / f"held-{rest}-{os.getpid()}")
 
 
-_told: set[Path] = set()
+_HERE = threading.local()
+"""What belongs to this process alone: a task's variables are restored in the next one."""
 
 
 def _tell_process(path: Path) -> None:
     """Write once, and whole, which process a rank is."""
-    if path not in _told:
-        _told.add(path)
+    told = vars(_HERE).setdefault("told", set())
+    if path not in told:
+        told.add(path)
         written = path.with_name(f"process-{os.getpid()}")
         written.write_text(str(os.getpid()))
         written.rename(path)
