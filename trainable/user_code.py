@@ -20,11 +20,13 @@ _OURS = frozenset({"trainable", "sweeps", "tracking", "redaction"})
 def is_users_module(name: str) -> bool:
     """Whether a module is the user's code, and not of an installed package."""
     top = name.partition(".")[0]
-    if not name or top in _OURS or top in sys.stdlib_module_names or top == "__mp_main__":
+    if not name or top in _OURS or top in sys.stdlib_module_names:
+        return False
+    if top in ("__main__", "__mp_main__"):  # a script's variables, and a notebook's
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
-        return name == "__main__"
+        return False
     where = Path(file)
     paths = (sysconfig.get_path(one) for one in ("stdlib", "platstdlib", "purelib", "platlib"))
     return "site-packages" not in where.parts and not any(
