@@ -148,6 +148,7 @@ class CustomLoop(BaseRun):
             )
             saved_step = -1 if saved is None else resumed_at
             history = History(directory, files, step=saved_step, interrupted=interrupted_before)
+            self._log.load_own_steps()
             self._steps = LoopSteps(generator, ranks, self._name, device)
         earlier = read_rows(directory)
         self._yielded: set[str] = set()  # names of metrics

@@ -147,6 +147,16 @@ class Log:
             if self.directory is not None:
                 replace_file(self.directory / NOTED, json.dumps(self._values))
 
+    def load_own_steps(self) -> None:
+        """Take up the names with steps of their own that the resumed run has logged.
+
+        Call this after the rows behind the checkpoint are removed: they are logged again.
+        """
+        if self.directory is not None:
+            logged = read_logged(self.directory)
+            names = {key.removeprefix("logged/") for _, row in logged for key in row.metrics}
+            self.own_steps |= names
+
     def load_values(self) -> None:
         """Add the parameters and tags that earlier processes logged to the next report."""
         if self.directory is None:
@@ -320,7 +330,6 @@ def run_log(directory: Path, *, writes: bool = True) -> Log:
         if not writes:
             return log
         log.directory = directory
-        log.own_steps.update(key for _, row in read_logged(directory) for key in row.metrics)
         log.load_values()
     return _OPEN[directory]
 

@@ -142,6 +142,7 @@ class Trainer(BaseRun):
         self._device_time = DeviceTime(step.device, clock) if measure_device_time else None
         self._sample_memory_every = max(1, plan.windows_per_report // _MEMORY_SAMPLES)
         self._log = open_log(step.task, history.directory, writes=self._ranks.is_first)
+        self._log.load_own_steps()
         self._log.resume_epoch(state.progress.sums)
         self._hooks = Hooks(step.task, self._log, step.model, step.parameters, step.ranks, seed)
         self._hooks.forbid_steps(step.optimizer)

@@ -130,7 +130,11 @@ def _train(case: Case, directory: Path, ranks: Ranks, kill: Callable[[], None] |
 
 def _fork_ranks(case: Case, directory: Path, *, dies: bool) -> list[int]:
     """Fork a child for each rank, the first one last: it may have to kill one of the others."""
-    listening = listen() if case.workers > 1 else None
+    listening = place = None
+    if case.workers > 1:
+        listening = listen()
+        address, port = listening.getsockname()
+        place = GroupPlace(address, port, case.workers, timeout=scaled(_RANK_SECONDS))
     children: dict[int, int] = {}
     for rank in reversed(range(case.workers)):
         child = os.fork()
@@ -138,7 +142,7 @@ def _fork_ranks(case: Case, directory: Path, *, dies: bool) -> list[int]:
             try:
                 victim = children.get(case.victim, os.getpid())
                 kill = _killing(case, victim) if dies else None
-                _train(case, directory, _join(case, rank, listening), kill)
+                _train(case, directory, _join(place, rank, listening), kill)
                 os._exit(ENDED)
             except RankLost:
                 os._exit(LOST)
@@ -153,11 +157,9 @@ def _fork_ranks(case: Case, directory: Path, *, dies: bool) -> list[int]:
     return [os.waitstatus_to_exitcode(ends[rank]) for rank in range(case.workers)]
 
 
-def _join(case: Case, rank: int, listening: socket.socket | None) -> Ranks:
-    if listening is None:
+def _join(place: GroupPlace | None, rank: int, listening: socket.socket | None) -> Ranks:
+    if place is None or listening is None:
         return ALONE
-    address, port = listening.getsockname()
-    place = GroupPlace(address, port, case.workers, timeout=scaled(_RANK_SECONDS))
     if rank:
         listening.close()
     return RankGroup.join(place, rank, listening=None if rank else listening)

@@ -165,6 +165,25 @@ def test_values_with_own_steps_are_kept_apart_and_cut_back(tmp_path, configure):
     assert current_run() is None
 
 
+def test_rows_behind_the_checkpoint_are_logged_at_their_steps_again(tmp_path, configure):
+    def loop(config, context: Context):
+        for epoch in context.remaining_epochs():
+            log, _ = current_run()
+            log.add_row("plain", 1.0, epoch, 5)
+            log.add_row("epoch", 1.0, epoch, 5)
+            yield {"val/loss": 1.0}, {"epoch": epoch}
+
+    rows = [
+        f'{{"step": 1, "own_step": 0, "time": 5, "metrics": {{"{name}": 1.0}}}}\n'
+        for name in ("plain", "logged/epoch")
+    ]
+    (tmp_path / "logged.jsonl").write_text("".join(rows))  # its process died before it saved
+    with CustomLoop(loop, configure(), tmp_path, device=torch.device("cpu")) as run:
+        list(run.events())
+    found = [(row.step, name) for _, row in read_logged(tmp_path) for name in row.metrics]
+    assert found == [(step, name) for step in range(3) for name in ("plain", "logged/epoch")]
+
+
 def test_files_and_figures_lie_with_the_run(tmp_path, opened, configure, toy):
     source = tmp_path / "source.txt"
     source.write_text("hello")
