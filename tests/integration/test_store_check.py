@@ -78,12 +78,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (figures / "loss.png").write_bytes(b"png")
     append_tested(sweep.paths.trial(0), TESTED)
     deliver(sweep.view)
+    deliver(sweep.view, verify=True)  # sends the figure, as the end of a trial would
     return root
 
 
 @pytest.fixture
 def root(template: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil; artifacts lie where the template has them."""
+    """A copy that a test may spoil, its artifacts included."""
     shutil.copytree(template, tmp_path / "runs")
     return tmp_path / "runs"
 
