@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from sweeps.api.command import SweepCommandError as SweepCommandError
     from sweeps.api.comparison import Comparison as Comparison
     from sweeps.api.comparison import compare as compare
-    from sweeps.api.figures import Figures as Figures
+    from sweeps.api.sweep import Figures as Figures
     from sweeps.api.sweep import Sweep as Sweep
     from sweeps.api.trial import Trial as Trial
     from sweeps.errors import SpecError as SpecError
     from sweeps.errors import UserError as UserError
-    from sweeps.publishing.report_data import NotEnough as NotEnough
+    from sweeps.report.report_data import NotEnough as NotEnough
     from sweeps.results.compare import Incomparable as Incomparable
     from sweeps.results.sweep_status import NoBest as NoBest
     from sweeps.results.sweep_status import NoChoice as NoChoice

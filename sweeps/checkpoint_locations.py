@@ -10,9 +10,9 @@ import resource
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import Issue, UserError
 from sweeps.paths import SweepPaths
+from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_store
 from tracking.trusted_stores import StoreUntrusted
 from trainable.checkpoint import CheckpointStore, Generation

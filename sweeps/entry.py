@@ -25,7 +25,7 @@ def main() -> None:
         from trainable.lazy_imports import without_collection
 
         with without_collection():
-            from sweeps.cli import main as run
+            from sweeps.cli.app import main as run
         run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

@@ -1,6 +1,6 @@
 """Format numbers, durations and sizes for people.
 
-What must not live here: tables and sentences (`commands`), and parsing a spec (`config`).
+What must not live here: tables and sentences (`cli`), and parsing a spec (`spec`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redaction.escapes import printable
+from redaction.secrets import redact
 
 _LONGEST_CELL = 500
 """Characters."""
@@ -131,3 +132,28 @@ def format_bytes(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:.4g} GiB"
+
+
+_SHOWN = 60  # characters of a quoted value
+
+
+def shown(value: object) -> str:
+    """Return a value as a spec would contain it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return quoted(value) if isinstance(value, str) else cut(str(value))
+
+
+def cut(text: str) -> str:
+    """Return a text that is short and printable, for a message.
+
+    Secrets are redacted before the text is shortened, because a shortened one may not be
+    recognized.
+    """
+    text = printable(redact(text))
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes for a message."""
+    return f"'{cut(text)}'"

@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sweeps.errors import InvalidName, UserError
-from sweeps.quoting import shown
+from sweeps.formatting import shown
 from tracking.address import is_database, sqlite_uri
 
 FORMAT = 3

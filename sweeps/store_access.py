@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sweeps.config.document import AFTER_THE_FILE, Document
-from sweeps.config.spec import SweepSpec
 from sweeps.paths import SweepPaths, tracking_place
+from sweeps.spec.document import AFTER_THE_FILE, Document
+from sweeps.spec.spec import SweepSpec
 from tracking.address import CREDENTIALS
 from tracking.store_origin import is_file
 from tracking.trusted_stores import StoreUntrusted, add_trusted, check_trusted

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import Issue, UserError
 from sweeps.paths import SweepPaths
+from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_owner
 from tracking.notification_delivery import NotificationDelivery
 from tracking.notification_queue import NotificationQueue, Undelivered

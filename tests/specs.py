@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 
 def with_overrides(spec: SweepSpec, overrides: Sequence[str]) -> SweepSpec:

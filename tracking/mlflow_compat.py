@@ -39,6 +39,7 @@ __all__ = [
     "local_file_uri_to_path",
     "make_pages",
     "register_store",
+    "store_artifact",
 ]
 
 LAZY_NAMES = {
@@ -263,6 +264,18 @@ SERVED_BY_VARIABLE = "_MLFLOW_SGI_NAME"
 """If it is set, MLflow's application knows that an ASGI server runs it."""
 LEADS_TO_OTHERS = ("runs", "models")
 """Schemes of artifacts whose reader looks up another address and reads from there."""
+
+
+def store_artifact(address: str, file: Path, folder: str) -> None:
+    """Store a file below the address of a run's artifacts.
+
+    A client takes the address that it remembers for the run's id. In a copied root the run has
+    another one.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    store = get_artifact_repository(address)
+    store.log_artifact(str(file), folder or None)  # type: ignore[no-untyped-call]
 
 
 def make_pages(store: str, artifacts: Path, reader: type[ArtifactRepository]) -> Any:

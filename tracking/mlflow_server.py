@@ -31,6 +31,7 @@ from tracking.delivery import (
 )
 from tracking.limits import clean_key
 from tracking.metric_points import Request
+from tracking.mlflow_compat import store_artifact
 from tracking.outbox import SWEEP
 from tracking.trusted_stores import check_artifacts, check_trusted, secured
 
@@ -283,16 +284,13 @@ class MlflowServer:
 
     def upload(self, run_id: str, path: Path, folder: str) -> None:
         """Store a file under the artifact path `folder`."""
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
         with _translated():
             if is_database(self._uri):
                 address = self._client.get_run(run_id).info.artifact_uri or ""
                 check_artifacts(self._uri, address)
                 if self._artifact_root is not None:
                     check_inside(address, self._artifact_root, f"{folder}/{path.name}".lstrip("/"))
-                # The client would take the address that the run had before its root was copied.
-                get_artifact_repository(address).log_artifact(str(path), folder or None)
+                store_artifact(address, path, folder)
             else:
                 self._client.log_artifact(run_id, str(path), folder or None)
 

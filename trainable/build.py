@@ -25,17 +25,17 @@ from trainable.data import Source
 from trainable.epoch_start import EpochStart
 from trainable.errors import ConfigError, TaskError, TrainingCaution
 from trainable.find_task import load_loop, load_task
+from trainable.fingerprint import opened_files
 from trainable.follower_files import NoCheckpoints, NoHistory, ShardStore
 from trainable.group_joining import hidden_group
 from trainable.held_out import HeldOut
 from trainable.loop import Trainer
 from trainable.loop_checks import check_loop
-from trainable.loop_rank import CustomLoopRank
+from trainable.loop_context import CustomLoopRank
 from trainable.memory import tensor_fraction
 from trainable.metrics_file import History, read_rows
 from trainable.model import make_buffers_writable, prepare_model
 from trainable.object_state import move_modules
-from trainable.opened_files import opened_files
 from trainable.optim import Clipper, check_groups, normalize_groups
 from trainable.optimizers import modal_parameters, optimizer_of
 from trainable.precision import Precision, find_device, resolve_precision
@@ -47,7 +47,6 @@ from trainable.rank_waits import WITHOUT_END
 from trainable.ranks import ALONE, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.rules import BUILT, rules_of, under_rules
-from trainable.run_length import set_total_steps
 from trainable.schedule import Schedule
 from trainable.seeding import derive_seed, set_determinism, set_seed
 from trainable.shard_files import ShardGroup
@@ -56,7 +55,7 @@ from trainable.step import Step, translate_torch_errors
 from trainable.storage.generations import RunFiles
 from trainable.storage.locate import files_at, files_of
 from trainable.streams import StreamPlan
-from trainable.task import Data, Task, check_data
+from trainable.task import Data, Task, check_data, set_total_steps
 from trainable.task_import import no_exit
 from trainable.train_state import TrainState
 from trainable.warm_start import with_inheritance
@@ -307,7 +306,7 @@ class Parts:
         reports: When the run reports, and when it ends.
         precision: The precision of forward and backward passes.
         cautions: A sentence for each part that can be trained but is probably a mistake.
-        opened: Files that the task opened and did not declare; see `opened_files.py`.
+        opened: Files that the task opened and did not declare; see `fingerprint.py`.
         averaging: When the weights are averaged; None without averaging.
         summary: Summary of what the task built, for comparison when the run resumes; see
             `built.py`. None where nothing is compared.

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import re
+import socket
+import stat
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, cast
@@ -29,7 +32,6 @@ from trainable.group_joining import (
     interface_of,
     replace_default_group,
 )
-from trainable.group_sockets import GroupSockets
 from trainable.rank_errors import as_error, as_note
 
 _WITHOUT_END = timedelta(seconds=rank_waits.WITHOUT_END)
@@ -272,3 +274,41 @@ class _Gathered(torch.autograd.Function):
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         collectives.add_up(torch.view_as_real(total) if total.is_complex() else total)
         return total[collectives.rank], None
+
+
+class GroupSockets:
+    """The sockets that this process opens within a `with` block, in which it makes a group."""
+
+    def __init__(self) -> None:
+        self._opened: set[tuple[int, int]] = set()
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the sockets that are opened within the context."""
+        before = _sockets()
+        yield
+        self._opened |= _sockets() - before
+
+    def shut_down(self) -> None:
+        """Shut the sockets down that are still open; the other ranks notice it at once."""
+        for number, inode in self._opened:
+            with contextlib.suppress(OSError):
+                if os.fstat(number).st_ino != inode:
+                    continue  # closed since, and the number has been given to another file
+                with socket.socket(fileno=os.dup(number)) as found:
+                    if found.family in (socket.AF_INET, socket.AF_INET6):
+                        # Not for reading: gloo would end this process with an exception.
+                        found.shutdown(socket.SHUT_WR)
+        self._opened.clear()
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """Return the numbers and inodes of all open sockets; none where the system lists no files."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                status = os.fstat(number)
+                if stat.S_ISSOCK(status.st_mode):
+                    found.add((number, status.st_ino))
+    return found

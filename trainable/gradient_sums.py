@@ -11,6 +11,7 @@ say (`rank_group.py`).
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from trainable.carried_numbers import CarriedNumbers, can_carry, num_values
 from trainable.collectives import Collectives
 
 BUCKET_BYTES = 8 << 20
@@ -237,3 +237,48 @@ def _version(gradient: Tensor | None) -> int:
 
 def _is(one: Tensor, other: Tensor) -> bool:
     return one is other
+
+
+_BYTES = 8
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class CarriedNumbers:
+    """The place of the numbers at the end of a tensor that is summed over the ranks.
+
+    Args:
+        values: The end of that tensor, of the length that `num_values` returns.
+        rank: This rank.
+        size: The number of ranks.
+        num_numbers: How many numbers each rank has.
+    """
+
+    def __init__(self, values: Tensor, rank: int, size: int, num_numbers: int) -> None:
+        self._rank = rank
+        num_bytes = size * num_numbers * _BYTES
+        self._places = values[:num_bytes].view(size, -1)
+        self._counts = values[num_bytes:]
+
+    def write(self, numbers: Sequence[float], flags: Sequence[bool]) -> None:
+        """Write this rank's numbers, and its flags, of which the ranks that have each are counted.
+
+        The tensor must be sent after that.
+        """
+        self._places.zero_()
+        self._places[self._rank] = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
+        self._counts.copy_(torch.tensor(flags, dtype=self._counts.dtype))
+
+    def read(self) -> list[float]:
+        """Return the sums of the numbers, in float64 and in the order of the ranks, and counts."""
+        of_ranks = self._places.to(torch.uint8).view(torch.float64)
+        return [*functools.reduce(torch.add, of_ranks).tolist(), *self._counts.tolist()]
+
+
+def can_carry(tensor: Tensor) -> bool:
+    """Return whether numbers can travel with a tensor and be read without waiting for a device."""
+    return tensor.device.type == "cpu" and tensor.dtype in _TYPES
+
+
+def num_values(size: int, num_numbers: int, num_flags: int) -> int:
+    """Return how many values the numbers and flags of all ranks take."""
+    return size * num_numbers * _BYTES + num_flags

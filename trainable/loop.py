@@ -35,7 +35,7 @@ from trainable.diagnostics import (
     memory_in_use,
     memory_since_report,
 )
-from trainable.epoch_windows import EpochWindows
+from trainable.epoch_start import EpochStart
 from trainable.errors import NonFiniteGradient, NonFiniteMetric, TaskError
 from trainable.held_out import HeldOut
 from trainable.hooks import Hooks
@@ -43,14 +43,13 @@ from trainable.logged import close_log, close_run, merge_logged, open_log
 from trainable.metrics_file import History, Row
 from trainable.optim import applied_lr
 from trainable.optimizers import evaluated_weights
-from trainable.pending_steps import PendingStep
 from trainable.precision import Precision, device_name
-from trainable.rank_checks import check_weights_alike, weight_norms
+from trainable.rank_checks import check_orders_alike, check_weights_alike, order_of, weight_norms
 from trainable.rank_values import evaluate
-from trainable.ranks import Decisions
+from trainable.ranks import Decisions, Ranks
 from trainable.report_plan import ReportPlan
 from trainable.step import Step, StepOutcome, translate_torch_errors
-from trainable.step_rows import StepRows
+from trainable.step_rows import PendingStep, StepRows
 from trainable.task import Batch, Task
 from trainable.task_code import task_code
 from trainable.train_state import TrainState
@@ -513,3 +512,100 @@ def _with_heartbeat(batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
         yield batch
         heartbeat.beat("evaluation")
+
+
+class EpochWindows:
+    """The windows of an epoch, opened once: an evaluation in between leaves them as they are.
+
+    Args:
+        source: Windows to train on.
+        state: Its progress has the position.
+        ranks: This rank of the trial.
+    """
+
+    def __init__(self, source: Source, state: TrainState, ranks: Ranks) -> None:
+        self._source, self._state, self._ranks = source, state, ranks
+        self._windows: Iterator[Iterable[Batch]] | None = None
+        self._start = state.epoch_start or EpochStart(source)
+        self._remap_position(source.plan.batch_size)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether the epoch has begun in this process."""
+        return self._windows is not None
+
+    def open(self) -> None:
+        """Begin the epoch, or resume within it.
+
+        Raises:
+            TaskError: The ranks' samplers choose other samples, or there are none.
+            CheckpointError: There are fewer samples than when the epoch began.
+        """
+        progress = self._state.progress
+        source, epoch = self._source, progress.epoch
+        with self._ranks.together() as message:
+            if progress.epoch_samples:
+                source.resume(epoch, progress.epoch_samples)
+            elif progress.window == 0:  # else an earlier version saved the state
+                progress.epoch_samples = source.begin(epoch)
+                self._start.take()
+            if self._ranks.size > 1:
+                message.own = order_of(source.plan, epoch, progress.epoch_samples)
+        if self._ranks.size > 1:
+            check_orders_alike(message.of_ranks, epoch)
+        self._windows = self._start.windows(epoch, progress.window)
+
+    def next(self) -> Iterable[Batch] | None:
+        """Return the next window, None after the last one.
+
+        With several ranks, an error of its data is raised by its micro-batches instead: within the
+        exchange, on every rank.
+        """
+        assert self._windows is not None
+        try:
+            return next(self._windows, None)
+        except Exception as error:
+            if self._ranks.size == 1:
+                raise
+            return _raising(error)
+
+    @property
+    def are_over(self) -> bool:
+        """Whether the epoch's last window is trained; a stream does not say."""
+        progress = self._state.progress
+        return 0 < self._source.plan.num_windows(progress.epoch) <= progress.window
+
+    def end(self) -> None:
+        """End the epoch.
+
+        Raises:
+            TaskError: It ended before its last window.
+        """
+        assert self._windows is not None
+        for _ in self._windows:  # it has ended; a loader's processes must hear of it
+            break
+        self._windows = None
+        self._start.forget()
+        progress = self._state.progress
+        promised = self._source.plan.num_windows(progress.epoch)
+        if progress.window < promised:
+            raise TaskError(
+                f"train: {progress.window} of {promised} windows of epoch {progress.epoch + 1} "
+                "came; an epoch has as many windows as len(dataset) promises; return a sample for "
+                "every index below len(dataset)"
+            )
+
+    def _remap_position(self, batch_size: int) -> None:
+        """Convert the position in the epoch after a change of `batch_size`.
+
+        No sample is left out; those of a partly trained window are trained again.
+        """
+        progress = self._state.progress
+        before = progress.batch_size or batch_size
+        progress.window = progress.window * before // batch_size
+        progress.batch_size = batch_size
+
+
+def _raising(error: Exception) -> Iterator[Batch]:
+    raise error
+    yield

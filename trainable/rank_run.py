@@ -18,7 +18,7 @@ from typing import Any
 from trainable import fork_template
 from trainable.config import TrialConfig
 from trainable.errors import RankLost
-from trainable.trial_failure import failure_of
+from trainable.exception_text import failure_of
 from trainable.trial_log import DescriptorOutput, TrialLog, rank_log
 
 IMPORTED = "imported"

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,38 @@ from trainable.errors import ConfigError, TaskError
 from trainable.forms import split_problem
 from trainable.losses import Weight, cross_entropy
 from trainable.rules import current_rules
-from trainable.run_length import TotalSteps
 from trainable.splits import is_stream, sampler_problems, stream_problems
 from trainable.sums import Over, Reduce
 from trainable.task_registry import nearest
+
+_STEPS: dict[int, tuple[weakref.ref[object], int]] = {}
+"""By the task's id, the task and the steps of its run."""
+
+
+class TotalSteps:
+    """The attribute `total_steps` of tasks: the steps of the run, None before they are known.
+
+    Not a property: a task that sets an attribute of this name itself has its own.
+    """
+
+    @overload
+    def __get__(self, task: None, owner: type) -> TotalSteps: ...
+
+    @overload
+    def __get__(self, task: object, owner: type) -> int | None: ...
+
+    def __get__(self, task: object | None, owner: type) -> TotalSteps | int | None:
+        if task is None:
+            return self
+        known = _STEPS.get(id(task))
+        return known[1] if known is not None and known[0]() is task else None
+
+
+def set_total_steps(task: object, steps: int) -> None:
+    """Let a task know how many steps its run takes."""
+    key = id(task)
+    _STEPS[key] = weakref.ref(task, lambda _: _STEPS.pop(key, None)), steps
+
 
 Batch = Any
 Samples = Dataset[Any] | tuple[Tensor, ...] | Iterable[Any]

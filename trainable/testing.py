@@ -28,7 +28,6 @@ from trainable.object_state import ObjectState, run_objects
 from trainable.optim import Scalar, normalize_groups
 from trainable.optimizer_config import ScheduleConfig
 from trainable.optimizers import builds_own, optimizer_of
-from trainable.run_length import set_total_steps
 from trainable.seeding import (
     HostRngState,
     derive_seed,
@@ -37,7 +36,7 @@ from trainable.seeding import (
     set_seed,
 )
 from trainable.splits import is_stream
-from trainable.task import Batch, Data, Samples, Task, check_data
+from trainable.task import Batch, Data, Samples, Task, check_data, set_total_steps
 from trainable.task_checks import first_batch, is_mean, no_targets, uncalled_methods
 from trainable.train_state import check_read_back, check_state, model_state
 from trainable.untrained import Untrained

@@ -27,11 +27,11 @@ from trainable import fork_template, heartbeat, rank_waits
 from trainable.config import TrialConfig
 from trainable.earlier_configs import add_earlier
 from trainable.errors import OutOfMemory, RankLost, StorageError
+from trainable.exception_text import failure_of
 from trainable.lazy_imports import load_training
 from trainable.memory import finer_accumulation
 from trainable.rank_run import RankOrder, import_task, logged, open_log, set_interop_threads
 from trainable.storage.durable import make_directory
-from trainable.trial_failure import failure_of
 from trainable.trial_log import TRIAL_LOG, DescriptorOutput, TrialLog
 
 OBJECTIVE = "objective"

@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def command_line() -> str:
     """Return the page of all commands, as Typer writes it."""
     made = subprocess.run(
-        [sys.executable, "-m", "typer", "sweeps.cli", "utils", "docs", "--name", "sweep"],
+        [sys.executable, "-m", "typer", "sweeps.cli.app", "utils", "docs", "--name", "sweep"],
         capture_output=True,
         text=True,
         check=True,
@@ -61,8 +61,8 @@ def command_line() -> str:
 
 def spec() -> str:
     """Return the page of all keys of a spec, section by section."""
-    from sweeps.config.space import KINDS
-    from sweeps.config.spec import SweepSpec
+    from sweeps.spec.space import KINDS
+    from sweeps.spec.spec import SweepSpec
 
     schema = SweepSpec.model_json_schema()
     page = ["# Spec", _sentence(schema), *_section(schema, schema["$defs"], "")]

@@ -1,4 +1,4 @@
 """Sweeps from Python: `from sweeps import Sweep`.
 
-What must not live here: anything that only the command line needs (`commands`).
+What must not live here: anything that only the command line needs (`cli`).
 """

@@ -1,35 +1,39 @@
-"""A sweep from Python: write it, run it, read it.
+"""A sweep from Python: write it, run it, watch it, read it, draw it.
 
 What must not live here: how a sweep runs (`sweep run`, in a child process), and what is printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.api.arguments import flags_of, override_texts, sweep_file
-from sweeps.api.command import read_command, run_command
-from sweeps.api.figures import Figures
-from sweeps.api.file import written_file
-from sweeps.api.progress import progress_bar
+from sweeps.api.command import SweepCommandError, in_notebook, read_command, run_command
 from sweeps.api.trial import Trial
-from sweeps.config.automatic import AutoChoice
-from sweeps.config.automatic import sentence as what_auto_took
-from sweeps.config.spec import SweepSpec, load_with_positions, parse_with_positions
-from sweeps.errors import LocatedIssue, SpecError
+from sweeps.errors import LedgerError, LocatedIssue, RevisionError, SpecError, UserError
+from sweeps.formatting import quoted
 from sweeps.operations.frames import curves_frame, trials_frame
 from sweeps.operations.stop import stop
 from sweeps.paths import SweepPaths, resolve_root
 from sweeps.results.audit.read import audit_sweep, status_with_audit
 from sweeps.results.confirmation import confirmed_trial, find_confirmation
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.automatic import AutoChoice
+from sweeps.spec.automatic import sentence as what_auto_took
+from sweeps.spec.spec import SweepSpec, load_with_positions, parse_with_positions
+from sweeps.spec.yaml_scalars import write_flow, write_key
 
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
+    import plotly.graph_objects as go
 
 
 class Sweep:
@@ -495,3 +499,179 @@ class Sweep:
         from sweeps.operations.figures import copy_study  # loads Optuna
 
         return copy_study(self._view())
+
+
+def sweep_file(keys: Mapping[str, Any]) -> str:
+    """Return a sweep file with these keys."""
+    return "".join(f"{write_key(k)}: {write_flow(_plain(v))}\n" for k, v in keys.items())
+
+
+def override_texts(overrides: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the texts KEY=VALUE of overrides."""
+    return tuple(f"{key}={write_flow(_plain(value))}" for key, value in (overrides or {}).items())
+
+
+def flags_of(**given: bool) -> list[str]:
+    """Return the options of the command line that are given."""
+    return [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as plain data; an imported class or function stands for its name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return value.tolist()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if not hasattr(value, "__qualname__"):
+        raise UserError(
+            f"{quoted(repr(value))} is a {type(value).__name__}, which a sweep file cannot hold; "
+            "values are numbers, texts, lists, mappings and None; write it as one of them"
+        )
+    module, name = value.__module__, value.__qualname__
+    if module == "__main__" or "<locals>" in name or name not in vars(sys.modules[module]):
+        raise UserError(
+            f"{name} is defined in {'this notebook or script' if module == '__main__' else module}"
+            ", and the processes of the trials could not import it; a task stands at the top of a "
+            "module; in a notebook, begin its cell with %%writefile my_task.py, and write "
+            f"task='my_task:{name.rpartition('.')[2]}'"
+        )
+    return f"{module}:{name}"
+
+
+@contextlib.contextmanager
+def written_file(
+    name: str, file: Path | None, overrides: Sequence[str], text: str | None
+) -> Iterator[list[str]]:
+    """Yield the arguments that name the file of a new sweep and its overrides.
+
+    Args:
+        name: The sweep's name.
+        file: The file from which it was read; None: from none.
+        overrides: Values that replace those of the file.
+        text: What a file of it says, which exists until the end of the block; None: it has begun.
+
+    Raises:
+        UserError: The sweep has begun.
+        SweepCommandError: The block raised it; a message does not name a file that is gone.
+    """
+    if file is not None:
+        yield [str(file), *(f"-s{setting}" for setting in overrides)]
+    elif text is not None:
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory, f"{name}.yaml")
+            file.write_text(text, encoding="utf-8")
+            try:
+                yield [str(file)]
+            except SweepCommandError as error:  # the caller does not know the file
+                said = re.sub(rf"{re.escape(str(file))}(:\d+)*", "Sweep(...)", str(error))
+                raise SweepCommandError(said, error.exit_code) from None
+    else:
+        raise UserError(
+            f"sweep '{name}' was opened, and exists already; only a new sweep can be checked, "
+            "planned and run; call resume() to go on with it"
+        )
+
+
+_ENDED = ("complete", "pruned", "failed")
+
+
+@contextlib.contextmanager
+def progress_bar(
+    paths: SweepPaths, spec: SweepSpec, note: str = ""
+) -> Iterator[Callable[[], None]]:
+    """Yield a function that updates the bar; it does nothing outside notebooks.
+
+    Args:
+        paths: The sweep's files.
+        spec: The sweep.
+        note: A line above the bar; empty: none.
+    """
+    if not in_notebook():
+        yield lambda: None
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tqdm's advice to install ipywidgets
+        from tqdm.auto import tqdm
+    if note:
+        tqdm.write(note)
+    with tqdm(total=spec.max_runs, desc=paths.name, unit="trial") as bar:
+
+        def update() -> None:
+            try:
+                found = SweepStatus(paths).status()
+            except (ValueError, LedgerError, RevisionError, SpecError, OSError):
+                return  # it has not begun, or is just being written
+            bar.total = found["num_trials"]
+            bar.n = sum(found["trials"][state] for state in _ENDED)
+            if isinstance(best := found["best"], dict):
+                bar.set_postfix_str(f"best {best['value']:.4g} (trial {best['number']})", False)
+            bar.refresh()
+
+        yield update
+        update()
+
+
+class Figures:
+    """The report's figures of one sweep, drawn anew at each call.
+
+    Each raises NotEnough if there is too little data; its message says what is missing.
+
+    Examples:
+        >>> figures = Sweep.open("digits").figures
+        >>> figures.history().update_layout(title="digits")
+        >>> figures.curves().to_html()
+    """
+
+    def __init__(self, paths: SweepPaths) -> None:
+        self._paths = paths
+
+    def history(self) -> go.Figure:
+        """Each trial's value in the order of their starts, and the best so far."""
+        return self._draw("History")
+
+    def curves(self) -> go.Figure:
+        """The metric after each epoch, a line for each trial."""
+        return self._draw("Learning curves")
+
+    def importance(self) -> go.Figure:
+        """How much of the value's variance each parameter explains (fANOVA)."""
+        return self._draw("Importance")
+
+    def slices(self) -> go.Figure:
+        """The value against one parameter at a time."""
+        return self._draw("Slices")
+
+    def parallel(self) -> go.Figure:
+        """A line for each trial, from its value to its parameters."""
+        return self._draw("Parallel coordinates")
+
+    def contours(self) -> go.Figure:
+        """The value over two parameters at a time; needs 30 trials."""
+        return self._draw("Contours")
+
+    def survival(self) -> go.Figure:
+        """How many trials reached each rung of early stopping."""
+        return self._draw("Survival from rung to rung")
+
+    def clipping(self) -> go.Figure:
+        """The fraction of clipped steps over the maximum norm."""
+        return self._draw("Clipping")
+
+    def timeline(self) -> go.Figure:
+        """Each trial from its start to its end."""
+        return self._draw("Timeline")
+
+    def pareto(self) -> go.Figure:
+        """The trials by their metrics, of a sweep with two or three."""
+        return self._draw("Pareto front")
+
+    def _draw(self, title: str) -> go.Figure:
+        from sweeps.operations.figures import draw_figure  # loads Optuna and Plotly
+
+        return draw_figure(self._paths, title)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.api.command import run_command
-from sweeps.config.space import configured
 from sweeps.operations import publish
 from sweeps.operations.frames import best_metrics, curves_frame
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.space import configured
 from trainable.config import TrialConfig
 from trainable.tested import read_tested
 

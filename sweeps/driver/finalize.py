@@ -1,7 +1,7 @@
 """Finalize an attempt at a sweep: record its outcome, publish the best trial, deliver records.
 
 Figures and the report are drawn later, by `sweep sync`, `sweep ui` and `sweep report`. What must
-not live here: how weights are exported (`publishing`).
+not live here: how weights are exported (`report`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import SCRATCH
 from sweeps.policies.failure_policy import RepeatedFailure
-from sweeps.publishing.export import export_trial
 from sweeps.reconciliation.finishing import can_offer_finish
 from sweeps.recording.confirmed import confirm_rows, confirm_tags
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
@@ -34,6 +33,7 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
+from sweeps.report.export import export_trial
 from sweeps.results.outcome import (
     SweepFailure,
     SweepOutcome,

@@ -18,9 +18,9 @@ from typing import Literal
 
 import psutil
 
-from sweeps.config.trial_run import rank_timeout
 from sweeps.formatting import format_duration
 from sweeps.paths import SweepPaths
+from sweeps.spec.trial_run import rank_timeout
 from trainable import heartbeat, rank_waits
 from trainable.heartbeat import OPENING, Stamp
 

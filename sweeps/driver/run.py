@@ -7,41 +7,49 @@ loop over trials (`tune_loop`), and what is published at the end (`finalize`).
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from sweeps.config.provenance_check import Origin
-from sweeps.config.revisions import describe_changes, read_spec
-from sweeps.config.spec import SweepSpec
+from sweeps.driver import stop_requests
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession, open_sweep
-from sweeps.driver.shutdown import exit_on_ray_loss, make_signal_handler, remove_scratch
 from sweeps.driver.start_watch import START_SECONDS
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import TrialLoop
 from sweeps.engine import local_ray
 from sweeps.engine.cluster import Cluster
-from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_processes
+from sweeps.engine.process_cleanup import clean_up_dead_drivers, kill_children, tag_child_processes
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.errors import LedgerError, SweepExists
+from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.ledger.trials import TrialRecord
-from sweeps.paths import SweepPaths
+from sweeps.paths import SCRATCH, SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
+from sweeps.reconciliation.repairs import close_stores
 from sweeps.results.observer import ProgressObserver, ShutdownNotices
 from sweeps.results.outcome import SweepOutcome
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.revisions import describe_changes, read_spec
+from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import withheld_variables
 from sweeps.sweep_lock import SweepLock
 from tracking.outbox_file import OutboxError
 from trainable.errors import StorageError
 from trainable.metrics_file import CurveDamaged
 from trainable.storage.durable import make_directory
+from trainable.storage.local import LocalFiles
 
 _LAST_NOTIFICATION_SECONDS = 5.0
 """The time limit for notifications when the driver ends with an error."""
@@ -265,3 +273,127 @@ class _Driver:
             lost=lost,
             hidden_env=withheld_variables(self.sweep.spec),
         )
+
+
+_EXITS = threading.Lock()
+"""Only one thread exits the process: the signals' or the one that watches Ray."""
+
+
+def make_signal_handler(
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    requests: stop_requests.StopRequests,
+    *,
+    grace: float,
+    notices: ShutdownNotices,
+) -> Interruption:
+    """Return the handler that acts on signals and stop requests.
+
+    Args:
+        paths: The sweep's directory.
+        lock: The sweep's lock, which this driver holds.
+        token: The lock's token, which tags this driver's processes.
+        requests: The stop requests from other processes.
+        grace: Seconds from the first signal until the process has ended.
+        notices: Receives what the user should know.
+    """
+
+    def look() -> None:
+        requests.look()
+        if requests.now:
+            interruption.leave()
+        if requests.drain:
+            interruption.drain()
+
+    interruption = Interruption(
+        on_first=lambda: _drain(paths, grace, notices),
+        on_last=lambda: _exit_immediately(paths, lock, token, interruption, notices),
+        grace=grace,
+        look=look,
+    )
+    return interruption
+
+
+def remove_scratch(paths: SweepPaths) -> None:
+    """Remove the files that only one driver uses."""
+    for directory in [paths.control, paths.ray, *paths.directory.glob(f"{SCRATCH}*")]:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _drain(paths: SweepPaths, grace: float, notices: ShutdownNotices) -> None:
+    # If a full disk prevents the stop file, trials resume from their last checkpoint.
+    with contextlib.suppress(OSError):
+        stop_requests.request_stop(paths)
+    with contextlib.suppress(OSError):  # standard error may be a file on the full disk
+        notices.stopping(grace)
+
+
+def _exit_immediately(
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    interruption: Interruption,
+    notices: ShutdownNotices,
+) -> None:
+    """Kill the driver's processes and exit without waiting: files on disk are always complete."""
+    _exit(
+        paths,
+        lock,
+        token,
+        interruption.exit_code or 128 + signal.SIGINT,
+        lambda: notices.exited_immediately(paths),
+    )
+
+
+def exit_on_ray_loss(
+    paths: SweepPaths,
+    lock: SweepLock,
+    token: str,
+    interruption: Interruption,
+    notices: ShutdownNotices,
+    cause: str,
+) -> NoReturn:
+    """Exit because the local Ray or the cluster is lost.
+
+    Without this, Ray in this process waits for it and then ends the process.
+
+    Args:
+        paths: The sweep's directory.
+        lock: The sweep's lock, which this driver holds.
+        token: The lock's token, which tags this driver's processes.
+        interruption: Says whether a signal, which may have ended Ray as well, came first.
+        notices: Receives what the user should know.
+        cause: Why Ray counts as lost, for the message.
+    """
+    _exit(
+        paths,
+        lock,
+        token,
+        interruption.exit_code or NO_SUCCESS,
+        lambda: notices.ray_lost(paths, cause),
+    )
+
+
+def _exit(
+    paths: SweepPaths, lock: SweepLock, token: str, code: int, say: Callable[[], None]
+) -> NoReturn:
+    with _EXITS:
+        try:
+            _kill_and_clean_up(paths, lock, token)
+        finally:  # exit even after an error, such as an unreadable directory
+            try:
+                with contextlib.suppress(OSError):  # standard error may be a file on a full disk
+                    say()
+            finally:
+                os._exit(code)
+
+
+def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
+    lock.block_writers()  # otherwise Tune would start new workers for the killed ones
+    kill_children(token)
+    if lock.is_ours():  # otherwise the files belong to another driver
+        remove_scratch(paths)
+        # Object stores stay as they are: a trial removes its aborted upload when it resumes.
+        close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
+    lock.release_local()

@@ -9,23 +9,15 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sweeps.below_root import check_no_copy, place_of
-from sweeps.checkpoint_locations import trial_files
-from sweeps.config.provenance_check import Origin, workers_tag
-from sweeps.config.revisions import (
-    changes,
-    read_revisions,
-    read_spec,
-    write_spec,
-)
-from sweeps.config.spec import SweepSpec
+from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.driver.confirming import start_confirmation
-from sweeps.driver.resume_plan import PlannedExtra, plan_resume
-from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
+from sweeps.errors import OriginChanged, SpecError
+from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.over_seeds import origins, repeats_of
@@ -35,7 +27,9 @@ from sweeps.ledger.warm_start import collect_warm_start
 from sweeps.paths import SweepPaths
 from sweeps.policies.confirmation import (
     Confirmation,
+    check_unchanged,
     follow,
+    make_request,
     most_runs,
     num_unstarted,
 )
@@ -43,18 +37,37 @@ from sweeps.policies.stop_criteria import StopCriterionMet, active_stop_criterio
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconciliation.finishing import (
+    check_free,
+    check_unfinished,
     make_directories,
+    trials_to_finish,
 )
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply, close_stores
 from sweeps.reconciliation.retrying import (
+    Retry,
     complete_retries,
+    describe_retries,
+    plan_retry,
     reopen,
+    trials_to_retry,
 )
 from sweeps.reconciliation.store_check import Missing, lost_runs
 from sweeps.recording.locked_recorder import LockedRecorder
 from sweeps.recording.notifications import Notifier, NotifyingRecorder
 from sweeps.recording.tags import SWEEP_RESUMED, attempt_tags, curve_tags, leaders_views
+from sweeps.spec.provenance_check import Origin, check_origin, workers_tag
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.revisions import (
+    changes,
+    describe_changes,
+    read_revisions,
+    read_spec,
+    write_spec,
+)
+from sweeps.spec.searched_workers import does_not_fit
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.schedulers import make_verdict_fn
 from sweeps.tracker import find_tracker, open_tracker, tracker_at
 from sweeps.webhook import open_notifications
 from tracking.notification_delivery import NotificationDelivery
@@ -64,6 +77,7 @@ from tracking.recorder import Recorder
 from tracking.stored_runs import StoreUnreadable
 from tracking.tracker import BackgroundDelivery
 from trainable.metrics_file import FILE_NAME
+from trainable.rules import BUILT
 
 _OF_TRIALS = {"task", "seed", "budget", "space", "search", "early_stopping", "train", "checkpoint"}
 """The sections of a spec that affect which trials train, and how."""
@@ -431,3 +445,157 @@ def open_ledger(
     if planned.confirm is not None:
         start_confirmation(ledger, planned.confirm)
     return ledger
+
+
+@dataclass(frozen=True)
+class PlannedExtra:
+    """What is trained besides the search, after the checks."""
+
+    retries: Sequence[Retry] = ()
+    finish: Sequence[int] = ()
+    confirm: ConfirmRequest | None = None
+
+    def describe(self, spec: SweepSpec) -> str:
+        """Return what was asked for, in one line; empty for nothing."""
+        leaders = () if self.confirm is None else self.confirm.leaders
+        notes = [describe_retries(self.retries, spec)]
+        for verb, numbers in (("finish", self.finish), ("confirm", leaders)):
+            if numbers:
+                notes.append(f"{verb} {', '.join(f'trial {number}' for number in numbers)}")
+        return "; ".join(filter(None, notes))
+
+
+def plan_resume(
+    paths: SweepPaths,
+    before: SweepSpec,
+    spec: SweepSpec,
+    origin: Origin,
+    ledger: Ledger,
+    extra: ExtraTraining,
+    *,
+    accepted: bool,
+    max_workers: int | None,
+) -> PlannedExtra:
+    """Check that a sweep can resume with a spec, and return what it trains besides the search.
+
+    Arguments and errors are those of `session.open_ledger`. After accepted changes it removes what
+    trials have noted of their task as it was built, once all checks have passed.
+    """
+    trials = ledger.trials()
+    retry, again = extra.retry, list[int]()
+    if retry is not None:
+        again = trials_to_retry(paths, spec, trials, retry, ledger.seconds)
+    fresh = retry is not None and retry.fresh
+    # Without a trained trial there is nothing to compare with.
+    others = [one for one in trials if not (fresh and one.number in again)]
+    accepted = accepted or not _has_trained(paths, before, others)
+    check_origin(ledger.origin, origin, before, spec, accepted=accepted)
+    if not accepted:
+        _check_reported_trials(paths, before, spec, trials)
+        # A retried trial that finishes a pruned one must continue it exactly, too.
+        running = [replace(t, state="running") if t.number in again else t for t in trials]
+        check_unfinished(paths, spec, running)
+        check_unchanged(paths, spec, ledger.confirm_request, trials)
+    check_search_changes(before, spec, len(of_search(trials)))
+    finish = trials_to_finish(paths, spec, trials, extra.finish)
+    num_new, request = len(finish), None
+    if extra.confirm is not None:
+        request = make_request(paths, spec, trials, ledger.confirm_request, extra.confirm)
+        num_new += len(request.leaders) * request.seeds
+    for index in range(num_new):
+        check_free(paths, len(trials) + index)
+    origins = (ledger.origin, origin)
+    retries = [
+        plan_retry(paths, spec, trials[number], fresh=fresh, origins=origins) for number in again
+    ]
+    planned = PlannedExtra(retries, finish, request)
+    if max_workers is not None:
+        _check_workers(paths, spec, trials, planned, max_workers)
+    if accepted:  # trials then resume with the task as it is built now
+        for trial in trials:
+            (paths.trial(trial.number) / BUILT).unlink(missing_ok=True)
+    return planned
+
+
+def _check_workers(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    trials: Sequence[TrialRecord],
+    planned: PlannedExtra,
+    most: int,
+) -> None:
+    """Refuse to resume where a trial would wait for ever, because it has too many workers.
+
+    New trials of the search fit: the spec was checked.
+
+    Raises:
+        SpecError: The message names each such trial.
+    """
+    leaders = () if planned.confirm is None else planned.confirm.leaders
+    trained = {*(one.number for one in planned.retries), *planned.finish, *leaders}
+    issues = [
+        does_not_fit(
+            trial.number,
+            workers,
+            most,
+            "resume the sweep where they do, or end the trial with: "
+            + paths.command("stop", "--trial", str(trial.number)),
+        )
+        for trial in trials
+        if not trial.finished or trial.number in trained
+        if (workers := spec.workers_of(trial.params)) > most
+    ]
+    if issues:
+        raise SpecError(issues)
+
+
+def _has_trained(paths: SweepPaths, spec: SweepSpec, trials: Sequence[TrialRecord]) -> bool:
+    """Whether a trial has reported, or resumes from a checkpoint.
+
+    Checkpoint stores are queried last and one by one, because an object store is slow and charges
+    for each request. Trials without attempts are included: a driver that died right after a
+    trial's start may not have counted the attempt.
+    """
+    unfinished = sorted((one for one in trials if not one.finished), key=lambda one: -one.attempts)
+    return any(trial.reports for trial in trials) or any(
+        trial_store(paths, spec, trial.number).generations() for trial in unfinished
+    )
+
+
+def _check_reported_trials(
+    paths: SweepPaths, before: SweepSpec, after: SweepSpec, trials: Sequence[TrialRecord]
+) -> None:
+    """Refuse a configuration change if a trial would train again what it has reported.
+
+    Raises:
+        OriginChanged: A trial has made reports that it has not saved; the error names the
+            first such trial.
+    """
+    for trial in trials:
+        if trial.finished or not trial.reports:
+            continue
+        differing = _config_diff(before, after, trial)
+        if not differing:
+            continue
+        epoch, word = max(trial.reports), before.budget.report_word
+        saved = trial_store(paths, before, trial.number).saved_epoch()
+        if saved < epoch:
+            raise OriginChanged(
+                f"trial {trial.number} has reported {word} {epoch} and saved {word} {saved}, so "
+                f"it trains the {word}s between again; ledger and tracking keep the first "
+                f"reports, which would not fit the changed configuration ({differing}); resume "
+                f"without the change until the trial has saved {word} {epoch} or ended, or "
+                "resume with --accept-changes"
+            )
+
+
+def _config_diff(before: SweepSpec, after: SweepSpec, trial: TrialRecord) -> str:
+    """Return in one line how a trial's `train` section changes; empty without a change.
+
+    A trial keeps its own parameters, and `check_origin` compares the other sections.
+    """
+    try:
+        was, now = (spec.trial_config(trial.seed, trial.params) for spec in (before, after))
+    except SpecError:  # the changed spec refuses its values: the trial fails without training
+        return ""
+    return describe_changes(was.train, now.train, "train.")

@@ -8,8 +8,8 @@ If the driver dies before a queued report is written, the trial's directory stil
 and a resume copies it to the ledger. Three things are not stored there: the trial's configuration,
 the tags and parameters that only the worker knows, and the trial's changed attributes in the
 ledger. So a callback writes them before it returns. What must not live here: writing
-(`event_writer`, `write_queue`), choosing parameters (`search`), and deciding when to stop
-(`early_stopping`).
+(`event_writer`), choosing parameters (`search`), and deciding when to stop
+(`stopping`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,11 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 
 from sweeps.checkpoint_locations import accepts_checkpoints, trial_store
-from sweeps.config.logged_params import run_start
-from sweeps.config.spec import SweepSpec, trial_yaml
-from sweeps.config.trial_run import TrialSeed
 from sweeps.driver import stop_requests
-from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport
+from sweeps.driver.event_writer import Entry, EventWriter, WorkerReport, WriteQueue
 from sweeps.driver.progress import Hang, ProgressWatch
 from sweeps.driver.start_watch import NoWorkerStarts, StartWatch
 from sweeps.driver.trial_clock import TrialClock
-from sweeps.driver.write_queue import WriteQueue
 from sweeps.engine.ray_compat.tune_internals import (
     end_at_next_loss,
     release_trial,
@@ -55,9 +51,12 @@ from sweeps.policies.failure_policy import (
     RepeatedFailure,
     RepeatedFailureDetector,
 )
-from sweeps.recording.earlier_config import keep_earlier
 from sweeps.recording.tags import STOPPED_BY_INTERRUPT, origin_tags
+from sweeps.recording.trial_config import keep_earlier
 from sweeps.results.observer import ProgressObserver
+from sweeps.spec.logged_params import run_start
+from sweeps.spec.spec import SweepSpec, trial_yaml
+from sweeps.spec.trial_run import TrialSeed
 from tracking.recorder import Recorder
 from trainable.checkpoint import Generation
 from trainable.storage.durable import make_directory

@@ -17,7 +17,6 @@ from ray.tune import TuneError
 
 from redaction.secrets import is_secret
 from sweeps.checkpoint_locations import trial_store
-from sweeps.config.trial_run import num_threads
 from sweeps.driver import stop_requests
 from sweeps.driver.confirming import ConfirmingTrials
 from sweeps.driver.session import SweepSession
@@ -33,8 +32,8 @@ from sweeps.ledger.stop_reasons import BY_THE_SWEEP, BY_THE_USER
 from sweeps.policies.failure_policy import RepeatedFailure
 from sweeps.policies.stop_criteria import StopMonitor
 from sweeps.results.observer import ProgressObserver
-from sweeps.search.past_reports import replayed_scheduler
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
+from sweeps.spec.trial_run import num_threads
 from sweeps.sweep_lock import SweepLock
 from trainable.errors import StorageError
 from trainable.metrics_file import CurveDamaged

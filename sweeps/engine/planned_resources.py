@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sweeps.config.spec import SweepSpec
 from sweeps.engine.cluster_address import VARIABLE, find_address
 from sweeps.engine.resources import (
     Gpu,
@@ -22,6 +21,7 @@ from sweeps.engine.resources import (
     StepMemory,
     plan,
 )
+from sweeps.spec.spec import SweepSpec
 
 _NOT_ASKED = f"{VARIABLE} names a cluster, which only a run asks"
 _MOST_NODES = 10_000

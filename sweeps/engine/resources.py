@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from sweeps.config.searched_workers import WORKERS
 from sweeps.errors import Issue, UserError
 from sweeps.formatting import format_bytes
+from sweeps.spec.searched_workers import WORKERS
 from trainable.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
-    from sweeps.config.sections import ResourcesConfig
+    from sweeps.spec.sections import ResourcesConfig
 
 # The memory of a trial that was not measured: a CUDA context, libraries and a small model. With
 # less, trials that share a GPU run out of memory.

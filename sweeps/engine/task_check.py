@@ -2,7 +2,7 @@
 
 The command line never imports torch: a child process loads the task, builds model and data once,
 computes the first batches, and prints JSON. Its memory is freed when it ends. What must not live
-here: checks that need no torch (`config`, `resources`).
+here: checks that need no torch (`spec`, `resources`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 
 import trainable
 from redaction.secrets import redact
-from sweeps.config.error_messages import is_argument, key_path
-from sweeps.config.space import Distribution
-from sweeps.config.spec import SweepSpec
-from sweeps.config.trial_run import num_threads
 from sweeps.engine import fork_server
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.system_limits import shortages
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.formatting import format_bytes
+from sweeps.spec.error_messages import is_argument, key_path
+from sweeps.spec.space import Distribution
+from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import withheld_variables
 from trainable.config import TrialConfig
 from trainable.errors import ConfigError

@@ -11,8 +11,15 @@ from typing import Any
 from ray import tune
 
 from sweeps.engine import fluent_mlflow, fork_server
-from sweeps.engine.rank_process import SweepRank
 from trainable.ray_adapter import TuneTrial
+from trainable.ray_ranks import RankProcess
+
+
+class SweepRank(RankProcess):
+    """A rank whose calls of `mlflow.log_metric` and the like do nothing."""
+
+    template_command = staticmethod(fork_server.template_command)
+    before_trial = f"{fluent_mlflow.__name__}:log_nothing"
 
 
 def group_of(

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from redaction.escapes import printable, visible
-from sweeps.early_stopping.metric_values import Value
 from sweeps.ledger.failed_attempts import failed_attempts_in, reopened_in
 from sweeps.ledger.over_seeds import Repeats
 from sweeps.ledger.texts import clipped
+from sweeps.stopping.metric_values import Value
 
 ATTEMPT = "attempt "
 """Study attributes, numbered from 1: the host, command and versions of each driver."""

@@ -17,7 +17,6 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import (
     ACCUMULATION,
@@ -53,6 +52,7 @@ from sweeps.ledger.study_trials import StudyTrials
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.texts import clipped_reason, clipped_traceback
 from sweeps.ledger.trials import Ending, TrialRecord
+from sweeps.spec.sections import Select
 from trainable.config import Mode
 
 _ENDINGS: dict[Ending, TrialState] = {

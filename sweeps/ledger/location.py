@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import LedgerError
 from sweeps.ledger.database_lock import DatabaseLock
 from sweeps.ledger.dialect import Dialect, ReadConnection
 from sweeps.ledger.postgres import LedgerDatabase
 from sweeps.ledger.sqlite import LedgerFile
 from sweeps.paths import SweepPaths
+from sweeps.spec.spec import SweepSpec
 from sweeps.sweep_lock import LockOwner, SecondaryLock, is_held, read_holder
 
 

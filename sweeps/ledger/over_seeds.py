@@ -16,7 +16,7 @@ from sweeps.formatting import format_number
 from sweeps.statistics.over_seeds import SeedValue, combine, standard_error
 
 if TYPE_CHECKING:
-    from sweeps.config.spec import SweepSpec
+    from sweeps.spec.spec import SweepSpec
 
 
 class Repeats(NamedTuple):

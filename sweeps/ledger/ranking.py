@@ -9,8 +9,8 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
-from sweeps.config.sections import Select
 from sweeps.ledger.trials import Trial
+from sweeps.spec.sections import Select
 
 
 def best_report(values: Iterable[float], *, minimize: bool) -> float | None:

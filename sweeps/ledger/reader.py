@@ -14,7 +14,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from sweeps.config.sections import Select
 from sweeps.ledger.attributes import (
     PLAN,
     REPORT,
@@ -36,6 +35,7 @@ from sweeps.ledger.ranking import front, value_of
 from sweeps.ledger.texts import clipped
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.optuna_compat import tables
+from sweeps.spec.sections import Select
 
 _STATES = {
     "WAITING": "waiting",

@@ -2,7 +2,7 @@
 
 The one definition for what samplers see, for the evidence of priors, and for what a warm start
 keeps of earlier sweeps. What must not live here: the form in which a sampler receives a trial
-(`search.trial_evidence`), and the values that stopping rules compare (`early_stopping`).
+(`search.trial_evidence`), and the values that stopping rules compare (`stopping`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from sweeps.config.sections import Select
-from sweeps.early_stopping.metric_values import Value, all_values
-from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.ledger.ranking import is_finite, value_of
 from sweeps.ledger.stop_reasons import is_by_request
+from sweeps.spec.sections import Select
+from sweeps.stopping.metric_values import Value, all_values
+from sweeps.stopping.patience import BY_PATIENCE
 
 NOT_FINITE = (math.nan,)
 """The values of a training that has reached a rung and has no finite value there."""

@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import optuna
 from sqlalchemy.exc import SQLAlchemyError
 
-from sweeps.config.provenance_check import Origin
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import (
     ABORT,
@@ -33,6 +32,7 @@ from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.texts import clipped_reason
 from sweeps.ledger.warm_start import WarmStart
+from sweeps.spec.provenance_check import Origin
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R", bound="StudyRecord")

@@ -11,7 +11,6 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.sections import Select
 from sweeps.ledger.attributes import (
     SELECT,
     repeats_in,
@@ -24,6 +23,7 @@ from sweeps.ledger.ranking import front, value_of
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.study_record import StudyRecord, translated
 from sweeps.ledger.trials import TrialRecord
+from sweeps.spec.sections import Select
 
 _STATES: dict[TrialState, str] = {
     TrialState.WAITING: "waiting",

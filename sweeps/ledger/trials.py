@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
-from sweeps.config.sections import Select
-from sweeps.config.trial_run import TrialSeed
-from sweeps.early_stopping.metric_values import Value
 from sweeps.ledger.attributes import PbtPerturbation, Role
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import OverSeeds, num_missing
+from sweeps.spec.sections import Select
+from sweeps.spec.trial_run import TrialSeed
+from sweeps.stopping.metric_values import Value
 
 Ending = Literal["complete", "pruned", "failed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "pruned", "failed")

@@ -15,10 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.logged_params import flatten
-from sweeps.config.revisions import read_revisions, read_spec
-from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.ledger.location import ledger_location
 from sweeps.ledger.over_seeds import configurations
@@ -26,6 +22,10 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
+from sweeps.spec.logged_params import flatten
+from sweeps.spec.revisions import read_revisions, read_spec
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.pausing_rules import make_pausing_rule
 
 
 class WarmStartRefused(UserError):

@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.applied_priors import AppliedPrior, applied_priors
-from sweeps.config.automatic import AutoChoice
-from sweeps.config.metric_direction import direction_warnings
-from sweeps.config.own_values import resolve_search
-from sweeps.config.searched_workers import WORKERS
-from sweeps.config.spec import SweepSpec
 from sweeps.engine.planned_resources import planned_resources
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.engine.task_check import TaskFacts, TaskInspector
 from sweeps.operations.run import check_tracking
 from sweeps.search.dry_run import dry_run
+from sweeps.spec.applied_priors import AppliedPrior, applied_priors
+from sweeps.spec.automatic import AutoChoice
+from sweeps.spec.metric_direction import direction_warnings
+from sweeps.spec.own_values import resolve_search
+from sweeps.spec.searched_workers import WORKERS
+from sweeps.spec.spec import SweepSpec
 from sweeps.webhook import check_webhook
 
 _SHOWN_FACTS = (

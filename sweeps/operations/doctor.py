@@ -26,8 +26,6 @@ import psutil
 
 from redaction.secrets import redact
 from sweeps.checkpoint_locations import probe_store
-from sweeps.config.revisions import read_spec
-from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import clean_up_dead_drivers
 from sweeps.engine.resources import Machine
 from sweeps.engine.system_limits import shortages
@@ -35,6 +33,8 @@ from sweeps.errors import LedgerError, UserError
 from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths, list_sweeps, tracking_place
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import is_held, read_holder
 from sweeps.tracker import tracker_at

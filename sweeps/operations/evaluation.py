@@ -15,7 +15,6 @@ from typing import Any
 
 from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.checkpoint_locations import best_generation
-from sweeps.config.trial_run import num_threads, with_accumulation
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
@@ -29,6 +28,7 @@ from sweeps.paths import SweepPaths
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import NoBest, SweepStatus
 from sweeps.results.tested_trials import selection_cautions
+from sweeps.spec.trial_run import num_threads, with_accumulation
 from sweeps.store_access import reach_tracking
 from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker

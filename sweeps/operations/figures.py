@@ -1,15 +1,15 @@
 """The report's figures and the study of a sweep, for a Python caller.
 
-What must not live here: how figures are drawn (`publishing.report_figures`).
+What must not live here: how figures are drawn (`report.report_figures`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sweeps.publishing.report_data import NotEnough, read_sweep
-from sweeps.publishing.report_figures import figures
-from sweeps.publishing.study_copy import copy_study as copy_study
+from sweeps.report.report_data import NotEnough, read_sweep
+from sweeps.report.report_data import copy_study as copy_study
+from sweeps.report.report_figures import figures
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

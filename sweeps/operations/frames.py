@@ -1,6 +1,7 @@
-"""Trials and curves of a sweep as pandas DataFrames, read from its ledger and its trials' files.
+"""Trials and curves of a sweep as pandas DataFrames, read from its ledger and its
+trials' files, and written as CSV or Parquet.
 
-What must not live here: what a trial is (`ledger.trials`), and files (`tables`).
+What must not live here: what a trial is (`ledger.trials`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redaction.escapes import spreadsheet_cell
+from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.results.sweep_status import SweepStatus
 from trainable.metrics_file import FILE_NAME, CurveDamaged, read_row_at, read_rows
-from trainable.storage.regular_files import LARGEST_CURVE, read_regular
+from trainable.storage.regular_files import LARGEST_CURVE, read_regular, replace_regular
 from trainable.tested import latest_tested
 
 _SEED_COUNTS = ("configuration", "seed_index", "num_seeds")
@@ -216,3 +219,33 @@ def _curves_of_rows(
         steps = np.array([step for step, _ in pairs], dtype=np.int64)
         found[name] = steps, np.array([value for _, value in pairs], dtype=float)
     return found
+
+
+def write_tables(view: SweepStatus, directory: Path, kind: str) -> list[Path]:
+    """Write `trials` and `curves` of a sweep into a directory.
+
+    Returns:
+        The files written.
+    """
+    targets = [directory / f"{stem}.{kind}" for stem in ("trials", "curves")]
+    check_private(directory, f"--{kind}")
+    for target in targets:
+        check_file(target, f"--{kind}")
+    frames = [
+        trials_frame(view).reset_index(),
+        curves_frame(view, range(len(view.records)), view.spec.metrics),
+    ]
+    # Made whole before a file is: pandas takes some paths for addresses.
+    tables = [_csv(frame) if kind == "csv" else frame.to_parquet() for frame in frames]
+    place = make_private(directory, f"--{kind}")
+    for table, target in zip(tables, targets, strict=True):
+        replace_regular(place / target.name, table)
+    return targets
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    """Return a table as CSV, which a spreadsheet shows as it is."""
+    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz"])
+    frame = frame.assign(**{name: texts[name].map(spreadsheet_cell) for name in texts})
+    text: str = frame.to_csv(index=False, header=[*map(spreadsheet_cell, frame)])
+    return text.encode()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.paths import SweepPaths
 from sweeps.reconciliation.store_check import lost_runs
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.spec import SweepSpec
 from sweeps.tracker import find_tracker
 from tracking.stored_runs import StoreUnreadable
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.automatic import AutoChoice
-from sweeps.config.document import Document
-from sweeps.config.edited_text import with_values
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.engine.planned_resources import planned_resources
 from sweeps.engine.resources import Machine
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.errors import Issue, SpecError, UserError
 from sweeps.formatting import format_duration, format_number
 from sweeps.operations.check import CheckResult, check_sweep
+from sweeps.spec.automatic import AutoChoice
+from sweeps.spec.document import Document
+from sweeps.spec.edited_text import with_values
+from sweeps.spec.spec import SweepSpec, parse_spec
 from trainable.storage.regular_files import create_regular
 
 _REDUCTIONS = (2, 3, 4)

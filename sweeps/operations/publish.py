@@ -1,6 +1,6 @@
 """Export and register trials, and write reports.
 
-What must not live here: how they are made (`publishing`).
+What must not live here: how they are made (`report`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from sweeps.below_root import check_below_root, check_no_copy
 from sweeps.path_checks import check_file, check_private, make_private
 from sweeps.paths import check_name
-from sweeps.publishing.export import draw_report, export_best, register_best
+from sweeps.report.export import draw_report, export_best, register_best
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
 

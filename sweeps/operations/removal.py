@@ -3,7 +3,7 @@
 The directory is first renamed to `<root>/.removed/<sweep>`, where no command takes it for a sweep.
 What is elsewhere is removed next, and then `sweep.yaml`, which says where that was. So whatever
 interrupts a removal, the next one continues. Symbolic links are removed and never followed.
-What must not live here: printing and questions (`commands.rm`).
+What must not live here: printing and questions (`cli.rm`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.revisions import read_spec
-from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import SweepLockedError, UserError
 from sweeps.ledger.location import holder_of, ledger_location, ledger_lock
@@ -27,6 +25,8 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.results.disk_usage import directory_usage, objects_prefix, sweep_objects
 from sweeps.results.sweep_status import UnknownSweep
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_store
 from sweeps.sweep_lock import SweepLock, is_held, read_holder, sweep_locked
 from sweeps.tracker import find_tracker

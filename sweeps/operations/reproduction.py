@@ -21,19 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.checkpoint_locations import trial_files, trial_store
-from sweeps.config.revisions import read_revisions
-from sweeps.config.trial_run import num_threads
 from sweeps.engine.task_check import check_names
 from sweeps.errors import UserError
+from sweeps.formatting import quoted
 from sweeps.ledger.trials import TrialSummary
 from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.retraining import Stage, check_single, lost_stage, stages
 from sweeps.operations.trial_process import as_a_trial
-from sweeps.quoting import quoted
-from sweeps.results.machine_differences import MachineDifference, machine_differences
-from sweeps.results.reproduced import Reproduction, StateCheck
-from sweeps.results.same_curve import first_difference, first_logged_difference
+from sweeps.results.reproduced import (
+    MachineDifference,
+    Reproduction,
+    StateCheck,
+    first_difference,
+    first_logged_difference,
+    machine_differences,
+)
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.revisions import read_revisions
+from sweeps.spec.trial_run import num_threads
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError

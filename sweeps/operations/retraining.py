@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sweeps.config.trial_run import with_accumulation
 from sweeps.errors import UserError
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.recording.trial_config import read_config
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.trial_run import with_accumulation
 from trainable.config import TrialConfig
 from trainable.earlier_configs import read_earlier
 

@@ -14,13 +14,6 @@ from typing import Protocol, TextIO
 
 from sweeps.below_root import check_below_root
 from sweeps.checkpoint_locations import probe_store
-from sweeps.config.automatic import refuse_another_choice
-from sweeps.config.document import Document
-from sweeps.config.own_values import resolve_search
-from sweeps.config.provenance_check import Origin
-from sweeps.config.revisions import is_unchanged, read_spec
-from sweeps.config.spec import SweepSpec, parse_with_positions
-from sweeps.config.trial_run import num_threads
 from sweeps.engine import fork_server
 from sweeps.engine.cluster import Cluster, connected
 from sweeps.engine.cluster_address import find_address
@@ -48,6 +41,13 @@ from sweeps.results.outcome import SweepOutcome
 from sweeps.results.remaining_time import DeliveryEstimate
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.search.dry_run import dry_run
+from sweeps.spec.automatic import refuse_another_choice
+from sweeps.spec.document import Document
+from sweeps.spec.own_values import resolve_search
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.revisions import is_unchanged, read_spec
+from sweeps.spec.spec import SweepSpec, parse_with_positions
+from sweeps.spec.trial_run import num_threads
 from sweeps.store_access import (
     check_sampler_state,
     reach_tracking,

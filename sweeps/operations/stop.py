@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sweeps.checkpoint_locations import trial_files
 from sweeps.driver import stop_requests
 from sweeps.driver.stop_requests import StopResult
+from sweeps.engine.process_cleanup import end_orphans
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.location import check_kept, ledger_lock
+from sweeps.ledger.stop_reasons import BY_THE_USER
+from sweeps.operations.sync import queue_interruptions
+from sweeps.population.pbt_exploit import without_unbegun
+from sweeps.reconciliation.collect_state import trial_state
+from sweeps.reconciliation.reconcile import MissingReport, unreported
+from sweeps.reconciliation.repairs import close_stores
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.sweep_lock import SweepLock
+from tracking.outbox_status import read_outbox
 
 
 def stop(
@@ -43,6 +55,42 @@ def stop(
     try:
         return stop_requests.stop_trial(paths, trial, seconds=seconds, say=say)
     except stop_requests.NoDriverError:
-        from sweeps.operations.end_trial import end_trial  # loads Optuna
+        from sweeps.operations.stop import end_trial  # loads Optuna
 
         return end_trial(SweepStatus(paths), trial)
+
+
+def end_trial(view: SweepStatus, number: int) -> StopResult:
+    """End a trial that no worker trains: in the ledger first, then in the outbox.
+
+    Reports that its last worker stored and could not deliver are added to the ledger.
+
+    Raises:
+        StorageMoved: The sweep is a copy, or was renamed.
+        SweepLockedError: A driver runs the sweep.
+        LedgerError: The ledger cannot be used.
+        CurveDamaged: The trial's curve cannot be read.
+    """
+    paths, spec = view.paths, view.spec
+    check_kept(paths, spec, spec)
+    lock = SweepLock(paths.lock, ledger_lock(view.ledger_location))
+    lock.acquire()
+    try:
+        if lock.previous is not None:
+            end_orphans(lock.previous.token)
+        ledger = Ledger.open(view.ledger_location)
+        record = ledger.trial(number)
+        state = trial_state(paths, spec, record, read_outbox(paths.outbox))
+        for repair in unreported(state):
+            if isinstance(repair, MissingReport):
+                ledger.report(number, **repair.report._asdict())
+        lineage = without_unbegun(record, paths).lineage
+        record = ledger.finish(number, "pruned", reason=BY_THE_USER, lineage=lineage)
+        queue_interruptions(paths, spec)
+        close_stores([trial_files(paths, spec, number)])
+    finally:
+        lock.release()
+    message = (
+        f"trial {number} is {record.state} and does not resume; {SweepStatus(paths).resume_hint()}"
+    )
+    return StopResult(paths.name, number, record.finished, record.state, message)

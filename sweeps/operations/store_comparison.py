@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sweeps.config.logged_params import flatten
-from sweeps.config.revisions import read_revisions
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
-from sweeps.publishing.trial_figures import figure_files
 from sweeps.reconciliation.store_check import MissingData, SweepRun, check_all, check_runs
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep
 from sweeps.recording.tags import (
@@ -25,7 +21,11 @@ from sweeps.recording.tags import (
     front_tags,
     health_tags,
 )
+from sweeps.report.trial_figures import figure_files
 from sweeps.results.outcome import find_failure
+from sweeps.spec.logged_params import flatten
+from sweeps.spec.revisions import read_revisions
+from sweeps.spec.spec import SweepSpec
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from tracking.recorder import Status, stored_status
 from tracking.tracker import Tracker

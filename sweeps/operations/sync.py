@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweeps.below_root import check_below_root, check_no_copy
-from sweeps.config.revisions import read_revisions
-from sweeps.config.spec import SweepSpec
 from sweeps.engine.process_cleanup import end_orphans
 from sweeps.errors import NoReport
 from sweeps.ledger.location import check_kept, ledger_location, ledger_lock
@@ -23,15 +21,6 @@ from sweeps.ledger.over_seeds import weights_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.operations.store_comparison import StoreComparison, is_concluded
 from sweeps.paths import SCRATCH, SweepPaths
-from sweeps.publishing.export import draw_report, export_trial
-from sweeps.publishing.trial_figures import (
-    DrawnTrial,
-    draw_figures,
-    figure_files,
-    record_figures,
-    record_figures_again,
-    trials_without_figures,
-)
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import tracking_gaps
 from sweeps.reconciliation.repairs import send_to_tracker
@@ -42,7 +31,18 @@ from sweeps.recording.tags import (
     curve_tags,
     leaders_views,
 )
+from sweeps.report.export import draw_report, export_trial
+from sweeps.report.trial_figures import (
+    DrawnTrial,
+    draw_figures,
+    figure_files,
+    record_figures,
+    record_figures_again,
+    trials_without_figures,
+)
 from sweeps.results.sweep_status import NoBest, SweepStatus
+from sweeps.spec.revisions import read_revisions
+from sweeps.spec.spec import SweepSpec
 from sweeps.sweep_lock import SweepLock
 from sweeps.tracker import find_tracker, open_tracker
 from sweeps.webhook import deliver_waiting

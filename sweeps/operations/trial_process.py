@@ -1,6 +1,6 @@
 """Prepare the present process to build or evaluate a trial's model, as a worker does.
 
-What must not live here: training (`commands.train`), and evaluating (`evaluation`).
+What must not live here: training (`cli.train`), and evaluating (`evaluation`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sweeps.config.spec import SweepSpec
+from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import withheld_variables
 from trainable.task_import import check_hash_order, prepared
 
@@ -18,7 +18,7 @@ from trainable.task_import import check_hash_order, prepared
 def as_a_trial(spec: SweepSpec) -> Iterator[None]:
     """Prepare this process as a trial's worker: import paths, and no credentials.
 
-    The command that calls this is marked `imports_task` (`commands.console`).
+    The command that calls this is marked `imports_task` (`cli.console`).
     """
     check_hash_order()
     withheld = os.environ.keys() & withheld_variables(spec)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sweeps.path_checks import check_writable
 from sweeps.paths import artifact_root, tracking_uri
-from sweeps.publishing.trial_figures import trials_without_figures
 from sweeps.recording.tags import leaders_view
+from sweeps.report.trial_figures import trials_without_figures
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.store_access import reach_tracking
 from sweeps.tracker import tracker_at

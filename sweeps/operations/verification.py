@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.below_root import OutsideRoot, addresses_outside, check_no_copy, links_outside
-from sweeps.config.revisions import read_revisions, read_spec
 from sweeps.errors import LedgerError, RevisionError, SpecError, UserError
 from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.trials import TrialRecord
 from sweeps.operations.store_comparison import StoreComparison
 from sweeps.paths import SweepPaths, tracking_uri
-from sweeps.reconciliation.contradiction import Contradiction
 from sweeps.reconciliation.reconcile import UnknownDirectory
 from sweeps.reconciliation.store_check import Missing, MissingData, stored_rows
-from sweeps.reconciliation.trial_checks import TrialChecks
+from sweeps.reconciliation.trial_checks import Contradiction, TrialChecks
 from sweeps.results.sweep_status import SweepStatus, UnknownSweep
+from sweeps.spec.revisions import read_revisions, read_spec
 from sweeps.tracker import tracker_at
 from tracking.outbox import SWEEP
 from tracking.outbox_file import FILE_NAME as OUTBOX_FILE

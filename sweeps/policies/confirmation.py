@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import OriginChanged, UserError
 from sweeps.formatting import format_reason
 from sweeps.ledger.confirm_request import ConfirmRequest
 from sweeps.ledger.ranking import ranking
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SweepPaths
+from sweeps.spec.spec import SweepSpec
 
 if TYPE_CHECKING:
     from sweeps.statistics.race import Race

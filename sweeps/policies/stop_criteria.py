@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sweeps.config.sections import StopConfig
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.ranking import best_report
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP, is_by_request
 from sweeps.ledger.trials import TrialSummary, of_search
+from sweeps.spec.sections import StopConfig
+from sweeps.spec.spec import SweepSpec
 
 if TYPE_CHECKING:  # commands that only read a sweep do not load Optuna
     from sweeps.ledger.ledger import Ledger

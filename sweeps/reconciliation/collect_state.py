@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sweeps.checkpoint_locations import trial_files, trial_store
-from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.metric_values import Value, as_value
-from sweeps.early_stopping.pausing_rules import Standing, StopDecider
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from sweeps.reconciliation.reconcile import SavedReport, SweepState, TrialState
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import run_status
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.metric_values import Value, as_value
+from sweeps.stopping.pausing_rules import Standing, StopDecider
 from tracking.outbox_status import DeliveryStatus, read_outbox
 from trainable.checkpoint import CheckpointStore
 from trainable.errors import AllCheckpointsDamaged

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 
 from sweeps.checkpoint_locations import address_of, trial_files, trial_store
-from sweeps.config.revisions import changes
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import OriginChanged, SpecError, UserError
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.recording.trial_config import read_config
+from sweeps.spec.revisions import changes
+from sweeps.spec.spec import SweepSpec
 from trainable.config import TrialConfig
 from trainable.storage.durable import make_directory, sync_directory, sync_file
 from trainable.storage.locate import files_of

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sweeps.config.sections import Select
-from sweeps.early_stopping.patience import Patience
 from sweeps.ledger.stop_reasons import is_by_request
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.recording.tags import run_status
+from sweeps.spec.sections import Select
+from sweeps.stopping.patience import Patience
 from tracking.recorder import Status
 from trainable.errors import NonFiniteMetric
 from trainable.metrics_file import Row

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from sweeps.checkpoint_locations import trial_files
-from sweeps.config.logged_params import RunStart, run_start
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import LedgerError, SpecError
 from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
@@ -43,6 +41,8 @@ from sweeps.recording.tags import (
 )
 from sweeps.recording.trial_config import read_config
 from sweeps.search.suggest import Suggester
+from sweeps.spec.logged_params import RunStart, run_start
+from sweeps.spec.spec import SweepSpec
 from tracking.recorder import Recorder
 from trainable.errors import StorageError, WriterReplaced
 from trainable.metrics_file import logged_files, read_logged, read_rows

@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sweeps.checkpoint_locations import address_of, trial_files, trial_store
-from sweeps.config.provenance_check import Origin, code_changes
-from sweeps.config.revisions import changes
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError, UserError
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.failure_kinds import kind_of
@@ -29,6 +26,9 @@ from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.paths import SCRATCH, TRIAL_CONFIG, SweepPaths
 from sweeps.policies.stop_criteria import active_stop_criterion
 from sweeps.recording.trial_config import read_config
+from sweeps.spec.provenance_check import Origin, code_changes
+from sweeps.spec.revisions import changes
+from sweeps.spec.spec import SweepSpec
 from tracking.limits import clean_key
 from tracking.outbox_recorder import replace_runs
 from tracking.outbox_status import DeliveryStatus, read_outbox

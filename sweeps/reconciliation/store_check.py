@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population.pbt_exploit import without_unbegun
@@ -24,6 +23,7 @@ from sweeps.reconciliation.repairs import told_start
 from sweeps.recording.descriptions import DESCRIPTION
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import end_tags, run_status, status_tags
+from sweeps.spec.spec import SweepSpec
 from sweeps.tracker import find_tracker
 from tracking.limits import clean_key
 from tracking.metric_points import HighWaterMarks

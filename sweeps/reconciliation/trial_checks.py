@@ -13,17 +13,16 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sweeps.checkpoint_locations import best_generation, trial_files
-from sweeps.config.revisions import changes
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import SpecError
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.reconciliation.contradiction import Contradiction
 from sweeps.recording.trial_config import read_config
+from sweeps.spec.revisions import changes
+from sweeps.spec.spec import SweepSpec
 from trainable.earlier_configs import EARLIER, read_earlier
 from trainable.errors import StorageError
 from trainable.manifest import Generation, describe_damage, read_manifest, read_state
@@ -288,3 +287,23 @@ def _read_object(directory: Path, *, name: str) -> None:
 
 def _is_same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
+
+
+class Contradiction(NamedTuple):
+    """Something that cannot be right.
+
+    Attributes:
+        where: The part of the sweep: `sweep.yaml`, `ledger`, `trial 3`, `outbox` or
+            `tracking store`.
+        what: What is wrong, in words.
+        remedy: What the user should do.
+        file: The file that is damaged, or one of two that contradict each other; None: none alone.
+    """
+
+    where: str
+    what: str
+    remedy: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.remedy}"

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from redaction.escapes import printable
-from sweeps.config.spec import SweepSpec
 from sweeps.formatting import format_best, format_parameter, titles
 from sweeps.ledger.over_seeds import alone
 from sweeps.ledger.trials import ENDINGS, TrialSummary, count_trials
+from sweeps.spec.spec import SweepSpec
 from tracking.limits import clip_text
 
 DESCRIPTION = "mlflow.note.content"

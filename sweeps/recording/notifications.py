@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from redaction.secrets import redact_clipped, redact_value
-from sweeps.config.spec import SweepSpec
 from sweeps.formatting import joined
 from sweeps.ledger.ranking import front
 from sweeps.ledger.trials import TrialRecord, count_trials
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.recording.locked_recorder import LockedRecorder
+from sweeps.spec.spec import SweepSpec
 from tracking.recorder import Recorder, Status
 
 Event = Literal["new_best", "trial_failed", "finished", "stopped", "failed"]

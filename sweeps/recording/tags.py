@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.ledger.attributes import ACCUMULATION, Role
 from sweeps.ledger.failure_kinds import kind_of
 from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
 from sweeps.ledger.trials import TrialRecord, TrialSummary
 from sweeps.recording.descriptions import DESCRIPTION, describe_trial
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.patience import BY_PATIENCE
 from tracking.limits import MAX_TAG_VALUE, clip_start
 from tracking.mlflow_chart_view import SharedView, shared_view
 from tracking.recorder import TAG_REPEATS, Status

@@ -8,14 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.cross_checks import set_path
-from sweeps.config.searched_workers import config_path
-from sweeps.config.space import configured
-from sweeps.config.spec import SweepSpec
-from sweeps.config.yaml_reader import parse
+from sweeps.checkpoint_locations import trial_store
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.spec.cross_checks import set_path
+from sweeps.spec.revisions import changes
+from sweeps.spec.searched_workers import config_path
+from sweeps.spec.space import configured
+from sweeps.spec.spec import SweepSpec, trial_yaml
+from sweeps.spec.trial_run import with_accumulation
+from sweeps.spec.yaml_reader import parse
 from trainable.config import TrialConfig
+from trainable.earlier_configs import add_earlier
 from trainable.rules import EARLIEST
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
@@ -46,3 +50,43 @@ def read_config(file: Path) -> TrialConfig:
         raise ValueError(f"{file} is empty")
     # Configurations of earlier releases have no version of the rules: only one existed.
     return TrialConfig.model_validate({"training_rules": EARLIEST, **found})
+
+
+_NOT_OF_TRAINING = "checkpoint."
+"""The section of a configuration that may change without changing the training."""
+
+
+def keep_earlier(
+    paths: SweepPaths,
+    spec: SweepSpec,
+    number: int,
+    config: TrialConfig,
+    accumulation: int | None,
+) -> None:
+    """Keep the stored configuration of a trial if it resumes with another one.
+
+    No worker trains the trial meanwhile. A damaged configuration is not kept.
+
+    Args:
+        paths: The sweep's directory.
+        spec: The sweep's spec.
+        number: The trial's number.
+        config: What it resumes with.
+        accumulation: Its micro-batches for each step; None: those of the configuration.
+
+    Raises:
+        StorageError: The storage of the checkpoints cannot be read.
+        OSError: The trial's directory cannot be written.
+    """
+    directory = paths.trial(number)
+    try:
+        if read_regular(directory / TRIAL_CONFIG, LARGEST_TEXT) == trial_yaml(config).encode():
+            return
+        before = with_accumulation(read_config(directory / TRIAL_CONFIG), accumulation)
+        found = changes(before, with_accumulation(config, accumulation))
+        if all(key.startswith(_NOT_OF_TRAINING) for key in found):
+            return
+        saved = trial_store(paths, spec, number).generations()
+        add_earlier(directory, saved[-1].step if saved else 0, before)
+    except (FileNotFoundError, ValueError):
+        return

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.ranking import value_of
+from sweeps.spec.spec import SweepSpec
 
 _ENOUGH = 10
 """A figure over two parameters needs about this many trials."""

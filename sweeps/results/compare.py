@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.logged_params import flatten
-from sweeps.config.searched_workers import WORKERS
 from sweeps.ledger.ranking import front, ranking
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import tracking_uri
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.logged_params import flatten
+from sweeps.spec.searched_workers import WORKERS
 from tracking.ui import DEFAULT_ADDRESS, charts_page, compare_page, metrics_page
 from trainable.metrics_file import read_rows
 

@@ -1,6 +1,6 @@
 """Measure how much space the files of a sweep take, by kind; symbolic links are not followed.
 
-What must not live here: removing files (`operations.removal`), and tables (`commands.render`).
+What must not live here: removing files (`operations.removal`), and tables (`cli.render`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweeps.config.revisions import read_spec
-from sweeps.config.spec import SweepSpec
 from sweeps.paths import REMOVED, SweepPaths, artifact_root, list_sweeps
 from sweeps.results.sweep_status import UnknownSweep
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import SweepSpec
 from sweeps.store_access import check_store
 
 KINDS = ("checkpoints", "logs", "ledger", "outbox", "report", "other")

@@ -1,7 +1,7 @@
 """State what a sweep found, in a few sentences, and how it continues.
 
 Each sentence is stated only if the numbers support it, and says from how many trials it is. What
-must not live here: printing, and figures (`publishing`).
+must not live here: printing, and figures (`report`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
 
-from sweeps.config.own_values import own_values
-from sweeps.config.space import is_number
-from sweeps.early_stopping.metric_values import first_value
-from sweeps.early_stopping.patience import BY_PATIENCE
-from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.formatting import format_number, format_reason, format_value
 from sweeps.ledger.over_seeds import origins
 from sweeps.ledger.ranking import ranking
@@ -38,6 +33,11 @@ from sweeps.results.space_regions import (
 )
 from sweeps.results.sweep_status import SweepStatus
 from sweeps.results.usage import usage
+from sweeps.spec.own_values import own_values
+from sweeps.spec.space import is_number
+from sweeps.stopping.metric_values import first_value
+from sweeps.stopping.patience import BY_PATIENCE
+from sweeps.stopping.seed_means import over_seeds
 
 _CHANCE = 0.05
 """The probability that chance alone would show an effect of any parameter."""

@@ -12,8 +12,12 @@ from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
-from sweeps.config.resume_checks import check_search_changes
-from sweeps.config.space import (
+from sweeps.errors import SearchChanged, SpecError, UserError
+from sweeps.ledger.trials import of_search
+from sweeps.results.space_regions import BadRegion, NearBound, place, scale
+from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.space import (
     Choice,
     Distribution,
     Int,
@@ -23,11 +27,7 @@ from sweeps.config.space import (
     QUniform,
     Uniform,
 )
-from sweeps.config.spec import parse_with_positions
-from sweeps.errors import SearchChanged, SpecError, UserError
-from sweeps.ledger.trials import of_search
-from sweeps.results.space_regions import BadRegion, NearBound, place, scale
-from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.spec import parse_with_positions
 
 _WIDER = 1 / 3
 """By this part of its width, on its scale, a range grows beyond an end."""

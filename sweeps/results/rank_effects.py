@@ -2,7 +2,7 @@
 
 Ranks, because the values of a metric often span orders of magnitude, and one diverged trial would
 outweigh all others. It needs neither NumPy nor scikit-learn, whose import takes longer than
-`sweep status` may. What must not live here: importance by fANOVA (`publishing.report_figures`).
+`sweep status` may. What must not live here: importance by fANOVA (`report.report_figures`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from sweeps.config.space import is_number
-from sweeps.statistics.chi_squared import chi_squared_tail
+from sweeps.spec.space import is_number
+from sweeps.statistics.variance_shares import chi_squared_tail
 
 FEWEST_TRIALS = 12
 """With fewer trials, no effect is estimated."""

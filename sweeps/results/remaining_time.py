@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.halving import SuccessiveHalving
-from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.ledger.trials import of_search
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.halving import SuccessiveHalving
+from sweeps.stopping.pausing_rules import make_pausing_rule
 from tracking.outbox_status import backlog
 
 MAX_DELIVERY_SECONDS = 60.0

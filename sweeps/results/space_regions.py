@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, Protocol
 
-from sweeps.config.space import (
+from sweeps.spec.space import (
     Choice,
     Distribution,
     Int,

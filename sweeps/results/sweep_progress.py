@@ -1,6 +1,6 @@
 """Follow the trials of a running sweep, for a display.
 
-What must not live here: printing, and the layout of a table (`commands.trial_table`).
+What must not live here: printing, and the layout of a table (`cli.tables`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sweeps.config.space import configured
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.attributes import Role
 from sweeps.ledger.over_seeds import missing_seeds, state_of
 from sweeps.ledger.trials import ENDINGS, TrialRecord, TrialSummary, has_result
 from sweeps.results.observer import TrialProgress
 from sweeps.results.remaining_time import DeliveryEstimate, epochs_left
+from sweeps.spec.space import configured
+from sweeps.spec.spec import SweepSpec
 
 
 @dataclass

@@ -21,10 +21,6 @@ from sweeps.checkpoint_locations import (
     trial_files,
     trial_store,
 )
-from sweeps.config.revisions import read_spec
-from sweeps.config.space import configured
-from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.exit_codes import NO_SUCCESS
 from sweeps.ledger.attributes import Abort
 from sweeps.ledger.location import holder_of, ledger_location
@@ -45,6 +41,10 @@ from sweeps.results.outcome import (
     find_failure,
     num_retryable,
 )
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.space import configured
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.pausing_rules import make_pausing_rule
 from sweeps.sweep_lock import describe_foreign_lock
 from tracking.notification_queue import Undelivered
 from tracking.outbox_status import DeliveryStatus, read_outbox

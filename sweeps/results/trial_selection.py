@@ -1,6 +1,6 @@
 """Sort and filter the rows of `sweep trials`.
 
-What must not live here: reading a sweep (`sweep_status`), and tables (`commands.render`).
+What must not live here: reading a sweep (`sweep_status`), and tables (`cli.render`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from redaction.escapes import spreadsheet_cell
-from sweeps.config.error_messages import nearest
-from sweeps.config.spec import SweepSpec
 from sweeps.errors import UserError
-from sweeps.quoting import quoted
+from sweeps.formatting import quoted
 from sweeps.results.sweep_status import STATES
+from sweeps.spec.error_messages import nearest
+from sweeps.spec.spec import SweepSpec
 
 _COLUMNS = (
     "number",

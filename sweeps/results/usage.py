@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sweeps.early_stopping.patience import BY_PATIENCE
 from sweeps.formatting import format_device_hours, format_duration
 from sweeps.ledger.trials import TrialSummary
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.stopping.patience import BY_PATIENCE
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
-from sweeps.config.search_validators import SAMPLERS
-from sweeps.config.spec import SweepSpec
-from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
 from sweeps.ledger.attributes import REPORT
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.samplers import SamplerRejected, check_sampler
 from sweeps.search.suggest import Suggester
+from sweeps.spec.search_validators import SAMPLERS
+from sweeps.spec.spec import SweepSpec
+from sweeps.spec.yaml_scalars import write_flow
 
 _STARTUP = 3  # random trials before a named sampler learns, if the spec has more
 _LEARNT = 3  # suggestions after them

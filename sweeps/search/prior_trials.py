@@ -1,9 +1,9 @@
 """Trials whose values are drawn around priors instead of by the sampler.
 
 The first such trial has the priors themselves. About half of the first trials are drawn around
-them; the share then falls with the number of trials, and with the evidence (`prior_evidence`).
-Priors that turn out wrong so cost a few trials that early stopping ends, and right ones lead the
-sampler, which learns from these trials as from its own.
+them; the share then falls with the number of trials, and with the evidence. Priors that turn out
+wrong so cost a few trials that early stopping ends, and right ones lead the sampler, which learns
+from these trials as from its own.
 
 J. Hvarfner et al., "piBO: augmenting acquisition functions with user beliefs for Bayesian
 optimization" (2022), weight an acquisition by priors, ever less with the number of trials. N.
@@ -12,7 +12,7 @@ Mallik et al., "PriorBand: practical hyperparameter optimization in the age of d
 every sampler, and so is what is done here.
 
 The seed of the sweep, the number of the trial and the ledger decide everything. What must not live
-here: the form of priors (`sweeps.config.priors`), and what samplers suggest (`suggest`).
+here: the form of priors (`sweeps.spec.priors`), and what samplers suggest (`suggest`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from sweeps.config.applied_priors import OPTIMIZER, applied_priors
-from sweeps.config.default_priors import default_prior
-from sweeps.config.priors import Prior
-from sweeps.config.space import Choice, Distribution, Powers
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.attributes import PRIORS
-from sweeps.search.prior_evidence import Comparison, rungs_of
+from sweeps.ledger.ranking import is_finite
+from sweeps.search.trial_evidence import values_at
+from sweeps.spec.applied_priors import OPTIMIZER, applied_priors
+from sweeps.spec.default_priors import default_prior
+from sweeps.spec.priors import Prior
+from sweeps.spec.sections import Select
+from sweeps.spec.space import Choice, Distribution, Powers
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.metric_values import losses
 from trainable.seeding import derive_seed
 
 Value = Callable[[str, Distribution, Mapping[str, Any]], Prior | None]
@@ -208,3 +213,72 @@ def draw(prior: Prior, distribution: Distribution, generator: random.Random) -> 
     # A share of exactly 0 or 1 has no quantile of a normal distribution.
     share = around.inv_cdf(min(max(low + at * (high - low), 1e-12), 1 - 1e-12))
     return distribution.at(min(max(share, 0.0), math.nextafter(1.0, 0.0)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compares trials.
+
+    Attributes:
+        rungs: The epochs at which trials of different lengths are compared, ascending.
+        minimizes: For each metric, whether less is better.
+        select: What the value of a trial is; see `SweepSpec.select`.
+    """
+
+    rungs: Sequence[int]
+    minimizes: tuple[bool, ...]
+    select: Select
+
+    def wins(self, own: Sequence[FrozenTrial], others: Sequence[FrozenTrial]) -> float | None:
+        """Return the estimated chance that a trial is better than another one.
+
+        None before a trial of `own` has reached a rung or failed. One more rival counts as better,
+        so that there is no chance without rivals, and one more trial wins half of the time.
+
+        Args:
+            own: The trials whose chance it is.
+            others: Those they are compared with.
+        """
+        rivals = [one for one in map(self._losses, others) if one]
+        shares = [
+            sum(_points(one, other) for other in rivals) / (len(rivals) + 1)
+            for one in map(self._losses, own)
+            if one
+        ]
+        return (sum(shares) + 0.5) / (len(shares) + 1) if shares else None
+
+    def _losses(self, trial: FrozenTrial) -> list[tuple[float, ...]]:
+        """Return the losses at each rung that a trial has reached.
+
+        They are infinite where its values are not finite, and at all rungs if its parameters made
+        it fail.
+        """
+        found: list[tuple[float, ...]] = []
+        for rung in self.rungs:
+            values = values_at(trial, rung, minimize=self.minimizes[0], select=self.select)
+            if values is None:
+                break
+            if is_finite(values):
+                found.append(losses(values, self.minimizes))
+            else:
+                found.append((math.inf,) * len(self.minimizes))
+        return found
+
+
+def _points(one: Sequence[tuple[float, ...]], other: Sequence[tuple[float, ...]]) -> float:
+    """Return 1 if a trial is better than another one, 0 if it is worse, else a half."""
+    common = min(len(one), len(other)) - 1
+    mine, theirs = one[common], other[common]
+    if mine == theirs:
+        return 0.5
+    better, worse = (all(map(operator.le, *pair)) for pair in ((mine, theirs), (theirs, mine)))
+    return 0.5 if better == worse else float(better)
+
+
+def rungs_of(epochs: int) -> tuple[int, ...]:
+    """Return where trials are compared that no rule stops: at doubling lengths, and at the end.
+
+    Args:
+        epochs: The reports of a full training.
+    """
+    return (*(2**power for power in range(epochs.bit_length()) if 2**power < epochs), epochs)

@@ -21,21 +21,70 @@ from functools import cached_property
 from typing import Any
 
 import optuna
+from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.search_space import PointKey
-from sweeps.config.sections import SearchConfig
-from sweeps.config.space import Choice
-from sweeps.config.spec import SweepSpec
-from sweeps.config.yaml_scalars import write_flow
 from sweeps.errors import Issue, UserError
-from sweeps.optuna_compat.samplers import IndexedQMCSampler
+from sweeps.optuna_compat.samplers import (
+    AllowingGPSampler,
+    IndexedQMCSampler,
+    KernelFit,
+    kernel_fits,
+    set_kernel_fits,
+    set_trial_attribute,
+)
 from sweeps.optuna_compat.tpe import ArrayTPESampler
-from sweeps.search.gaussian_process import NotingGPSampler
+from sweeps.spec.search_space import PointKey
+from sweeps.spec.sections import SearchConfig
+from sweeps.spec.space import Choice
+from sweeps.spec.spec import SweepSpec
+from sweeps.spec.yaml_scalars import write_flow
 from trainable.module_names import hidden_by
 from trainable.seeding import derive_seed
+
+KERNEL = "gradsweep:kernel"
+"""The trial attribute with the kernel of each metric.
+
+A kernel is a list: the inverse squared length scales, the kernel scale and the noise variance.
+"""
+
+
+class NotingGPSampler(AllowingGPSampler):
+    """Start each fit from the kernels stored in the newest trial, and store its own in the trial.
+
+    The suggestions then depend on the trials alone, however often the sampler is built.
+    """
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Suggest as Optuna's sampler does."""
+        trials = study.get_trials(deepcopy=False)
+        noted = [one.system_attrs[KERNEL] for one in trials if KERNEL in one.system_attrs]
+        if noted and len(noted[-1]) == len(study.directions):
+            set_kernel_fits(self, [_restored(values) for values in noted[-1]])
+        suggested = super().sample_relative(study, trial, search_space)
+        if fits := kernel_fits(self):
+            note = [
+                [
+                    *one.inverse_squared_lengthscales.tolist(),
+                    one.kernel_scale.item(),
+                    one.noise_var.item(),
+                ]
+                for one in fits
+            ]
+            set_trial_attribute(study, trial, KERNEL, note)
+        return suggested
+
+
+def _restored(values: list[float]) -> KernelFit:
+    import torch  # Optuna has imported it by now
+
+    *scales, scale, noise = torch.tensor(values, dtype=torch.float64)
+    return KernelFit(torch.stack(scales), scale, noise)
+
 
 _SEEDS = 2**32  # NumPy's legacy generator takes 32 bits
 _OWN_ARGUMENTS = {"seed": "seed", "n_startup_trials": "search.startup_trials"}

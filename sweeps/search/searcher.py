@@ -3,13 +3,13 @@
 The searcher first returns the trials that an earlier driver left unfinished, with their numbers
 and parameters. Then it repeatedly returns a paused trial that can be promoted, or else a new one.
 It stores no state: `save` and `restore` are empty because the ledger has everything. What must not
-live here: events of a trial (`driver.tune_callbacks`), stopping rules (`early_stopping`), and the
+live here: events of a trial (`driver.tune_callbacks`), stopping rules (`stopping`), and the
 parameters of a new trial (`suggest`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,27 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from sweeps.checkpoint_locations import address_of
-from sweeps.config.searched_workers import does_not_fit
-from sweeps.config.spec import SweepSpec
-from sweeps.config.trial_run import rank_timeout, with_accumulation
-from sweeps.early_stopping.exemption import is_exempt
-from sweeps.early_stopping.pausing_rules import Reports, Standing, make_pausing_rule
-from sweeps.early_stopping.schedulers import never_promoted
-from sweeps.early_stopping.seed_means import over_seeds
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, PROMOTED, compared_values, is_of_search
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.over_seeds import next_seed
+from sweeps.ledger.over_seeds import next_seed, origins
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.paths import PROGRAM, SweepPaths
 from sweeps.population.pbt_exploit import PbtExploit
 from sweeps.search.seeds_as_one import origins_in
 from sweeps.search.suggest import Suggester
+from sweeps.spec.searched_workers import does_not_fit
+from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import rank_timeout, with_accumulation
+from sweeps.stopping.exemption import is_exempt
+from sweeps.stopping.pausing_rules import Reports, Standing, make_pausing_rule
+from sweeps.stopping.schedulers import (
+    StopperScheduler,
+    WouldStop,
+    make_scheduler,
+    never_promoted,
+)
+from sweeps.stopping.seed_means import over_seeds
 from trainable.config import TrialConfig
 from trainable.ray_adapter import OBJECTIVE
 
@@ -329,3 +334,40 @@ class LedgerSearcher(Searcher):
             {trial.number for trial in trials if EXEMPT in trial.user_attrs},
             {trial.number for trial in trials if trial.state == TrialState.COMPLETE},
         )
+
+
+def replayed_scheduler(
+    spec: SweepSpec, trials: Sequence[TrialRecord], saved_epoch: Callable[[int], int]
+) -> StopperScheduler:
+    """Return a new scheduler that has seen all reports of the search.
+
+    A last report without its checkpoint is left out. The trial repeats the epoch and reports it
+    again, and the scheduler then decides.
+
+    Args:
+        spec: The sweep.
+        trials: All trials of its ledger.
+        saved_epoch: Returns the epoch of the newest checkpoint of a trial; 0: it has none.
+    """
+    scheduler = make_scheduler(spec)
+    if not scheduler.compares:
+        return scheduler
+    scheduler.join(origins(trials))
+    for trial in trials:
+        if trial.role not in ("search", "repeat"):
+            continue
+        past = trial.compared_reports
+        # Where an exempt trial would have been stopped is in the ledger with its report.
+        if trial.reports and not trial.finished and not trial.exempt:
+            last = max(trial.reports)
+            if last > saved_epoch(trial.number):
+                past.pop(last, None)
+        at, why = trial.would_stop_at, trial.would_stop_reason
+        scheduler.replay(
+            trial.number,
+            past,
+            would_stop=None if at is None else WouldStop(at, why or ""),
+            repeats=trial.origin,
+            place=trial.place,
+        )
+    return scheduler

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.early_stopping.seed_means import Combine
 from sweeps.ledger.attributes import is_of_search, repeated_by
 from sweeps.ledger.over_seeds import Repeats, state_of
 from sweeps.search.trial_evidence import SEEDS, Seeds, failed_by_parameters
 from sweeps.statistics.over_seeds import combine, standard_error
+from sweeps.stopping.seed_means import Combine
 
 STANDARD_ERROR = "standard_error"
 """A trial attribute that samplers see: the standard error of a configuration's value."""

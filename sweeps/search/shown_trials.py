@@ -8,8 +8,8 @@ trials of the ledger after three steps:
 2. `as_points` makes them points of the current space, with paused trials as ended ones, and puts
    the trials of earlier sweeps before them.
 3. `for_sampler` does what a kind of sampler needs. It takes values at one rung where lengths
-   differ (`multi_fidelity`), shows failures because of parameters as the worst
-   (`failed_trials`), and gives each trial a generation where a sampler counts them.
+   differ, shows failures because of parameters as the worst, and gives each trial a generation
+   where a sampler counts them.
 
 The spec and the ledger decide everything. What must not live here: what is suggested (`suggest`).
 """
@@ -18,18 +18,22 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
 
 import optuna
-from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.samplers import (
+    BaseSampler,
+    CmaEsSampler,
+    GPSampler,
+    NSGAIISampler,
+    TPESampler,
+)
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.logged_params import flatten
-from sweeps.config.search_validators import LEARN_NOTHING
-from sweeps.config.spec import SweepSpec
-from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import SpecError
 from sweeps.ledger.attributes import EXEMPT, is_of_search
 from sweeps.ledger.over_seeds import repeats_of
@@ -38,10 +42,21 @@ from sweeps.ledger.rung_values import is_cut_off, values_by
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.samplers import in_generations
 from sweeps.optuna_compat.storage import set_trial_id
-from sweeps.search.failed_trials import failures_as_worst
-from sweeps.search.multi_fidelity import OfEachTrial, OneRung, enough_at_a_rung
 from sweeps.search.seeds_as_one import seeds_as_one
-from sweeps.search.trial_evidence import CUT_OFF, SEEDS, as_failed, reports_of, telling_nothing
+from sweeps.search.trial_evidence import (
+    CUT_OFF,
+    SEEDS,
+    as_failed,
+    failed_by_parameters,
+    reports_of,
+    telling_nothing,
+    values_at,
+)
+from sweeps.spec.logged_params import flatten
+from sweeps.spec.search_validators import LEARN_NOTHING
+from sweeps.spec.sections import Select
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.pausing_rules import make_pausing_rule
 
 SPACE = "gradsweep:space"
 """The trial attribute with the digest of the search space that its sampler used."""
@@ -283,3 +298,188 @@ class ShownTrials:
         except SpecError:
             return trial.params
         return {**dict(flatten(config.model_dump())), **trial.params}
+
+
+def failures_as_worst(
+    trials: Sequence[FrozenTrial],
+    sampler: BaseSampler,
+    *,
+    startup: int,
+    directions: Sequence[StudyDirection],
+) -> list[FrozenTrial]:
+    """Return trials, with each failure of parameters as a trial that no other is worse than.
+
+    For TPE it is a pruned trial without a report, which ranks behind all others. GP, CMA-ES and
+    NSGA-II learn from complete trials alone: for them it has the worst value that one of these
+    has, of each metric. Other samplers receive the trials unchanged.
+
+    Args:
+        trials: The trials that a sampler would otherwise receive.
+        sampler: The sampler.
+        startup: While fewer trials have ended with a result, all are returned unchanged.
+        directions: The direction of each metric.
+    """
+    fail = TrialState.FAIL  # looking it up for each trial would take long
+    failed = {
+        place
+        for place, trial in enumerate(trials)
+        if trial.state == fail and _is_of_parameters(trial)
+    }
+    states = _results_of(sampler)
+    results = [trial for trial in trials if trial.state in states] if failed else []
+    if len(results) < max(1, startup):
+        return list(trials)
+    worst: list[float] | None = None
+    if not isinstance(sampler, TPESampler):
+        columns = zip(*(trial.values for trial in results), strict=True)
+        worst = [
+            max(values) if direction == StudyDirection.MINIMIZE else min(values)
+            for values, direction in zip(columns, directions, strict=True)
+        ]
+    return [
+        _as_worst(trial, worst) if place in failed else trial for place, trial in enumerate(trials)
+    ]
+
+
+def _results_of(sampler: BaseSampler) -> tuple[TrialState, ...]:
+    """Return the states of the trials that a sampler learns from; none of an unknown sampler."""
+    if isinstance(sampler, TPESampler):
+        return TrialState.COMPLETE, TrialState.PRUNED
+    if isinstance(sampler, GPSampler | CmaEsSampler | NSGAIISampler):
+        return (TrialState.COMPLETE,)
+    return ()
+
+
+def _is_of_parameters(failed: FrozenTrial) -> bool:
+    # A trial outside the search space is shown as a failed one without parameters.
+    return bool(failed.params) and failed_by_parameters(failed)
+
+
+def _as_worst(trial: FrozenTrial, worst: list[float] | None) -> FrozenTrial:
+    shown = copy.copy(trial)
+    shown.state = TrialState.PRUNED if worst is None else TrialState.COMPLETE
+    shown.values, shown.intermediate_values = worst, {}
+    shown.datetime_complete = trial.datetime_complete or trial.datetime_start
+    return shown
+
+
+_T = TypeVar("_T")
+# Python 3.11 takes long to look up a member of an enumeration for each of many trials.
+_COMPLETE, _PRUNED, _FAIL = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
+
+
+def enough_at_a_rung(parameters: int) -> int:
+    """Return how many trials at a rung a model of its values needs.
+
+    The number is N_min + 2 of Falkner et al., "BOHB" (2018), with N_min = d + 1.
+
+    Args:
+        parameters: The number d of parameters.
+    """
+    return parameters + 3
+
+
+class OfEachTrial(Generic[_T]):
+    """Compute something of each of many trials, and again only where a trial is another object.
+
+    Args:
+        compute: Computes it.
+    """
+
+    def __init__(self, compute: Callable[[FrozenTrial], _T]) -> None:
+        self._compute = compute
+        self._trials: Sequence[FrozenTrial] = ()
+        self._found: list[_T] = []
+
+    def __call__(self, trials: Sequence[FrozenTrial]) -> list[_T]:
+        """Return it, in the order of the trials."""
+        compute = self._compute
+        before = zip(trials, self._trials, self._found, strict=False)
+        found = [one if trial is seen else compute(trial) for trial, seen, one in before]
+        found += map(compute, trials[len(found) :])
+        self._trials, self._found = list(trials), found
+        return found
+
+
+class OneRung:
+    """Show trials as they were at one rung, the highest that enough of them have reached.
+
+    Falkner et al., "BOHB" (2018), choose the budget to model in the same way. A trial that has
+    reached the rung becomes a complete one with the value that it had there, even if it still
+    trains. A trial that was stopped before remains pruned and so ranks lower. One that was cut off
+    before tells nothing. One whose value there is not finite is a failure of its parameters.
+
+    Args:
+        rungs: Epochs, ascending; none: trials are not compared at rungs.
+        minimize: Whether less is better.
+        select: What the value of a trial is: its best one up to the rung, or that at the rung.
+    """
+
+    def __init__(
+        self, rungs: Sequence[int], *, minimize: bool, select: Select = "checkpoint"
+    ) -> None:
+        self._rungs = rungs
+        self._values_at = partial(values_at, minimize=minimize, select=select)
+        self._reached = OfEachTrial(self._last_rung_with_values)
+        self._shown = {rung: OfEachTrial(partial(self._at, rung)) for rung in rungs}
+        self._as_they_ended = OfEachTrial(_as_it_ended)
+
+    def show(
+        self, trials: Sequence[FrozenTrial], *, startup: int, enough: int, first: int = 0
+    ) -> list[FrozenTrial]:
+        """Return trials as they were at the rung.
+
+        Args:
+            trials: The trials that a sampler would otherwise receive.
+            startup: While fewer trials have ended with a result, all are returned as they ended.
+            enough: How many trials of the sweep itself must have a finite value at the rung, at
+                least 1.
+            first: The place of the first of these; those of earlier sweeps come before.
+        """
+        ended = filter(self._has_result, trials)
+        reached = sorted(self._reached(trials)[first:])
+        high = [
+            rung for rung in self._rungs if len(reached) - bisect_left(reached, rung) >= enough
+        ]
+        if not high or len(list(islice(ended, startup))) < startup:
+            return self.as_they_ended(trials)
+        return self._shown[high[-1]](trials)
+
+    def as_they_ended(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return trials with their own last values; those that were cut off tell nothing."""
+        return self._as_they_ended(trials)
+
+    def _has_result(self, trial: FrozenTrial) -> bool:
+        if trial.state not in (_COMPLETE, _PRUNED):
+            return False
+        if self._values_at(trial, self._rungs[0]) is None:
+            return CUT_OFF not in trial.user_attrs
+        return self._last_rung_with_values(trial) > 0
+
+    def _last_rung_with_values(self, trial: FrozenTrial) -> int:
+        """Return the highest rung that a trial has reached with finite values; 0 without one."""
+        for rung in reversed(self._rungs) if trial.state != _FAIL else ():
+            values = self._values_at(trial, rung)
+            if values is not None and is_finite(values):
+                return rung
+        return 0
+
+    def _at(self, rung: int, trial: FrozenTrial) -> FrozenTrial:
+        """Return a trial as it was at a rung; unchanged if it was stopped before, or failed."""
+        if trial.state == _FAIL:
+            return trial
+        values = self._values_at(trial, rung)
+        if values is None:
+            is_cut_off = trial.state == _COMPLETE or CUT_OFF in trial.user_attrs
+            return telling_nothing(trial) if is_cut_off else trial
+        if not is_finite(values):
+            return as_failed(trial)
+        shown = copy.copy(trial)
+        shown.state, shown.values = _COMPLETE, list(values)
+        shown.datetime_complete = trial.datetime_complete or trial.datetime_start
+        return shown
+
+
+def _as_it_ended(trial: FrozenTrial) -> FrozenTrial:
+    is_nothing = trial.state == _PRUNED and CUT_OFF in trial.user_attrs
+    return telling_nothing(trial) if is_nothing else trial

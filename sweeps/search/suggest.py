@@ -4,7 +4,7 @@ Samplers run on a scratch study in memory. It contains the trials so far (`shown
 draft that is not in the ledger. Each value of the draft comes from the first of these that has
 one: the point that the user gave or the trial has, the priors, the sampler. A draft is dropped
 if it violates a constraint or was tried before, and after some drafts another point is taken. GP
-gives way to a random point where its model says nothing (`fallback`).
+gives way to a random point where its model says nothing.
 
 The ledger stores only the final suggestion, in one transaction. So a user may edit the space
 between two drivers, and a driver may die at any time. What must not live here: building samplers
@@ -21,20 +21,20 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.search_validators import LEARN_NOTHING
-from sweeps.config.space import Distribution
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.optuna_compat.samplers import AllowingGPSampler
 from sweeps.optuna_compat.tpe import ArrayTPESampler, TrialTable
-from sweeps.search.fallback import is_known, tells_nothing
 from sweeps.search.prior_trials import PriorTrials, PriorValues
 from sweeps.search.samplers import Samplers
 from sweeps.search.shown_trials import SPACE, ShownTrials, TrialHistory
 from sweeps.search.tried_points import TriedPoints
+from sweeps.spec.search_space import SearchSpace
+from sweeps.spec.search_validators import LEARN_NOTHING
+from sweeps.spec.space import Distribution
+from sweeps.spec.spec import SweepSpec
 from trainable.seeding import derive_seed
 
 _DRAFT = 0  # the id of the only trial that a scratch study creates
@@ -276,3 +276,30 @@ class _ScratchStudy(InMemoryStorage):
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         return BaseStorage.get_best_trial(self, study_id)
+
+
+_NEAR = 0.01
+"""A point is near another if no parameter is further away than this share of its range."""
+
+
+def tells_nothing(shown: Sequence[FrozenTrial]) -> bool:
+    """Return whether all complete trials, of at least two, have the same values."""
+    values = {tuple(trial.values) for trial in shown if trial.state == TrialState.COMPLETE}
+    return len(values) == 1 and sum(trial.state == TrialState.COMPLETE for trial in shown) > 1
+
+
+def is_known(point: Mapping[str, Any], shown: Sequence[FrozenTrial], space: SearchSpace) -> bool:
+    """Return whether a suggestion is near the point of a trial, so that a random one is better.
+
+    Args:
+        point: The suggestion.
+        shown: The trials so far, as points of the space; one outside has no parameters.
+        space: The search space.
+    """
+    return any(_is_near(point, one.params, space) for one in shown)
+
+
+def _is_near(one: Mapping[str, Any], other: Mapping[str, Any], space: SearchSpace) -> bool:
+    return one.keys() == other.keys() and all(
+        space.distributions[key].distance(value, other[key]) <= _NEAR for key, value in one.items()
+    )

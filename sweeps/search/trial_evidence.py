@@ -14,7 +14,7 @@ have reached it while it trains, and of all once it is complete.
 
 Samplers of Optuna know states alone. So a trial that tells nothing is shown as a failed one without
 parameters, which all of them ignore. What must not live here: which rung is taken
-(`multi_fidelity`), and how samplers receive failures (`failed_trials`).
+and how samplers receive failures (`shown_trials`).
 """  # noqa: E501  a table
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.config.sections import Select
-from sweeps.early_stopping.metric_values import Value
 from sweeps.ledger.attributes import compared_values
 from sweeps.ledger.failure_kinds import may_be_of_parameters
 from sweeps.ledger.rung_values import NOT_FINITE, values_by, values_over_seeds
+from sweeps.spec.sections import Select
+from sweeps.stopping.metric_values import Value
 
 CUT_OFF = "gradsweep:cut_off"
 """A trial attribute that samplers see: its end tells nothing about its parameters."""

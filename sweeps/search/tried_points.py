@@ -13,9 +13,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from sweeps.config.search_space import PointKey, SearchSpace
-from sweeps.config.space import Choice, Distribution
 from sweeps.ledger.attributes import is_of_search
+from sweeps.spec.search_space import PointKey, SearchSpace
+from sweeps.spec.space import Choice, Distribution
 
 _MOST_COMPARED = 20_000
 """Of a space with more points, some near the given one and random ones are compared."""

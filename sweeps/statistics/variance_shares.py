@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sweeps.statistics.chi_squared import chi_squared_tail
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -231,3 +229,19 @@ def _pairs(columns: Mapping[str, Array], scores: Array, room: int) -> list[tuple
         key=lambda pair: strongest.index(pair[0]) + strongest.index(pair[1]),
     )
     return found[: max(0, room)]
+
+
+def chi_squared_tail(statistic: float, freedom: int) -> float:
+    """Return the probability that a chi-squared variable exceeds `statistic`.
+
+    Args:
+        statistic: At least 0.
+        freedom: The degrees of freedom, a whole number.
+    """
+    half = statistic / 2
+    if half == 0:
+        return 1.0
+    odd = freedom % 2
+    tail = math.erfc(math.sqrt(half)) if odd else 0.0
+    powers = (i + odd / 2 for i in range(freedom // 2))
+    return tail + sum(math.exp(-half + p * math.log(half) - math.lgamma(p + 1)) for p in powers)

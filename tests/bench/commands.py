@@ -242,10 +242,10 @@ def write_large_sweep(root: Path) -> int:
     import numpy
     import optuna
 
-    from sweeps.config.revisions import write_spec
-    from sweeps.config.spec import load_spec
     from sweeps.ledger.ledger import Ledger
     from sweeps.paths import SweepPaths
+    from sweeps.spec.revisions import write_spec
+    from sweeps.spec.spec import load_spec
 
     file = root / "large.yaml"
     num_trials = size(_TRIALS, _SMOKE_TRIALS)

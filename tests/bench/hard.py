@@ -23,7 +23,7 @@ import numpy as np
 import optuna
 from scipy import stats
 
-from sweeps.config.spec import SweepSpec
+from sweeps.spec.spec import SweepSpec
 from tests.bench.field.measures import median_ratio
 from tests.bench.hard_problems import HARD, HardProblem
 from tests.bench.quality_cases import ASHA

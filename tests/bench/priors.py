@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import optuna
 
-from sweeps.config.priors import PRIOR, WIDTH
-from sweeps.config.space import Distribution
-from sweeps.config.spec import SweepSpec
+from sweeps.spec.priors import PRIOR, WIDTH
+from sweeps.spec.space import Distribution
+from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.pool import Pool, PooledOurs
 from tests.bench.curves.tables import DESIGN, DESIGN_SEEDS, CurveTable, read_table
 from tests.bench.quality_cases import ASHA, CASES, problem_spec

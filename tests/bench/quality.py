@@ -26,7 +26,7 @@ from typing import Any
 
 import optuna
 
-from sweeps.config.spec import SweepSpec
+from sweeps.spec.spec import SweepSpec
 from tests.bench.quality_cases import (
     CASES,
     EPOCHS,

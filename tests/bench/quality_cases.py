@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.config.spec import SweepSpec
+from sweeps.spec.spec import SweepSpec
 from tests.bench import quality_digits
 from tests.bench.quality_problems import METRIC, PROBLEMS, Problem
 from tests.bench.quality_sweeps import Params

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sweeps.config.spec import SweepSpec
-from sweeps.config.trial_run import TrialSeed
+from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import TrialSeed
 from tests.bench.quality_sweeps import Params
 from trainable.build import open_trainer
 from trainable.errors import TrainingError

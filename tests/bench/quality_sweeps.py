@@ -28,14 +28,11 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from rich.console import Console
 
-from sweeps.commands.progress_display import PlainLines
-from sweeps.config.provenance_check import Origin
-from sweeps.config.spec import SweepSpec
+from sweeps.cli.run_console import PlainLines
+from sweeps.driver.run import make_signal_handler
 from sweeps.driver.session import open_sweep
-from sweeps.driver.shutdown import make_signal_handler
 from sweeps.driver.stop_requests import StopRequests
 from sweeps.driver.tune_loop import TrialLoop
-from sweeps.early_stopping.schedulers import TIME, make_scheduler
 from sweeps.engine import local_ray
 from sweeps.engine.resources import Machine, plan
 from sweeps.ledger.ledger import Ledger
@@ -45,6 +42,9 @@ from sweeps.paths import SweepPaths
 from sweeps.results.observer import ShutdownNotices
 from sweeps.results.sweep_progress import SweepProgress
 from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.spec import SweepSpec
+from sweeps.stopping.schedulers import TIME, make_scheduler
 from sweeps.sweep_lock import SweepLock
 from tests.bench.quality_problems import METRIC
 from trainable.ray_adapter import OBJECTIVE

@@ -11,8 +11,8 @@ import math
 import numpy as np
 import optuna
 
-from sweeps.config.spec import SweepSpec
-from sweeps.config.trial_run import TrialSeed
+from sweeps.spec.spec import SweepSpec
+from sweeps.spec.trial_run import TrialSeed
 from tests.bench.quality_digits import EPOCHS, SPEC, train
 from tests.bench.trust_tables import Table
 

@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from optuna.samplers import RandomSampler
 
-from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
+from sweeps.spec.spec import parse_spec
 from tests.chaos import fsync_model
 from tests.chaos.crash_runs import CrashRuns, Remains, Stage
 from tests.chaos.faults import Faults, Kind

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.revisions import read_spec, write_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.sqlite import WAIT_SECONDS
+from sweeps.spec.revisions import read_spec, write_spec
 from tests.chaos.invariants import (
     SERIAL,
     References,

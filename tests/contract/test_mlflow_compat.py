@@ -127,6 +127,12 @@ def test_download_artifacts_calls_the_overridden_method(tmp_path: Path) -> None:
     assert Path(copy).read_text() == "a"
 
 
+def test_store_artifact(tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("x")
+    mlflow_compat.store_artifact((tmp_path / "run").as_uri(), tmp_path / "file.txt", "notes")
+    assert (tmp_path / "run/notes/file.txt").read_text() == "x"
+
+
 def test_make_pages() -> None:
     from mlflow.environment_variables import _MLFLOW_SGI_NAME
 

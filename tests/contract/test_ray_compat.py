@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from sweeps.early_stopping.schedulers import StopperScheduler
 from sweeps.engine import worker_launcher
 from sweeps.engine.ray_compat import environment, ray_internals, tune_internals
+from sweeps.stopping.schedulers import StopperScheduler
 from tests.integration.commandline import wait_until
 from trainable.ray_adapter import TuneTrial
 
@@ -39,7 +39,7 @@ TUNE = "sweeps/engine/ray_compat/tune_internals.py"
 VARIABLES = "sweeps/engine/ray_compat/environment.py"
 LAUNCHER = "sweeps/engine/worker_launcher.py"
 ADAPTER = "trainable/ray_adapter.py"
-SCHEDULERS = "sweeps/early_stopping/schedulers.py"
+SCHEDULERS = "sweeps/stopping/schedulers.py"
 
 CONTROLLER = "ray.tune.execution.tune_controller.TuneController"
 PACKAGING = "ray._private.runtime_env.packaging"

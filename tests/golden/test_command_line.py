@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.spec import load_spec
+from sweeps.spec.spec import load_spec
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "sweeps/examples/digits.yaml"
@@ -59,12 +59,12 @@ def test_resolved_spec_of_the_example() -> None:
 def test_help_imports_neither_torch_ray_nor_mlflow() -> None:
     code = (
         "import sys\n"
-        "from sweeps.cli import app\n"
+        "from sweeps.cli.app import app\n"
         "try:\n"
         "    app(['--help'])\n"
         "except SystemExit:\n"
         "    pass\n"
-        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'sweeps.config.spec'} & set(sys.modules)\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'sweeps.spec.spec'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
     done = subprocess.run(

@@ -27,7 +27,7 @@ COMMANDS = [
 ]
 LOOK = """
 import json, sys
-from sweeps.cli import app
+from sweeps.cli.app import app
 for line in json.loads(sys.argv[1]):
     print("$ sweep", *line, flush=True)
     app([*line, "--root", sys.argv[2]], standalone_mode=False)

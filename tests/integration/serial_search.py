@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.search.suggest import Suggester
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 SPEC = """
 name: quad

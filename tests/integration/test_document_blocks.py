@@ -19,7 +19,7 @@ from sybil import Document, Example, Region, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
-from sweeps.config.spec import parse_spec
+from sweeps.spec.spec import parse_spec
 from tests.integration.commandline import CommandLine
 from tests.optional_packages import needs_imports_of
 from tests.time_limits import scaled

@@ -86,7 +86,7 @@ def test_broken_link_fails(project: Path, link: str) -> None:
     [
         ("sweeps/exit_codes.py", "Another process holds the sweep's lock or its ledger."),
         (
-            "sweeps/config/sections.py",
+            "sweeps/spec/sections.py",
             "Only a change by more than this counts as an improvement.",
         ),
     ],

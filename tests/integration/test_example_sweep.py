@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from sweeps.config.spec import load_spec
+from sweeps.spec.spec import load_spec
 from tests.integration.commandline import CommandLine, wait_until
 from trainable.metrics_file import read_rows
 

@@ -11,10 +11,10 @@ import torch
 from mlflow import MlflowClient
 
 from sweeps.checkpoint_locations import trial_store
-from sweeps.config.revisions import read_spec
 from sweeps.ledger.attributes import FINISHES
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
+from sweeps.spec.revisions import read_spec
 from tests.chaos.killed_runs import curve
 from tests.integration.commandline import SMALL, CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.config.spec import parse_spec
 from sweeps.engine import fork_server, worker_launcher
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskInspector
+from sweeps.spec.spec import parse_spec
 from tests.time_limits import Deadline, scaled
 
 pytestmark = [
@@ -224,7 +224,7 @@ def test_forks_end_with_their_driver(
 
 SERVER = """
 import os, socket, sys, torch
-from sweeps.config.spec import parse_spec
+from sweeps.spec.spec import parse_spec
 from sweeps.engine import fork_server, worker_launcher
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskInspector

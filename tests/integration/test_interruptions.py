@@ -71,10 +71,10 @@ with Interruption(lambda: print("heard"), lambda: None, grace=60) as interruptio
 LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
-from sweeps.commands.broken_pipe import ignore_broken_pipes
-from sweeps.commands.messages import ConsoleNotices
+from sweeps.cli.process_end import ignore_broken_pipes
+from sweeps.cli.messages import ConsoleNotices
 from sweeps.driver.stop_requests import StopRequests
-from sweeps.driver.shutdown import make_signal_handler
+from sweeps.driver.run import make_signal_handler
 from sweeps.paths import SweepPaths
 from sweeps.sweep_lock import SweepLock
 
@@ -101,7 +101,7 @@ with make_signal_handler(paths, lock, token, requests, grace=float(grace), notic
 
 ENDS = """
 import os, signal, sys
-from sweeps.cli import main
+from sweeps.cli.app import main
 from sweeps.driver import run
 
 remove, removed = run.remove_scratch, []

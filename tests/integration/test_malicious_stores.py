@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from tests.integration.malicious_store import FOREIGN, MaliciousStore
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

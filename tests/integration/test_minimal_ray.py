@@ -21,7 +21,7 @@ TRIALS = 6
 DRIVER = """
 import sys
 from ray.tune.execution.tune_controller import TuneController
-from sweeps.cli import main
+from sweeps.cli.app import main
 save, saves = TuneController.save_to_dir, []
 def counted(self):
     saves.append([sum(map(len, trial.get_json_state())) for trial in self._trials])

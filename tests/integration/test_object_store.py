@@ -23,17 +23,17 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from sweeps.checkpoint_locations import best_generation, trial_files
-from sweeps.cli import app
-from sweeps.commands import messages
-from sweeps.config.revisions import write_spec
-from sweeps.config.spec import parse_spec
+from sweeps.cli import messages
+from sweeps.cli.app import app
 from sweeps.driver.finalize import finalize_attempt
 from sweeps.driver.session import SweepSession
 from sweeps.engine.node_checks import _make_check, fault_of
 from sweeps.operations.doctor import check_object_stores
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
-from sweeps.publishing import export
 from sweeps.reconciliation.repairs import close_store
+from sweeps.report import export
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import parse_spec
 from tests.integration.commandline import TINY
 from tests.message_parts import assert_parts
 from tests.object_store import BUCKET, ObjectStore, named_by_environment

@@ -17,8 +17,8 @@ import optuna
 import pytest
 from optuna.distributions import FloatDistribution
 
-from sweeps.config.spec import parse_spec
 from sweeps.search.samplers import Samplers
+from sweeps.spec.spec import parse_spec
 from tests.integration.commandline import CommandLine
 from tests.time_limits import scaled
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.population import pbt_exploit
 from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.chaos.killed_runs import differences, without_measured
 from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore

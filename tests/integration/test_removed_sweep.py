@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 from typer.testing import CliRunner, Result
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from sweeps.paths import artifact_root, tracking_uri
 from tests.object_store import BUCKET, ObjectStore, named_by_environment
 from tests.unit.sweeps.sweep_factory import MadeSweep
@@ -26,7 +26,7 @@ PREFIX = f"s3://{BUCKET}/team"
 STORED = f"storage: {{checkpoints: '{PREFIX}'}}"
 KILLED = """
 import os, signal
-from sweeps.cli import app
+from sweeps.cli.app import app
 from trainable.storage import objects
 def remove_one(prefix):
     first = min(objects.object_sizes(prefix))

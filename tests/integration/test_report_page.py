@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page
 
 from sweeps.errors import NoReport
-from sweeps.publishing.export import draw_report
+from sweeps.report.export import draw_report
 from sweeps.results.findings import find
 from tests.integration.browser import photograph, require_chromium
 from tests.integration.report_reader import axes, colours, named, open_report, traces

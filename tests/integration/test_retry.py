@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from sweeps.config.revisions import read_spec
+from sweeps.spec.revisions import read_spec
 from tests.integration.commandline import CommandLine, no_process_of, wait_until
 from tests.time_limits import scaled
 from trainable.metrics_file import read_rows

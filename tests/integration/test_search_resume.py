@@ -12,9 +12,6 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.early_stopping.front_stopper import FrontStopper
-from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.ledger.attributes import WOULD_STOP
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
@@ -22,8 +19,10 @@ from sweeps.paths import SweepPaths
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply
-from sweeps.search.past_reports import replayed_scheduler
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.stopping.front_stopper import FrontStopper
+from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tracking.recorder import NullRecorder

@@ -15,8 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 from sweeps.search.dry_run import dry_run
-from sweeps.search.gaussian_process import KERNEL
-from sweeps.search.samplers import SamplerRejected, Samplers, check_sampler
+from sweeps.search.samplers import KERNEL, SamplerRejected, Samplers, check_sampler
 from sweeps.search.suggest import Suggester
 from tests.integration.serial_search import end, ledger_at, loss, search, spec_of
 

@@ -9,16 +9,16 @@ import pytest
 from optuna.distributions import FloatDistribution
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.config.resume_checks import check_search_changes
-from sweeps.config.revisions import read_revisions, read_spec, write_spec
-from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.cli.app import app
 from sweeps.errors import SpecError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.suggestion import Suggestion
-from sweeps.publishing.report import write_report
+from sweeps.report.report import write_report
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.revisions import read_revisions, read_spec, write_spec
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.integration.serial_search import Params, end, ledger_at, search, spec_of
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -12,10 +12,6 @@ import pytest
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import TrialState
 
-from sweeps.config.provenance_check import Origin
-from sweeps.config.resume_checks import check_search_changes
-from sweeps.config.revisions import write_spec
-from sweeps.config.spec import SweepSpec
 from sweeps.driver.session import open_ledger
 from sweeps.errors import SearchChanged
 from sweeps.ledger.attributes import PbtPerturbation
@@ -30,6 +26,10 @@ from sweeps.search.dry_run import dry_run
 from sweeps.search.samplers import SamplerRejected
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.suggest import Suggester
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import SweepSpec
 from tests.integration.serial_search import end, loss, search, spec_of
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.searched_workers import WORKERS
+from sweeps.spec.searched_workers import WORKERS
 from tests.integration.commandline import CommandLine, wait_until
 from tests.time_limits import scaled
 

@@ -36,9 +36,7 @@ from hypothesis.stateful import (
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.storage import EditableRDBStorage
 from sweeps.ledger.trials import TrialRecord
@@ -47,8 +45,9 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import run_status
-from sweeps.search.past_reports import replayed_scheduler
-from sweeps.search.searcher import LedgerSearcher
+from sweeps.search.searcher import LedgerSearcher, replayed_scheduler
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.stopping.schedulers import make_verdict_fn
 from tests.unit.tracking.disk_server import DiskServer
 from tracking.delivery import Delivery
 from tracking.outbox import Outbox

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from sweeps.commands.messages import synced
-from sweeps.config.provenance_check import Origin
+from sweeps.cli.messages import synced
 from sweeps.driver.session import open_sweep
 from sweeps.operations import ui
 from sweeps.operations.doctor import check_stores
 from sweeps.operations.sync import deliver
+from sweeps.spec.provenance_check import Origin
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.mlflow_server import connect
 from tracking.outbox_status import read_outbox

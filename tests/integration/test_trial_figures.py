@@ -14,12 +14,12 @@ import psutil
 import pytest
 from rich.console import Console
 
-from sweeps.config.spec import trial_yaml
 from sweeps.operations import sync, ui
 from sweeps.operations.sync import Drawing, draw_missing, record_drawing
 from sweeps.paths import TRIAL_CONFIG
-from sweeps.publishing import trial_figures
-from sweeps.publishing.trial_figures import draw_figures, figure_files, trials_without_figures
+from sweeps.report import trial_figures
+from sweeps.report.trial_figures import draw_figures, figure_files, trials_without_figures
+from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.integration.commandline import wait_until

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 
 ASSET = Path(__file__).parents[1] / "assets/format-1/chaos"
 SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntrials: 1\n"
@@ -25,7 +25,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 STARTED = (  # each by the module that calls it
     "sweeps.operations.check.TaskInspector",
     "sweeps.operations.run.TaskInspector",
-    "sweeps.commands.train.TaskInspector",
+    "sweeps.cli.train.TaskInspector",
     "sweeps.operations.run.attempt",
     "sweeps.operations.confirm.attempt",
     "sweeps.driver.stop_requests.stop_sweep",
@@ -35,7 +35,7 @@ STARTED = (  # each by the module that calls it
     "sweeps.operations.sync.deliver",
     "sweeps.operations.removal.remove",
     "sweeps.operations.ui.serve",
-    "sweeps.commands.train.train_once",
+    "sweeps.cli.train.train_once",
     "sweeps.operations.evaluation.evaluate_trial",
     "sweeps.operations.doctor.examine",
     "sweeps.operations.reproduction.reproduce",

@@ -2,7 +2,7 @@
 """Errors of commands, machines and tasks, which no spec alone can have.
 
 The messages are in `tests/golden/messages`. Each kind of wrong input has a number (`KINDS`), with
-which its tests begin. Those of a spec are in `sweeps/config/test_*_bad_inputs.py`, those of words
+which its tests begin. Those of a spec are in `sweeps/spec/test_*_bad_inputs.py`, those of words
 and flags in `test_usage_errors.py`; those that need a server are integration tests.
 """
 
@@ -18,13 +18,13 @@ import torch
 from typer.testing import CliRunner
 
 import trainable
-from sweeps.cli import app
-from sweeps.config.provenance_check import Origin, check_origin
-from sweeps.config.revisions import write_spec
-from sweeps.config.spec import parse_spec, parse_with_positions
+from sweeps.cli.app import app
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.task_check import TaskInspector, TaskRefused, longest_warmup
 from sweeps.errors import OriginChanged, SpecError
+from sweeps.spec.provenance_check import Origin, check_origin
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import parse_spec, parse_with_positions
 from sweeps.sweep_lock import SweepLock
 from tests.golden.messages import compare_messages
 from tests.specs import with_overrides

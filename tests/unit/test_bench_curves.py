@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sweeps.config.spec import SweepSpec
+from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.collect import _curve
 from tests.bench.curves.points import PARAMETERS, unit_points, value_at
 from tests.bench.curves.pool import AskTell, Job, Pool, PooledOurs

@@ -16,7 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from sweeps.config.spec import parse_spec
+from sweeps.spec.spec import parse_spec
 from tests.chaos.fault_table import ROWS, find_tests, promised_tests
 from trainable.config import TrainConfig
 

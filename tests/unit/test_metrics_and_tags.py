@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from sweeps.config.spec import parse_spec
 from sweeps.ledger.attributes import ACCUMULATION
+from sweeps.spec.spec import parse_spec
 from tracking.provenance import provenance
 from trainable import open_trainer, read_rows
 

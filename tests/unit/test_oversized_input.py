@@ -16,9 +16,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.cli.app import app
 from sweeps.errors import SpecError
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.build import open_trainer
 from trainable.config import TrialConfig

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PRINTING = ("commands", "cli.py", "entry.py", "examples")
+PRINTING = ("cli", "entry.py", "examples")
 """The parts of `sweeps` that print, and what users write themselves."""
 
 

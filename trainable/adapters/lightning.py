@@ -36,21 +36,19 @@ from torch.utils.data import (
 
 from trainable.adapters.lightning_module import (
     STRATEGY,
+    base_rates,
     bind,
     check_data_module,
     check_module,
-    merged_names,
-    overrides,
-    step_arguments,
-    tell_rank,
-)
-from trainable.adapters.lightning_optimizer import (
-    base_rates,
     configured,
     copy_rates,
+    merged_names,
+    overrides,
     reset_rates,
     scale_rates,
     schedulers_apart,
+    step_arguments,
+    tell_rank,
 )
 from trainable.config import TrainConfig
 from trainable.errors import ConfigError, TaskError

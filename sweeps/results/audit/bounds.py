@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from sweeps.config.space import Distribution
 from sweeps.formatting import format_number
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, top_fifth
 from sweeps.results.audit.effects import shares_of
 from sweeps.results.space_regions import NearBound, Side, ends, near_bounds, place
+from sweeps.spec.space import Distribution
 from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail
 
 _card = partial(Card, "bounds", "Do the best trials lie at a bound of the space?")

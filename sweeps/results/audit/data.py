@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sweeps.config.space import Distribution
 from sweeps.results.space_regions import BadRegion, NearBound
+from sweeps.spec.space import Distribution
 
 if TYPE_CHECKING:
     from sweeps.statistics.common_seeds import NoiseFloor

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sweeps.config.space import Choice, Distribution, is_number
-from sweeps.config.yaml_scalars import write_flow
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData
 from sweeps.results.rank_effects import rank_effects
 from sweeps.results.space_regions import place
+from sweeps.spec.space import Choice, Distribution, is_number
+from sweeps.spec.yaml_scalars import write_flow
 from sweeps.statistics.variance_shares import Share, VarianceShares, variance_shares
 
 _card = partial(Card, "effects", "Does each searched parameter have an effect?")

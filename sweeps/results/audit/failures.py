@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sweeps.config.space import Choice, is_number
 from sweeps.formatting import format_value
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData
 from sweeps.results.space_regions import BadRegion, Side, ends
+from sweeps.spec.space import Choice, is_number
 from sweeps.statistics.proportions import hypergeometric_tail, wilson_interval
 
 _card = partial(Card, "failures", "Where do trials diverge or fail?")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeps.config.space import is_number
 from sweeps.ledger.trials import TrialSummary, of_search
 from sweeps.policies.stop_criteria import is_stopped_early
 from sweeps.results.audit.card import Card
@@ -21,6 +20,7 @@ from sweeps.results.findings import short_names, status_with_findings
 from sweeps.results.next_search import next_overrides
 from sweeps.results.seed_values import seed_values
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.space import is_number
 
 _CLIPPED = 5
 """The best trials whose gradients are looked at."""

@@ -3,7 +3,7 @@
 A rung's order is compared with the order at the end. Only trials that run to the end whatever the
 rule says (`early_stopping.exempt`) show it without bias: the survivors of a rung are alike there,
 so their ranks agree less than those of all trials. What must not live here: the rules
-(`early_stopping`).
+(`stopping`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sweeps import Sweep
-from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.bench.curves.tables import CURVES, KEYS
 
 _EACH_EPOCH = {

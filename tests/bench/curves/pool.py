@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from ray.tune.schedulers import TrialScheduler
 
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import Ending
 from sweeps.search.suggest import Suggester
+from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.tables import CurveTable, Params
 from tests.bench.quality_sweeps import Ours, Side
 

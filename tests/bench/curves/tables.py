@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sweeps.config.space import Distribution
-from sweeps.config.spec import SweepSpec, parse_spec
+from sweeps.spec.space import Distribution
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 Array = NDArray[np.float64]
 Params = Mapping[str, Any]

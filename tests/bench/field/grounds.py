@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import qmc
 
-from sweeps.config.space import Distribution
-from sweeps.config.spec import SweepSpec
+from sweeps.spec.space import Distribution
+from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.pool import Pool
 from tests.bench.curves.tables import DESIGN, DESIGN_SEEDS, HOLDOUT, CurveTable, Params, read_table
 from tests.bench.quality_cases import problem_spec

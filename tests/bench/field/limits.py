@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.trials import Ending
+from sweeps.spec.spec import SweepSpec
 from tests.bench.curves.pool import PooledOurs
 from tests.bench.field.grounds import Ground, Round
 from tests.bench.quality_cases import ASHA

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sweeps.config.space import Distribution
+from sweeps.spec.space import Distribution
 from tests.bench.curves.pool import Mapped, PooledOurs
 from tests.bench.field.grounds import Ground, Round
 from tests.bench.field.limits import LIMITS

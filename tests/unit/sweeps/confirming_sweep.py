@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sweeps.config.provenance_check import Origin
 from sweeps.driver.confirming import ConfirmingTrials
 from sweeps.driver.session import open_ledger
 from sweeps.ledger.confirm_request import ConfirmRequest
@@ -12,6 +11,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.trials import Ending, TrialRecord
 from sweeps.policies.confirmation import Confirmation, ConfirmOptions, follow
 from sweeps.reconciliation.extra_training import ExtraTraining
+from sweeps.spec.provenance_check import Origin
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 Value = Callable[[int, int], float | None]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 
 HEAD = """\
 name: digits

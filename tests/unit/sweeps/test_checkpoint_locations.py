@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from sweeps.checkpoint_locations import address_of, probe_store, trial_files
-from sweeps.config.spec import parse_spec
 from sweeps.ledger.location import StorageMoved, check_kept, ledger_location
 from sweeps.operations.sync import deliver
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.spec import parse_spec
 from tests.integration.commandline import TINY
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

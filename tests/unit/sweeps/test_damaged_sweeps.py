@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.config.revisions import read_spec
+from sweeps.cli.app import app
 from sweeps.operations.doctor import check_sweeps
 from sweeps.operations.sync import queue_interruptions
 from sweeps.paths import SweepPaths
+from sweeps.spec.revisions import read_spec
 from tests.message_parts import assert_parts
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox_status import read_outbox

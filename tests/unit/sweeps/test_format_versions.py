@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.commands.train import _resumed_config
-from sweeps.config.revisions import read_spec, write_spec
-from sweeps.config.spec import trial_yaml
+from sweeps.cli.app import app
+from sweeps.cli.train import _resumed_config
 from sweeps.ledger.ledger import Ledger
 from sweeps.operations.doctor import check_sweeps
 from sweeps.paths import FORMAT, SweepPaths
@@ -26,6 +24,8 @@ from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import OrphanedRun, StaleRunStatus, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.trial_config import read_config
+from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.spec.spec import trial_yaml
 from tests.message_parts import assert_parts
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

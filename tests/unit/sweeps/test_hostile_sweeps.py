@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from tests.time_limits import scaled
 
 ASSETS = Path(__file__).parents[2] / "assets"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from sweeps.errors import LedgerError
 from sweeps.ledger.reader import LedgerReader
 from sweeps.sweep_lock import read_holder

@@ -22,7 +22,7 @@ from types import FrameType
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from sweeps.operations.doctor import check_sweeps
 from sweeps.sweep_lock import SweepLock
 from tests.time_limits import scaled

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.commands import messages
+from sweeps.cli import messages
+from sweeps.cli.app import app
 from sweeps.driver.session import SweepSession
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.checkpoint import CheckpointStore

@@ -7,11 +7,6 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import parse_spec
-from sweeps.early_stopping.asha import Asha
-from sweeps.early_stopping.pausing_rules import Standing
-from sweeps.early_stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn
-from sweeps.early_stopping.simulation import SimulatedSweep, simulate
 from sweeps.ledger.attributes import EXEMPT, WOULD_STOP
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.over_seeds import next_seed, origins
@@ -21,6 +16,11 @@ from sweeps.results.audit.read import audit_data
 from sweeps.results.sweep_progress import SweepProgress
 from sweeps.search.shown_trials import ShownTrials
 from sweeps.search.trial_evidence import values_at
+from sweeps.spec.spec import parse_spec
+from sweeps.stopping.asha import Asha
+from sweeps.stopping.pausing_rules import Standing
+from sweeps.stopping.schedulers import WouldStop, make_scheduler, make_verdict_fn
+from sweeps.stopping.simulation import SimulatedSweep, simulate
 from tests.unit.sweeps.confirming_sweep import found, request, run
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

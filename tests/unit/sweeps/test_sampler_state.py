@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 TWO = "{train.optimizer.lr: {uniform: [0.1, 1]}, train.clip.max_norm: {uniform: [0.1, 1]}}"

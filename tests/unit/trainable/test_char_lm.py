@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps.config.spec import load_spec
+from sweeps.spec.spec import load_spec
 from trainable.config import BudgetConfig
 from trainable.errors import ConfigError
 from trainable.find_task import load_task

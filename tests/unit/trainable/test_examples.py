@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps.config.spec import load_spec
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskInspector
+from sweeps.spec.spec import load_spec
 from trainable.build import open_trainer
 from trainable.config import TrialConfig
 from trainable.diagnostics import MEASURED

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torchvision.datasets import FashionMNIST
 
-from sweeps.config.spec import load_spec
+from sweeps.spec.spec import load_spec
 from trainable import figures
 from trainable.build import open_trainer
 from trainable.config import BudgetConfig, CheckpointConfig

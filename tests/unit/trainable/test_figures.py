@@ -343,8 +343,8 @@ def test_train_command_draws(tmp_path, capsys):
 
     from rich.console import Console
 
-    from sweeps.commands.train import train_once
-    from sweeps.config.spec import parse_spec
+    from sweeps.cli.train import train_once
+    from sweeps.spec.spec import parse_spec
 
     spec = parse_spec(
         "name: s\ntask: {name: spiral, samples: 20}\nmetric: val/loss\nmode: min\ntrials: 1\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from trainable.group_sockets import GroupSockets
+from trainable.collectives import GroupSockets
 
 
 def test_only_sockets_of_the_group_are_shut_down() -> None:

@@ -11,9 +11,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from trainable.errors import RankLost
+from trainable.exception_text import failure_of
 from trainable.rank_errors import as_error, as_note
 from trainable.ray_ranks import OtherRanks
-from trainable.trial_failure import failure_of
 from trainable.trial_run import TrialRun
 
 LOST = "one did not come"

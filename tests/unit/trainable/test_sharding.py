@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from sweeps.engine.rank_sizes import RankSizes
+from sweeps.engine.sweep_plan import RankSizes
 from sweeps.engine.task_check import TaskFacts
 from tests.rank_training import TIMEOUT, Groups, config, curve, to_end
 from tests.sharded_tasks import Deep
@@ -22,13 +22,13 @@ from trainable.build import open_trainer
 from trainable.checkpoint import CheckpointStore
 from trainable.config import TrainConfig, TrialConfig
 from trainable.errors import ConfigError, RankLost, TaskError, TrainingError
+from trainable.exception_text import failure_of
 from trainable.export import export_weights
 from trainable.inspect_task import inspect_config
 from trainable.local_ranks import LocalRanks
 from trainable.loop import Trainer
 from trainable.sharding import check_shardable, check_units, local_part
 from trainable.snapshot import snapshot
-from trainable.trial_failure import failure_of
 
 RANKS = 3
 FSDP = {"sharding": "fsdp"}

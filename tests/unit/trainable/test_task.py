@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sweeps.config.spec import parse_spec
+from sweeps.spec.spec import parse_spec
 from trainable.build import open_trainer
 from trainable.errors import ConfigError, TaskError
 from trainable.find_task import load_task

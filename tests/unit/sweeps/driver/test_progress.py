@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.config.spec import parse_spec
-from sweeps.config.trial_run import rank_timeout
 from sweeps.driver.progress import ProgressWatch
 from sweeps.errors import SpecError
 from sweeps.paths import SweepPaths
+from sweeps.spec.spec import parse_spec
+from sweeps.spec.trial_run import rank_timeout
 from tests.integration.commandline import TINY
 from tests.time_limits import Deadline
 from trainable import heartbeat

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.provenance_check import Origin
-from sweeps.config.resume_checks import check_search_changes
-from sweeps.config.spec import SweepSpec
 from sweeps.driver.run import run_sweep
 from sweeps.driver.session import SweepSession, open_ledger
 from sweeps.engine.resources import Machine, plan
 from sweeps.errors import OriginChanged, SearchChanged
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.spec import SweepSpec
 from tests.fake_checkpoints import commit
 from tests.message_parts import assert_parts
 from tests.specs import with_overrides

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.revisions import write_spec
-from sweeps.config.spec import parse_spec
 from sweeps.driver import stop_requests
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from sweeps.results.sweep_status import UnknownTrial
 from sweeps.search.suggest import Suggester
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import parse_spec
 from sweeps.sweep_lock import SweepLock
 
 SPEC = """

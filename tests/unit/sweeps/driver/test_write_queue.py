@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from sweeps.driver import write_queue
-from sweeps.driver.write_queue import WriteQueue
+from sweeps.driver import event_writer
+from sweeps.driver.event_writer import WriteQueue
 
 
 class Slow:
@@ -110,7 +110,7 @@ def test_producer_waits_for_a_slow_writer(
     monkeypatch: pytest.MonkeyPatch,
     why: str,
 ) -> None:
-    monkeypatch.setattr(write_queue, "_MOST", 3)
+    monkeypatch.setattr(event_writer, "_MOST", 3)
     writer.put(0)
     assert slow.begun.wait(30)
     writer.put(1)

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sweeps.commands import messages
-from sweeps.config.sections import ResourcesConfig
-from sweeps.engine import cluster_address, code_upload, node_checks
-from sweeps.engine.cluster import Cluster, refusal
+from sweeps.cli import messages
+from sweeps.engine import cluster, cluster_address, node_checks
+from sweeps.engine.cluster import Cluster, package_code, refusal
 from sweeps.engine.cluster_address import (
     ClusterRefused,
     find_address,
@@ -27,7 +26,6 @@ from sweeps.engine.cluster_address import (
     locate,
     tcp_probe,
 )
-from sweeps.engine.code_upload import package_code
 from sweeps.engine.node_checks import (
     _make_check,
     _shared_directory,
@@ -39,6 +37,7 @@ from sweeps.engine.node_checks import (
 from sweeps.engine.ray_compat.ray_internals import visit_uploaded
 from sweeps.engine.resources import LEAST_GPU_MEMORY, Gpu, ResourceError, plan
 from sweeps.paths import SweepPaths
+from sweeps.spec.sections import ResourcesConfig
 
 NODE: dict[str, Any] = {
     "NodeManagerHostname": "gpu-3",
@@ -151,7 +150,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _sent(package: code_upload.CodePackage) -> set[str]:
+def _sent(package: cluster.CodePackage) -> set[str]:
     """What Ray itself puts into its package, of the same directory with the same excludes."""
     found: list[Path] = []
     visit_uploaded(package.directory, package.excludes, found.append)
@@ -161,7 +160,7 @@ def _sent(package: code_upload.CodePackage) -> set[str]:
 def test_uploaded_code_excludes_sweeps_and_large_files(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_upload, "LARGE", 200)
+    monkeypatch.setattr(cluster, "LARGE", 200)
     package = package_code(project, project / "runs", ["task"])
     assert package is not None
     assert _sent(package) == {"task.py", "package/deep/module.py", "data/small.csv", ".gitignore"}
@@ -191,12 +190,12 @@ def test_installed_tasks_are_not_uploaded(project: Path) -> None:
 def test_oversized_upload_is_refused_and_largest_file_named(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_upload, "LIMIT", 300)
+    monkeypatch.setattr(cluster, "LIMIT", 300)
     with pytest.raises(ClusterRefused) as refused:
         package_code(project, project / "runs", ["task"])
     assert "369 B would be uploaded" in str(refused.value)
     assert "the largest are data/ (330 B), package/ (20 B), task.py (10 B)" in str(refused.value)
-    monkeypatch.setattr(code_upload, "MOST_FILES", 3)
+    monkeypatch.setattr(cluster, "MOST_FILES", 3)
     with pytest.raises(ClusterRefused, match=r"more than 3 files .* most are in "):
         package_code(project, project / "runs", ["task"])
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.engine.cluster_address import ClusterRefused
 from sweeps.engine.planned_resources import planned_resources
 from sweeps.engine.resources import Gpu, GroupTooLarge, Machine, ResourceError
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 GIB = 1024**3
 SPEC = """

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.config.sections import ResourcesConfig
 from sweeps.engine.resources import (
     Gpu,
     Machine,
@@ -26,6 +25,7 @@ from sweeps.engine.resources import (
     share_of_gpu,
     visible_gpus,
 )
+from sweeps.spec.sections import ResourcesConfig
 from trainable.memory import CONTEXT_BYTES, tensor_fraction
 
 GIB = 1024**3

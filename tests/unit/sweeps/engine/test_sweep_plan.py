@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import parse_spec
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.sweep_plan import SweepPlan, make_plan
 from sweeps.engine.task_check import TaskFacts
+from sweeps.spec.spec import parse_spec
 from tests.golden.messages import compare_messages
 
 SPEC = """

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.engine.resources import ResourcePlan, StepMemory
 from sweeps.engine.task_check import TaskInspector, TaskRefused, largest_config, longest_warmup
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.integration.commandline import wait_until
 from tests.specs import with_overrides
 from tests.time_limits import scaled
@@ -147,7 +147,7 @@ def test_leftover_process_of_a_task_is_killed(
 
 CHECKING = """
 import sys
-from sweeps.config.spec import parse_spec
+from sweeps.spec.spec import parse_spec
 from sweeps.engine.resources import ResourcePlan
 from sweeps.engine.task_check import TaskInspector
 TaskInspector(parse_spec(sys.argv[1], "stuck.yaml"), ResourcePlan(1, 0, 4)).facts()

@@ -26,9 +26,7 @@ from optuna.samplers import RandomSampler
 from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.config.provenance_check import Origin
-from sweeps.config.spec import load_spec
+from sweeps.cli.app import app
 from sweeps.driver.session import open_ledger
 from sweeps.errors import LedgerBusy, LedgerError, LedgerRefused, LockLost, SweepLockedError
 from sweeps.ledger import postgres as ledger_database
@@ -38,6 +36,8 @@ from sweeps.ledger.postgres import LedgerDatabase, SweepTaken
 from sweeps.ledger.reader import LedgerReader
 from sweeps.operations.doctor import check_sweeps
 from sweeps.paths import SweepPaths
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.spec import load_spec
 from sweeps.sweep_lock import SweepLock
 from tests.chaos.postgres import Cluster, own_cluster
 from tests.make_trials import proposal

@@ -21,13 +21,13 @@ from optuna.distributions import (
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.config.sections import Select
 from sweeps.errors import LedgerError
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.location import LedgerLocation
 from sweeps.ledger.ranking import value_of
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.sqlite import LedgerFile
+from sweeps.spec.sections import Select
 from tests.make_trials import proposal
 from tests.postgres_ledger import held_place
 

@@ -21,7 +21,7 @@ from trainable.errors import (
     TaskError,
     WithoutEffect,
 )
-from trainable.trial_failure import failure_of
+from trainable.exception_text import failure_of
 
 RAISED = Failure("error", "ValueError: out of cheese", "Traceback ...", "task.py:7")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.stop_reasons import BY_ANOTHER_REQUEST, BY_THE_SWEEP, BY_THE_USER
@@ -28,6 +27,7 @@ from sweeps.reconciliation.reconcile import (
 )
 from sweeps.recording.tags import end_tags
 from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.sweeps.sweep_factory import MadeSweep
 
 SPEC = """

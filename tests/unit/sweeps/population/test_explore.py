@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.config.search_space import SearchSpace, mutable
-from sweeps.config.space import Choice, Int, LogUniform, QUniform, Uniform
-from sweeps.config.spec import parse_spec
 from sweeps.ledger.trials import TrialRecord
-from sweeps.population.explore import explore, select_exploits
-from sweeps.population.gain_model import PopulationBasedBandits
+from sweeps.population.pbt_exploit import PopulationBasedBandits, explore, select_exploits
+from sweeps.spec.search_space import SearchSpace, mutable
+from sweeps.spec.space import Choice, Int, LogUniform, QUniform, Uniform
+from sweeps.spec.spec import parse_spec
 
 VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([math.nan, math.inf]))
 

@@ -7,14 +7,14 @@ import math
 
 import pytest
 
-from sweeps.config.search_space import SearchSpace
-from sweeps.config.space import LogUniform
-from sweeps.config.spec import parse_spec
 from sweeps.errors import UserError
 from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.trials import TrialRecord
-from sweeps.population.gain_model import PopulationBasedBandits
+from sweeps.population.pbt_exploit import PopulationBasedBandits
 from sweeps.search.dry_run import dry_run
+from sweeps.spec.search_space import SearchSpace
+from sweeps.spec.space import LogUniform
+from sweeps.spec.spec import parse_spec
 
 RATES = SearchSpace({"train.optimizer.lr": LogUniform(1e-4, 1e-1)})
 

@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.config.provenance_check import Origin
-from sweeps.config.revisions import read_spec, write_spec
-from sweeps.config.spec import trial_yaml
+from sweeps.cli.app import app
 from sweeps.driver.session import open_ledger
-from sweeps.early_stopping.pausing_rules import Standing
 from sweeps.errors import OriginChanged, UserError
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.policies.stop_criteria import active_stop_criterion
@@ -31,6 +27,10 @@ from sweeps.reconciliation.finishing import (
     trials_to_finish,
 )
 from sweeps.reconciliation.reconcile import MissingReport, MissingRun, reconcile
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.revisions import read_spec, write_spec
+from sweeps.spec.spec import trial_yaml
+from sweeps.stopping.pausing_rules import Standing
 from sweeps.sweep_lock import SweepLock
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit

@@ -16,8 +16,6 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import RandomSampler
 
-from sweeps.config.spec import SweepSpec, parse_spec, trial_yaml
-from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.errors import LedgerError
 from sweeps.ledger.attributes import EXEMPT, PbtPerturbation
 from sweeps.ledger.ledger import Ledger
@@ -45,6 +43,8 @@ from sweeps.reconciliation.reconcile import (
     reconcile,
 )
 from sweeps.reconciliation.repairs import UnknownDirectoryInTheWay, apply, send_to_tracker
+from sweeps.spec.spec import SweepSpec, parse_spec, trial_yaml
+from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.make_trials import ask

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.provenance_check import Origin
-from sweeps.config.revisions import read_spec
-from sweeps.config.spec import trial_yaml
 from sweeps.driver import session
 from sweeps.driver.session import open_ledger
 from sweeps.errors import OriginChanged, UserError
@@ -29,6 +26,9 @@ from sweeps.reconciliation.repairs import apply
 from sweeps.reconciliation.retrying import RetryRequest, complete_retries, trials_to_retry
 from sweeps.recording.tags import end_tags
 from sweeps.results.outcome import num_retryable
+from sweeps.spec.provenance_check import Origin
+from sweeps.spec.revisions import read_spec
+from sweeps.spec.spec import trial_yaml
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.attributes import PbtPerturbation
 from sweeps.ledger.trials import TrialRecord
 from sweeps.recording.descriptions import DESCRIPTION, describe_sweep, describe_trial
 from sweeps.recording.tags import BY_THE_USER, SWEEP_RESUMED, end_tags
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 REASON = "asha at epoch 3: val/loss 0.2139, needed <= 0.1144, rank 11 of 12"
 SPEC = """

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.trials import TrialRecord
 from sweeps.recording.descriptions import DESCRIPTION
 from sweeps.recording.downsampling import thin_rows
 from sweeps.recording.tags import attempt_tags, curve_tags, end_tags, health_tags
+from sweeps.spec.spec import SweepSpec
 from trainable.metrics_file import Row
 
 EPOCH = 15

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.spec import trial_yaml
 from sweeps.paths import TRIAL_CONFIG
-from sweeps.recording.earlier_config import keep_earlier
+from sweeps.recording.trial_config import keep_earlier
+from sweeps.spec.spec import trial_yaml
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from trainable.config import TrialConfig

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from sweeps.config.constraints import parse_constraint
-from sweeps.config.space import Choice, Distribution, Uniform
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, Clipping
 from sweeps.results.audit.registry import CARDS, audit
+from sweeps.spec.constraints import parse_constraint
+from sweeps.spec.space import Choice, Distribution, Uniform
 
 Point = dict[str, float]
 SPACE: dict[str, Distribution] = {key: Uniform(0.0, 1.0) for key in "abc"}

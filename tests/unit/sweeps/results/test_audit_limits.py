@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeps.config.space import Distribution, Uniform
 from sweeps.results.audit.bounds import _at_ends
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial, Clipping, top_fifth
 from sweeps.results.audit.registry import CARDS
+from sweeps.spec.space import Distribution, Uniform
 from sweeps.statistics.rank_correlation import kendall
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.space import Choice, Uniform
 from sweeps.results.audit import bounds, effects, stopping
 from sweeps.results.audit.card import Card
 from sweeps.results.audit.data import AuditData, AuditTrial
 from sweeps.results.audit.registry import CARDS
 from sweeps.results.space_regions import NearBound
+from sweeps.spec.space import Choice, Uniform
 from sweeps.statistics.rank_correlation import RankCorrelation
 from sweeps.statistics.variance_shares import Share, VarianceShares
 

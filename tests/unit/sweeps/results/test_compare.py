@@ -11,17 +11,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.commands import render
-from sweeps.config.revisions import write_spec
-from sweeps.config.spec import trial_yaml
+from sweeps.cli import render
+from sweeps.cli.app import app
 from sweeps.formatting import format_number
 from sweeps.paths import TRIAL_CONFIG
-from sweeps.publishing.model_card import model_card
 from sweeps.recording.tags import leaders_view
 from sweeps.recording.trial_config import load_trial_config
+from sweeps.report.model_card import model_card
 from sweeps.results.compare import Incomparable, compare, differences
 from sweeps.results.sweep_status import UnknownTrial
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import trial_yaml
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.outbox import SWEEP, Outbox

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sweeps import Sweep, compare
-from sweeps.cli import app
+from sweeps.cli.app import app
 from sweeps.results.compare import Incomparable
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

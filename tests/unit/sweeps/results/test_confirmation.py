@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
-from sweeps.publishing.report_confirmation import confirmed
+from sweeps.cli.app import app
 from sweeps.recording.confirmed import confirm_rows, confirm_tags
+from sweeps.report.report_confirmation import confirmed
 from sweeps.results.confirmation import confirmed_trial, find_confirmation
 from sweeps.results.findings import find
 from sweeps.results.sweep_status import NoBest

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from sweeps.results.disk_usage import directory_usage
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 import sweeps.operations.run as operation
-from sweeps.cli import app
-from sweeps.config.spec import SweepSpec
+from sweeps.cli.app import app
 from sweeps.results.findings import Findings, find, short_names
 from sweeps.results.outcome import SweepOutcome
 from sweeps.results.rank_effects import rank_effects
 from sweeps.results.seed_values import chance_difference
 from sweeps.results.space_regions import bad_regions
+from sweeps.spec.spec import SweepSpec
 from tests.unit.sweeps.sweep_factory import RATE, MadeSweep
 
 LR, NORM, WARMUP = "train.optimizer.lr", "train.clip.max_norm", "train.schedule.warmup"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.spec import parse_spec
-from sweeps.publishing.report_data import read_sweep
 from sweeps.recording.descriptions import describe_sweep, describe_trial
 from sweeps.recording.notifications import Notifier
+from sweeps.report.report_data import read_sweep
 from sweeps.results.comparable_trials import compare_all
 from sweeps.results.findings import find
 from sweeps.results.next_search import next_overrides
 from sweeps.results.remaining_time import epochs_left
+from sweeps.spec.spec import parse_spec
 from tests.unit.sweeps.results.test_findings import stopped_sweep
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

@@ -14,21 +14,21 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from sweeps.commands import render
-from sweeps.config.sections import SearchConfig
-from sweeps.config.spec import parse_spec
+from sweeps.cli import render
 from sweeps.formatting import format_best
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.ranking import undominated
 from sweeps.ledger.reader import LedgerReader
-from sweeps.publishing.export import export_best
-from sweeps.publishing.report_figures import figures
 from sweeps.reconciliation.collect_state import read_sweep_state
 from sweeps.reconciliation.reconcile import reconcile, unreported
 from sweeps.reconciliation.repairs import backfill
 from sweeps.recording.tags import front_tags
+from sweeps.report.export import export_best
+from sweeps.report.report_figures import figures
 from sweeps.results.sweep_status import NoBest, NoChoice, UnknownTrial
 from sweeps.search.suggest import Suggester
+from sweeps.spec.sections import SearchConfig
+from sweeps.spec.spec import parse_spec
 from tests.fake_checkpoints import commit
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import NullRecorder

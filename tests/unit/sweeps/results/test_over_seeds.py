@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.config.resume_checks import check_search_changes
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.errors import SearchChanged, SpecError, UserError
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.warm_start import collect_warm_start
@@ -20,6 +18,8 @@ from sweeps.recording.over_seeds import record_configuration
 from sweeps.recording.tags import end_tags
 from sweeps.results.findings import find
 from sweeps.results.sweep_progress import SweepProgress, best_with_value
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.spec import SweepSpec, parse_spec
 from sweeps.statistics.over_seeds import combine, standard_error
 from tests.unit.sweeps.sweep_factory import MadeSweep
 from tracking.recorder import MemoryRecorder

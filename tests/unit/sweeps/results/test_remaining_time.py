@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.trials import ENDINGS
 from sweeps.results.observer import TrialProgress
 from sweeps.results.remaining_time import DeliveryEstimate, epochs_left
 from sweeps.results.sweep_progress import SweepProgress
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 SPEC = """
 name: s

@@ -12,23 +12,23 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from sweeps.checkpoint_locations import best_generation
-from sweeps.commands.progress_display import ProgressTable
-from sweeps.config.resume_checks import check_search_changes
-from sweeps.config.spec import parse_spec
+from sweeps.cli.run_console import ProgressTable
 from sweeps.errors import SearchChanged
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.warm_start import WarmStartRefused, collect_warm_start
 from sweeps.policies.stop_criteria import active_stop_criterion
-from sweeps.publishing.export import _standing
 from sweeps.reconciliation.reconcile import end_of_training
 from sweeps.recording.tags import best_tags, end_tags, front_tags, leaders_view
+from sweeps.report.export import _standing
 from sweeps.results.compare import Incomparable, compare
 from sweeps.results.observer import TrialProgress
 from sweeps.results.sweep_progress import SweepProgress, best_name, best_of
 from sweeps.results.sweep_status import NoBest
 from sweeps.results.trial_selection import select_rows
-from sweeps.search.multi_fidelity import OneRung
+from sweeps.search.shown_trials import OneRung
+from sweeps.spec.resume_checks import check_search_changes
+from sweeps.spec.spec import parse_spec
 from tests.fake_checkpoints import commit
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sweeps.commands import render
-from sweeps.config.revisions import write_spec
-from sweeps.config.spec import trial_yaml
+from sweeps.cli import render
 from sweeps.formatting import (
     format_bytes,
     format_duration,
@@ -20,10 +18,12 @@ from sweeps.formatting import (
 )
 from sweeps.ledger.attributes import SIGNALS, Abort
 from sweeps.paths import TRIAL_CONFIG, SweepPaths, list_sweeps
-from sweeps.publishing.export import export_best
+from sweeps.report.export import export_best
 from sweeps.results.findings import find
 from sweeps.results.health_warnings import health_sentences
 from sweeps.results.sweep_status import NoBest, SweepStatus, UnknownSweep, UnknownTrial
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import trial_yaml
 from sweeps.sweep_lock import SweepLock
 from tests.specs import with_overrides
 from tests.unit.sweeps.sweep_factory import MadeSweep

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sweeps.cli import app
+from sweeps.cli.app import app
 from sweeps.errors import UserError
-from sweeps.operations.tables import write_tables
+from sweeps.operations.frames import write_tables
 from sweeps.results.trial_selection import select_rows, to_csv
 from tests.unit.sweeps.sweep_factory import MadeSweep
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.ledger import Ledger
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import SweepSpec
 
 SPEC = """
 name: quad

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.search.suggest import Suggester
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.sweeps.search.trial_history import MadeHistory
 
 X, Y = "task.x", "task.y"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.config.sections import EarlyStoppingConfig
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.trials import places
-from sweeps.search.past_reports import replayed_scheduler
+from sweeps.search.searcher import replayed_scheduler
+from sweeps.spec.sections import EarlyStoppingConfig
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.sweeps.search.serial_driver import SPEC, Driver, loss_of
 
 

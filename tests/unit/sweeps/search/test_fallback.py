@@ -8,11 +8,10 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.config.spec import parse_spec
 from sweeps.optuna_compat.tpe import ArrayTPESampler
-from sweeps.search.fallback import is_known, tells_nothing
-from sweeps.search.gaussian_process import NotingGPSampler
-from sweeps.search.samplers import Samplers
+from sweeps.search.samplers import NotingGPSampler, Samplers
+from sweeps.search.suggest import is_known, tells_nothing
+from sweeps.spec.spec import parse_spec
 from tests.unit.sweeps.search.trial_history import search
 
 SPEC = """

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.config.sections import EarlyStoppingConfig
-from sweeps.config.spec import parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.search.dry_run import dry_run
-from sweeps.search.multi_fidelity import OneRung
+from sweeps.search.shown_trials import OneRung
 from sweeps.search.suggest import Suggester
+from sweeps.spec.sections import EarlyStoppingConfig
+from sweeps.spec.spec import parse_spec
 
 COMPLETE, PRUNED, FAIL, RUNNING = (
     TrialState.COMPLETE,

@@ -10,9 +10,7 @@ from unittest.mock import Mock
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.ledger.attributes import PROMOTED
 from sweeps.ledger.failed_attempts import FailedAttempt, Reopened
 from sweeps.ledger.ledger import Ledger
@@ -23,6 +21,8 @@ from sweeps.reconciliation.reconcile import UnrecordedEnd, reconcile
 from sweeps.reconciliation.repairs import apply
 from sweeps.recording.tags import lineage_tags
 from sweeps.search.searcher import LedgerSearcher
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.stopping.schedulers import make_verdict_fn
 from tests.curves import append_rows
 from tests.fake_checkpoints import commit
 from tracking.recorder import MemoryRecorder

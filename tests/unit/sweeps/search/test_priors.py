@@ -16,9 +16,6 @@ import pytest
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.config.priors import Prior
-from sweeps.config.space import Choice, Distribution, Int, LogInt, LogUniform, QUniform, Uniform
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.attributes import PRIORS
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.reader import LedgerReader
@@ -27,10 +24,12 @@ from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.paths import SweepPaths
 from sweeps.search.dry_run import dry_run
-from sweeps.search.prior_evidence import Comparison
-from sweeps.search.prior_trials import PriorTrials, draw
+from sweeps.search.prior_trials import Comparison, PriorTrials, draw
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
+from sweeps.spec.priors import Prior
+from sweeps.spec.space import Choice, Distribution, Int, LogInt, LogUniform, QUniform, Uniform
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 SPEC = """
 name: priors

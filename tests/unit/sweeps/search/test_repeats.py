@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from sweeps.config.spec import SweepSpec, parse_spec
-from sweeps.config.trial_run import TrialSeed
 from sweeps.ledger.ledger import Ledger
 from sweeps.ledger.over_seeds import repeats_of
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.shown_trials import ShownTrials
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.spec.trial_run import TrialSeed
 from trainable.seeding import derive_seed
 
 SPEC = """

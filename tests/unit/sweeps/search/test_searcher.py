@@ -11,11 +11,7 @@ import pytest
 import yaml
 from ray.tune.search import Searcher
 
-from sweeps.config.sections import EarlyStoppingConfig
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.driver.tune_callbacks import TuneEventHandler
-from sweeps.early_stopping.exemption import is_exempt
-from sweeps.early_stopping.schedulers import make_scheduler
 from sweeps.errors import LockLost, SpecError
 from sweeps.ledger.attributes import ACCUMULATION, WOULD_STOP
 from sweeps.ledger.ledger import Ledger
@@ -23,6 +19,10 @@ from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.trials import TrialRecord
 from sweeps.search.searcher import LedgerSearcher
 from sweeps.search.suggest import Suggester
+from sweeps.spec.sections import EarlyStoppingConfig
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.stopping.exemption import is_exempt
+from sweeps.stopping.schedulers import make_scheduler
 from sweeps.sweep_lock import SweepLock
 from tests.unit.sweeps.search.serial_driver import SPEC, Driver, loss_of
 from tests.unit.sweeps.sweep_factory import MadeSweep

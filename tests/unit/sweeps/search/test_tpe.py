@@ -10,13 +10,13 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.attributes import REPORT
 from sweeps.ledger.warm_start import PriorTrial, WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search import samplers
 from sweeps.search.shown_trials import SPACE
 from sweeps.search.suggest import Suggester
+from sweeps.spec.spec import SweepSpec, parse_spec
 from tests.unit.sweeps.search.trial_history import MadeHistory
 
 SPEC = """

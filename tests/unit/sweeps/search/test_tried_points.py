@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sweeps.config.search_space import SearchSpace
-from sweeps.config.space_parser import parse_distribution
-from sweeps.config.spec import SweepSpec, parse_spec
 from sweeps.ledger.ledger import Ledger
 from sweeps.search.suggest import Suggester
 from sweeps.search.tried_points import TriedPoints
+from sweeps.spec.search_space import SearchSpace
+from sweeps.spec.space_parser import parse_distribution
+from sweeps.spec.spec import SweepSpec, parse_spec
 
 SPEC = """
 name: few

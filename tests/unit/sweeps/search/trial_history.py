@@ -8,11 +8,11 @@ from typing import Any
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sweeps.config.spec import SweepSpec
 from sweeps.ledger.suggestion import Suggestion
 from sweeps.ledger.warm_start import WarmStart
 from sweeps.optuna_compat.storage import set_trial_id
 from sweeps.search.suggest import Suggester
+from sweeps.spec.spec import SweepSpec
 
 Ended = Callable[[dict[str, Any]], float | str]
 """Returns the loss of parameters after one epoch, or why a trial with them fails."""

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.statistics.chi_squared import chi_squared_tail
 from sweeps.statistics.proportions import binomial_tail, hypergeometric_tail, wilson_interval
 from sweeps.statistics.rank_correlation import kendall
-from sweeps.statistics.variance_shares import variance_shares
+from sweeps.statistics.variance_shares import chi_squared_tail, variance_shares
 
 
 def test_kendall_counts_pairs_and_ties() -> None:

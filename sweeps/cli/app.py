@@ -1,0 +1,202 @@
+"""The command line: parses arguments, calls one module, prints its result and sets the exit code.
+
+Heavy imports are inside the commands that need them, so that `sweep --help` loads neither torch,
+ray nor mlflow. What must not live here: anything that a Python caller could not do without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sweeps.cli import inspect
+from sweeps.cli.check import check, doctor
+from sweeps.cli.confirm import confirm, retry
+from sweeps.cli.console import (
+    Commands,
+    Overrides,
+    Root,
+    err,
+    fail,
+    imports_task,
+    input_errors,
+    loaded,
+    out,
+    path_option,
+    read_path,
+    read_whole,
+    view_of,
+)
+from sweeps.cli.inspect import du, export, logs
+from sweeps.cli.plan import audit, plan
+from sweeps.cli.process_end import OutputClosed, ignore_broken_pipes, limit_exit
+from sweeps.cli.reproduce import reproduce
+from sweeps.cli.run import clone, init, resume, run, stop
+from sweeps.cli.stores import rm, sync, trust, ui
+from sweeps.cli.test import evaluate
+from sweeps.cli.verify import verify
+from sweeps.exit_codes import WRONG_INPUT
+from trainable.private_files import keep_files_private
+
+app = typer.Typer(
+    name="sweep",
+    cls=Commands,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    help="Hyperparameter sweeps for PyTorch that survive any interruption.",
+    epilog="Example: sweep init && sweep run sweep.yaml",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        out.print(f"gradsweep {version('gradsweep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def read_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Read the options that stand before any command."""
+
+
+app.command(epilog="Example: sweep init my_project")(init)
+app.command(epilog="Example: sweep check sweep.yaml --thorough")(check)
+app.command(epilog="Example: sweep plan sweep.yaml --hours 8 --write tonight.yaml")(plan)
+app.command(epilog="Example: sweep run sweep.yaml -s trials=40 --name wider")(run)
+app.command(epilog="Example: sweep resume digits -s trials=40")(resume)
+app.command(epilog="Example: sweep retry digits --failed")(retry)
+app.command(epilog="Example: sweep stop digits --trial 3")(stop)
+app.command(epilog="Example: sweep trust https://mlflow.example")(trust)
+app.command(name="list", epilog="Example: sweep list --root ~/runs")(inspect.list_command)
+app.command(epilog="Example: sweep status digits --watch")(inspect.status)
+app.command(epilog="Example: sweep trials digits --sort value --top 5")(inspect.trials)
+app.command(epilog="Example: sweep show digits 3")(inspect.show)
+app.command(epilog="Example: sweep logs digits 3 --follow")(logs)
+app.command(epilog="Example: sweep best digits --export best/")(inspect.best)
+app.command(epilog="Example: sweep confirm digits --top 3")(confirm)
+app.command(name="test", epilog="Example: sweep test digits")(evaluate)
+app.command(epilog="Example: sweep compare digits wider --top 3")(inspect.compare)
+app.command(epilog="Example: sweep diff digits 3 8")(inspect.diff)
+app.command(epilog="Example: sweep audit digits")(audit)
+app.command(epilog="Example: sweep export digits --parquet tables/")(export)
+app.command(epilog="Example: sweep report digits --output digits.html")(inspect.report)
+app.command(epilog="Example: sweep reproduce digits --trial 3 --from latest")(reproduce)
+app.command(epilog="Example: sweep verify digits --json")(verify)
+app.command(epilog="Example: sweep clone digits wider -s trials=40")(clone)
+app.command(epilog="Example: sweep du --root ~/runs")(du)
+app.command(epilog="Example: sweep rm digits --mlflow")(rm)
+app.command(epilog="Example: sweep sync digits --verify")(sync)
+app.command(epilog="Example: sweep ui digits --port 0")(ui)
+
+
+@app.command(epilog="Example: sweep train sweep.yaml -s budget.epochs=2 --dir run1")
+@imports_task
+def train(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            parser=read_path,
+            metavar="FILE",
+            help="The sweep's YAML file; with --trial, the name of a sweep.",
+        ),
+    ],
+    settings: Overrides = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            parser=read_whole(0),
+            metavar="K",
+            help="Train this trial of a sweep again, exactly, and compare it with the trial.",
+        ),
+    ] = None,
+    root: Root = None,
+    directory: Annotated[
+        Path | None,
+        path_option(
+            "--dir", "DIR", "Save checkpoints there, and resume from them; default: keep nothing."
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        path_option(
+            "--figures", "DIR", "Write figures there: gradient norms, learning rate, metrics."
+        ),
+    ] = None,
+) -> None:
+    """Train one run in this process, without Ray, for use with a debugger."""
+    from sweeps.cli.train import check_task, train_again, train_once
+    from sweeps.path_checks import check_private
+
+    def check_places() -> None:
+        for option, place in (("--dir", directory), ("--figures", figures)):
+            if place is not None:
+                check_private(place, option)
+
+    if trial is not None:
+        if settings:
+            fail(
+                "-s and --trial exclude each other; --trial trains exactly what the trial "
+                "trained; leave one of them out",
+                code=WRONG_INPUT,
+            )
+        with input_errors():
+            view = view_of(str(file), root)
+            check_places()
+            train_again(view, trial, directory, out, err, figures)
+        return
+    with loaded(file, settings) as (spec, _):
+        check_places()
+        check_task(spec, err, directory)
+        train_once(spec, directory, out, err, figures)
+
+
+app.command(epilog="Example: sweep doctor --json")(doctor)
+
+
+def main() -> None:
+    """Run the `sweep` command."""
+    ignore_broken_pipes()
+    code: Any = 0
+    try:
+        keep_files_private()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OutputClosed as error:
+        ended = error.__context__
+        code = (ended.code if isinstance(ended, SystemExit) else None) or WRONG_INPUT
+        with suppress(OSError):  # standard error may be the same file
+            err.print(str(error), style="red", soft_wrap=True)
+        sys.exit(code)
+    except SystemExit as ended:
+        code = ended.code
+        raise
+    except BaseException:
+        code = 1
+        raise
+    finally:
+        if "torch" in sys.modules:  # otherwise no task ran here
+            limit_exit(err, code if isinstance(code, int) else int(code is not None))
+        else:  # torch's bindings report leaks after a freeze
+            gc.freeze()  # saves the garbage collection at exit, which takes a second

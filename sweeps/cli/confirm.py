@@ -1,0 +1,236 @@
+"""The commands that train trials again: `sweep confirm` the leaders, `sweep retry` failed ones.
+
+What must not live here: running them (`operations`), and the words of the result
+(`results.confirmation`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sweeps.cli.completion import trial_numbers
+from sweeps.cli.console import (
+    AsJson,
+    Name,
+    Offline,
+    Overrides,
+    Root,
+    err,
+    fail,
+    input_errors,
+    out,
+    read_numbers,
+    read_whole,
+    show_found,
+    view_of,
+)
+from sweeps.cli.plain_console import line
+from sweeps.cli.run import Address, Grace
+from sweeps.cli.tables import plain_table
+from sweeps.exit_codes import NO_SUCCESS, WRONG_INPUT
+from sweeps.formatting import format_number
+
+if TYPE_CHECKING:
+    from sweeps.paths import SweepPaths
+    from sweeps.results.confirmation import ConfirmationResult
+
+
+def _read_probability(text: object) -> float:
+    """Parse a number; `operations.confirm` checks its range."""
+    try:
+        return float(str(text))
+    except ValueError:
+        from sweeps.formatting import quoted
+
+        raise typer.BadParameter(
+            f"{quoted(str(text))} is not valid; it must be a probability from 0.5 to below 1; "
+            "write for example 0.95"
+        ) from None
+
+
+def confirm(
+    name: Name,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top",
+            parser=read_whole(0),
+            metavar="K",
+            help="How many of the best trials; default: as the last time, or 5.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            parser=read_whole(0),
+            metavar="N",
+            help="Under how many seeds at most; default: as the last time, or 5.",
+        ),
+    ] = None,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            "--until",
+            parser=_read_probability,
+            metavar="P",
+            help="End when a trial is the best with this probability; default: as the last "
+            "time, or 0.95.",
+        ),
+    ] = None,
+    root: Root = None,
+    grace: Grace = "30s",
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Confirm although the task, its code or its data has changed."
+        ),
+    ] = False,
+    offline: Offline = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the best trials again under common seeds, until it is known which is the best."""
+    with err.status("reading the sweep") as spinner, input_errors():
+        from sweeps.results.confirmation import find_confirmation
+        from sweeps.results.sweep_status import SweepStatus
+        from sweeps.spec.durations import parse_duration
+
+        view = view_of(name, root)
+        grace_seconds = parse_duration(grace, "--grace")
+
+        from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.operations.confirm import confirm as operation
+
+        display = RunConsole(spinner, console=err if as_json else out)
+        code = run_to_end(
+            lambda: operation(
+                view,
+                display,
+                top=top,
+                seeds=seeds,
+                until=until,
+                grace=grace_seconds,
+                address=address,
+                accept_changes=accept_changes,
+                offline=offline,
+            ),
+            view.paths,
+            spinner,
+            command="confirm",
+        )
+        if code:
+            raise typer.Exit(code)
+        found = find_confirmation(SweepStatus(view.paths))
+        assert found is not None
+        show_found(found.as_dict(), as_json, lambda: shown(found, view.paths))
+        if found.first is None:
+            raise typer.Exit(NO_SUCCESS)
+
+
+def shown(found: ConfirmationResult, paths: SweepPaths) -> RenderableType:
+    """Return the table of the leaders, what was found, and the command that shows the winner."""
+    from sweeps.results.confirmation import format_chance, format_seconds
+
+    table = plain_table(
+        "trial",
+        "P(best)",
+        "mean",
+        "95 %",
+        "seeds",
+        "search saw",
+        "time a run",
+        "",
+        right=("trial", "P(best)", "mean", "95 %", "seeds", "search saw", "time a run"),
+    )
+    for one in found.leaders:
+        known = one.low is not None
+        between = f"{format_number(one.low)} to {format_number(one.high)}" if known else "-"
+        table.add_row(
+            str(one.number),
+            format_chance(one.p_best),
+            format_number(one.mean),
+            between,
+            str(len(one.values)),
+            format_number(one.original),
+            format_seconds(one.seconds),
+            "" if one.standing == "behind" else one.standing,
+            style="bold" if one.standing == "first" else "",
+        )
+    lines: list[RenderableType] = [table, *map(Text, found.sentences())]
+    if found.first is not None:
+        lines.append(line(f"show it: {paths.command('best', '--confirmed')}"))
+    elif not found.is_decided or found.failed_leaders:
+        lines.append(line(f"continue with: {paths.command('confirm')}"))
+    return Group(*lines)
+
+
+def retry(
+    name: Name,
+    settings: Overrides = None,
+    failed: Annotated[
+        bool,
+        typer.Option(
+            "--failed", help="Run every failed trial again; the default without --trial."
+        ),
+    ] = False,
+    trial: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trial",
+            metavar="K",
+            help="Run failed trial K again; also 4,7; repeatable.",
+            autocompletion=trial_numbers,
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start at step 0, not at the newest checkpoints.")
+    ] = False,
+    root: Root = None,
+    grace: Grace = "30s",
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="Continue although other trials were trained with other code or data.",
+        ),
+    ] = False,
+    offline: Offline = False,
+    address: Address = None,
+) -> None:
+    """Run failed trials again after a fix, with the same numbers, and continue the sweep."""
+    if failed and trial:
+        fail(
+            "--failed and --trial exclude each other; --failed takes all failed trials; leave one "
+            "of them out",
+            code=WRONG_INPUT,
+        )
+    with err.status("reading the sweep") as spinner, input_errors():
+        from sweeps.spec.durations import parse_duration
+
+        numbers, view = read_numbers("--trial", trial or ()), view_of(name, root)
+        seconds = parse_duration(grace, "--grace")
+
+        from sweeps.cli.run_console import RunConsole, run_to_end  # slow: after the errors
+        from sweeps.operations import run as operation
+
+        raise typer.Exit(
+            run_to_end(
+                lambda: operation.resume(
+                    view,
+                    settings or [],
+                    RunConsole(spinner),
+                    grace=seconds,
+                    address=address,
+                    accept_changes=accept_changes,
+                    retry=operation.RetryRequest(tuple(numbers), fresh),
+                    offline=offline,
+                ),
+                view.paths,
+                spinner,
+            )
+        )

@@ -1,0 +1,622 @@
+"""Output of the commands that only read a sweep: tables and lines for the terminal.
+
+What must not live here: finding their content (`sweep_status`, `compare`), the display of a
+running sweep (`run_console`), and the messages of other commands (`messages`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sweeps.cli import messages, pareto
+from sweeps.cli.plain_console import line, redraws
+from sweeps.cli.tables import TextTable, plain_table
+from sweeps.formatting import (
+    format_best,
+    format_cells,
+    format_duration,
+    format_number,
+    format_parameter,
+    format_reason,
+    format_time,
+    format_value,
+    joined,
+    titles,
+)
+from sweeps.paths import command_line
+from sweeps.results.findings import findings_at_end
+from sweeps.results.health_warnings import health_sentences
+from sweeps.results.remaining_time import DeliveryEstimate, seconds_left
+from sweeps.results.sweep_progress import TrialRow, best_name, best_of, in_order, row_of
+from sweeps.results.sweep_status import STATES, SweepStatus
+from sweeps.results.usage import usage_at_end
+from sweeps.spec.spec import SweepSpec
+from trainable.tested import latest_tested
+
+if TYPE_CHECKING:
+    from sweeps.operations.doctor import Finding
+    from sweeps.results.audit.read import Audit
+    from sweeps.results.findings import Findings
+
+_STATE_STYLES = {
+    "finished": "green",
+    "running": "cyan",
+    "complete": "green",
+    "pruned": "dim",
+    "failed": "red",
+    "interrupted": "yellow",
+}
+_LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_STATE_STYLES.get(state, ""))
+
+
+def sweeps(found: Sequence[dict[str, Any]], root: Path) -> RenderableType:
+    """Return the table of `sweep list`."""
+    if not found:
+        start = command_line(root, "run", "FILE")
+        return line(f"there are no sweeps below {root} yet; start one with: {start}")
+    table = plain_table(
+        "sweep", "state", "done", "trials", "best", right=("done", "trials", "best")
+    )
+    for one in found:
+        done = sum(one["trials"][state] for state in ("complete", "pruned", "failed"))
+        best = one["best"]
+        table.add_row(
+            one["name"],
+            _state(one["state"]),
+            str(done),
+            str(one["num_trials"]),
+            f"front of {len(best)}"
+            if isinstance(best, list) and best
+            else format_number(best["value"] if best else None),
+        )
+    return table
+
+
+def status(
+    found: dict[str, Any],
+    view: SweepStatus,
+    findings: Findings | None = None,
+    audit: Audit | None = None,
+) -> RenderableType:
+    """Return the lines of `sweep status`.
+
+    Args:
+        found: What `sweep status --json` prints.
+        view: The sweep.
+        findings: What was found; None: that is not shown.
+        audit: Whether the result can be trusted; None: that is not shown.
+    """
+    spec, paths = view.spec, view.paths
+    counts = ", ".join(f"{found['trials'][s]} {s}" for s in STATES if found["trials"][s])
+    lines: list[RenderableType] = [
+        Text.assemble(
+            (found["name"], "bold"),
+            ": ",
+            _state(found["state"]),
+            f", {found['num_trials']} trials: {counts}",
+        )
+    ]
+    if (of := found["configurations"]) is not None:
+        each = ", ".join(f"{of[state]} {state}" for state in STATES if of[state])
+        lines.append(
+            Text(f"{spec.num_trials} configurations of {spec.repeats.seeds} seeds: {each}")
+        )
+    outcome = None if view.running else view.outcome()
+    failure = outcome.failure if outcome is not None else None
+    if failure is not None:
+        who = "it stopped itself" if failure.is_aborted else "stopped"
+        lines.append(Text(f"{who}: {failure.cause}", style="red"))
+    if view.stop is not None:
+        lines.append(Text(f"{view.stop.key} ended it: {view.stop.why}"))
+    if isinstance(found["best"], list):
+        lines += pareto.lines(found["best"], spec.metrics)
+    elif found["best"] is not None:
+        lines.append(
+            Text(
+                f"best: trial {found['best']['number']} "
+                f"with {format_number(found['best']['value'])}"
+            )
+        )
+        lines.append(Text("      " + joined(found["best"]["params"])))
+        record = view.record(found["best"]["number"])
+        if record.over_seeds is not None:
+            lines.append(Text(f"      {record.over_seeds.in_words()}"))
+        weights = view.weights_of(record)
+        if (tested := latest_tested(paths.trial(weights.number))) is not None:
+            lines.append(Text(f"      on test data: {joined(tested.metrics)}"))
+        if record.state == "pruned":
+            lines.append(Text(f"it was stopped early: {record.reason or 'pruned'}"))
+            if command := view.finish_command(record):
+                lines.append(line(f"train it to its end: {command}"))
+    if (used := usage_at_end(view)) is not None:
+        lines += map(Text, used.sentences())
+    lines += map(Text, messages.found_lines(findings))
+    if findings is None:  # else they are among these
+        lines += [Text(f"- {one}", style="yellow") for one in health_sentences(view.records)]
+    if audit is not None:
+        lines.append(line(audit.in_short()))
+    if findings is not None and findings.overrides and failure is None:
+        changes = [word for change in findings.overrides for word in ("-s", change)]
+        lines.append(line(f"{messages.next_label(findings)}: {paths.command('resume', *changes)}"))
+    if found["outbox_pending"]:
+        waiting = f"{found['outbox_pending']} records are not delivered to the tracking store yet"
+        if found["state"] != "running":
+            waiting += f"; deliver them with: {paths.command('sync')}"
+        lines.append(line(waiting))
+    if found["outbox_held"]:
+        lines.append(Text(found["outbox_held"], style="yellow"))
+    if found["outbox_refused"]:
+        lines.append(Text(refused(found["outbox_refused"]), style="yellow"))
+    if outcome is not None and failure is not None:
+        lines += map(line, messages.after_failure(outcome, failure, paths))
+    elif found["state"] == "interrupted":
+        lines.append(line(f"continue with: {paths.command('resume')}"))
+    return Group(*lines)
+
+
+def refused(count: int) -> str:
+    """Return the message about records that the tracking store rejected for good."""
+    return (
+        f"{count} records were refused by the tracking store and are not sent again; "
+        "each is kept with the reason in the table `refused` of outbox/outbox.db"
+    )
+
+
+def trials(found: Sequence[dict[str, Any]], spec: SweepSpec) -> RenderableType:
+    """Return the table of `sweep trials`."""
+    keys = list(spec.space)
+    # A column is left out if it says nothing: most sweeps need no second attempt.
+    attempts = any(one["attempts"] > 1 for one in found)
+    reasons = any(one["reason"] for one in found)
+    timed = any(one["duration"] is not None for one in found)
+    finishes = any(one["finishes"] is not None for one in found)
+    seeds = spec.repeats.seeds > 1
+    confirms = any(one["role"] == "confirm" for one in found)
+    word = spec.budget.report_word
+    first = ["trial", "state", *spec.metrics, *["+-", "seeds"] * seeds, word, "step"]
+    first += ["duration"] * timed
+    last = ["attempts"] * attempts + ["finishes"] * finishes
+    last += ["confirms", "seed"] * confirms + ["reason"] * reasons
+    short = titles(keys, [*first, *last])
+    grid = TextTable(
+        [*first, *short, *last],
+        right={
+            *(*spec.metrics, "+-", word, "step", "duration", "attempts"),
+            *("finishes", "confirms", "seed", *short),
+        },
+    )
+    for one in found:
+        grid.rows.append(
+            (
+                str(one["number"]),
+                _state(one["state"]),
+                *format_cells(one["value"], spec.metrics),
+                *(_seed_cells(one) if seeds else []),
+                str(one["epoch"]),
+                str(one["step"]),
+                *([format_duration(one["duration"])] if timed else []),
+                *(format_parameter(one["params"], key) for key in keys),
+                *([str(one["attempts"])] if attempts else []),
+                *([format_number(one["finishes"])] if finishes else []),
+                *(_confirms(one) if confirms else []),
+                *([format_reason(one["reason"] or "")] if reasons else []),
+            )
+        )
+    return grid
+
+
+def _confirms(row: dict[str, Any]) -> list[str]:
+    """Return which trial a trial confirms, and under which seed; dashes for other trials."""
+    if row["role"] != "confirm":
+        return ["-", "-"]
+    return [str(row["origin"]), str(row["seed_index"])]
+
+
+def _seed_cells(found: dict[str, Any]) -> list[str]:
+    """Return the standard error and the number of seeds, or of which trial this is a seed."""
+    if (one := found["over_seeds"]) is None:
+        return ["", f"{found['role']} {found['origin']}"]
+    return [format_number(one["standard_error"]), f"{one['num_values']} of {one['seeds']}"]
+
+
+def over_seeds(found: dict[str, Any]) -> str | None:
+    """Return in words of what the value of a trial is, if its configuration has several seeds."""
+    one = found["over_seeds"]
+    if one is None:
+        return None
+    of = f" of {one['seeds']}" * (one["num_values"] < one["seeds"])
+    error = one["standard_error"]
+    more = "" if error is None else f", standard error {format_number(error)}"
+    return f"{one['value']} of {one['num_values']}{of} seeds{more}"
+
+
+def trial(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
+    """Return the page of `sweep show`."""
+    table = plain_table("", "")
+    table.show_header = False
+    word = spec.budget.report_word
+    for key in (
+        "number",
+        "state",
+        "value",
+        "epoch",
+        "step",
+        "attempts",
+        "accumulation",
+        "workers",
+        "finishes",
+        "reason",
+        "mlflow_run_id",
+        "directory",
+        "checkpoint",
+        "best_checkpoint",
+    ):
+        if key == "value" and isinstance(found[key], list):
+            for metric, text in zip(
+                spec.metrics, format_cells(found[key], spec.metrics), strict=True
+            ):
+                table.add_row(Text(metric, style="bold"), Text(text))
+        elif found[key] is not None:
+            title = word if key == "epoch" else key
+            table.add_row(Text(title, style="bold"), Text(format_number(found[key])))
+    if found["role"] == "confirm":
+        table.add_row(Text("confirms", style="bold"), Text(str(found["origin"])))
+        table.add_row(Text("seed", style="bold"), Text(str(found["seed_index"])))
+    if (words := over_seeds(found)) is not None:
+        table.add_row(Text("value is", style="bold"), Text(words))
+    for key, value in (found["test"] or {}).items():
+        table.add_row(Text(key, style="bold"), Text(format_number(value)))
+    if found["from_priors"]:
+        table.add_row(Text("drawn", style="bold"), Text("around the priors"))
+    for key, text in {**_exemption(found), **_times(found)}.items():
+        table.add_row(Text(key, style="bold"), text)
+    for key, value in found["params"].items():
+        table.add_row(Text(key, style="bold"), format_value(value))
+    for one in found["lineage"]:
+        origin = f"from trial {one['donor']}: {joined(one['params'])}"
+        table.add_row(Text(f"after {word} {one['epoch']}", style="bold"), origin)
+    for title, sentences in (("health", "health"), ("worker lost", "lost_workers")):
+        for sentence in found[sentences]:
+            table.add_row(Text(title, style="bold"), Text(sentence))
+    for one in found["failed_attempts"]:
+        name = f"attempt {one['attempt']} failed"
+        how = f"again from {word} {one['continued_at']}" if one["continued_at"] else "begun again"
+        changed = one["changes"] or "no change of code or configuration"
+        table.add_row(Text(name, style="bold"), Text(f"{one['reason']} ({how}; {changed})"))
+    reports = plain_table(word, *spec.metrics, right=(word, *spec.metrics))
+    for epoch, value in found["reports"].items():
+        reports.add_row(str(epoch), *format_cells(value, spec.metrics))
+    parts: list[RenderableType] = [table, Text(), reports]
+    if found["traceback"]:
+        # Indented, to set it apart from this program's own lines.
+        parts += [Text(), Text(indent(found["traceback"], "  "), style="red")]
+    return Group(*parts)
+
+
+def _exemption(found: dict[str, Any]) -> dict[str, str]:
+    """Return that a trial is exempt from early stopping, and where it would have been stopped."""
+    if not found["exempt"]:
+        return {}
+    reason = found["would_stop_reason"]
+    return {"exempt": f"would have been stopped by {reason}" if reason else "from early stopping"}
+
+
+def _times(found: dict[str, Any]) -> dict[str, str]:
+    """Return when a trial started and ended, and for how long workers trained it."""
+    start, end, trained = found["started_at"], found["ended_at"], found["duration"]
+    times = {"started": start, "ended": end}
+    lines = {name: format_time(time) for name, time in times.items() if time is not None}
+    if trained is None:
+        return lines
+    lines["duration"] = format_duration(trained)
+    if start is not None and end is not None:
+        whole = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+        if whole > 1.05 * trained + 2.0:  # it waited at a rung, or for a resume
+            lines["duration"] += f" of training, {format_duration(whole)} from start to end"
+    return lines
+
+
+def best(
+    found: dict[str, Any],
+    spec: SweepSpec,
+    written: Sequence[Path],
+    lost: str | None,
+    finish: str | None = None,
+) -> RenderableType:
+    """Return the lines of `sweep best`.
+
+    Args:
+        lost: Why there are no weights of the trial's best value; None if there are.
+        finish: The command that trains the pruned trial to its end; None for no such offer.
+    """
+    lines: list[RenderableType] = [
+        Text(
+            f"trial {found['number']}: "
+            f"{format_best(spec.metrics, found['value'], final=spec.select == 'final')}",
+            style="bold",
+        ),
+        Text(joined(found["params"])),
+        *([Text(words)] if (words := over_seeds(found)) is not None else []),
+        *([Text(f"on test data: {joined(found['test'])}")] if found["test"] else []),
+        *([Text(found["confirmation"]["said"])] if "confirmation" in found else []),
+    ]
+    if found["state"] == "pruned":
+        lines.append(Text(f"stopped early: {found['reason'] or 'pruned'}"))
+    if finish is not None:
+        lines.append(line(f"train it to its end: {finish}"))
+    if found["best_checkpoint"]:
+        lines.append(Text(f"checkpoint: {found['best_checkpoint']}"))
+        if found["over_seeds"] is not None:
+            lines.append(Text("it is that of the seed whose value is closest to this one"))
+    if lost is not None:
+        lines.append(Text(f"no weights to export: {lost}", style="yellow"))
+    if "registered" in found:
+        model, version = found["registered"]["model"], found["registered"]["version"]
+        lines.append(Text(f"registered as {model}, version {version}: models:/{model}@best"))
+    lines += [Text(f"wrote {path}") for path in written]
+    return Group(*lines)
+
+
+def comparison(found: dict[str, Any], specs: Sequence[SweepSpec]) -> RenderableType:
+    """Return the table of `sweep compare`; values that differ from the best trial's are bold."""
+    leaders, metric = found["leaders"], found["metric"]
+    metrics = [metric] if isinstance(metric, str) else metric
+    if not leaders:
+        return Text("no trial has a value yet")
+    several = len({one["sweep"] for one in leaders}) > 1
+    words = {spec.budget.report_word for spec in specs}
+    word = "report" if "report" in words else "epoch"
+    numbers = (*metrics, word, "attempts", "clipped")
+    first = [*["sweep"] * several, "trial", "state", *numbers]
+    short = titles(found["differing"], first)
+    table = plain_table(*first, *short, right=(*numbers, *short))
+    best = leaders[0]
+    for one in leaders:
+        clipped = one["clip_fraction"]
+        table.add_row(
+            *[one["sweep"]] * several,
+            str(one["number"]),
+            _state(one["state"]),
+            *map(format_number, one["value"] if len(metrics) > 1 else [one["value"]]),
+            str(one["epoch"]),
+            str(one["attempts"]),
+            "-" if clipped is None else f"{clipped:.0%}",
+            *(
+                Text(format_parameter(one["params"], name), style=_against(one, best, name))
+                for name in found["differing"]
+            ),
+        )
+    if not found["same"]:
+        return table
+    return Group(table, Text(f"the same for all: {joined(found['same'])}", style="dim"))
+
+
+def differences(found: dict[str, Any], spec: SweepSpec) -> RenderableType:
+    """Return the table of `sweep diff`."""
+    first, second = (f"trial {number}" for number in found["trials"])
+    grid = TextTable(["", first, second], right={first, second})
+    cells = [format_cells(value, spec.metrics) for value in found["values"]]
+    for index, metric in enumerate(spec.metrics):
+        grid.rows.append((metric, *(one[index] for one in cells)))
+    for name, values in found["differing"].items():
+        shown = (
+            "-" if name in absent else format_value(value)
+            for value, absent in zip(values, found["absent"], strict=True)
+        )
+        grid.rows.append((name, *shown))
+    if found["differing"]:
+        return grid
+    return Group(grid, Text("their parameters are the same", style="dim"))
+
+
+def _against(one: dict[str, Any], best: dict[str, Any], name: str) -> str:
+    if one is best:
+        return "bold"
+    return "dim" if one["params"].get(name) == best["params"].get(name) else "bold cyan"
+
+
+def pages(out: Console, found: dict[str, Any]) -> None:
+    """Print the URLs of `sweep compare`, each on one line, so that it can be copied."""
+    for what, page in (
+        ("compare in MLflow (while `sweep ui` runs)", found["mlflow_charts_page"]),
+        ("side by side in MLflow", found["mlflow_compare_page"]),
+        ("their curves", found["mlflow_metric_page"]),
+    ):
+        if page is not None:
+            out.print(f"{what}: {page}", soft_wrap=True)
+
+
+def findings(found: Sequence[Finding]) -> RenderableType:
+    """Return the table of `sweep doctor`."""
+    table = plain_table("", "what", "found", "remedy")
+    for one in found:
+        table.add_row(
+            Text(one.level, style=_LEVEL_STYLES[one.level]), one.what, one.detail, one.remedy or ""
+        )
+    return table
+
+
+def watch(console: Console, look: Callable[[], SweepStatus], *, every: float = 2.0) -> None:
+    """Show a sweep's status until no driver runs it any more.
+
+    If the console cannot redraw in place, the status is printed whenever a trial's state or the
+    best trial changes.
+    """
+    table = Live(console=console, refresh_per_second=4, transient=True)
+    printed, delivery = None, None
+    with table if redraws(console) else nullcontext() as live:
+        while True:
+            view = look()
+            now = view.status()
+            found = status(now, view, findings_at_end(view))
+            if not view.running:
+                break
+            if live is not None:
+                delivery = delivery or DeliveryEstimate.of(view.paths)
+                live.update(_running(console, view, found, delivery))
+            if live is None and (changed := (now["trials"], now["best"])) != printed:
+                console.print(found, crop=False)
+                printed = changed
+            time.sleep(every)
+    if redraws(console):
+        more = line(f"all trials: {view.paths.command('trials')}")
+        console.print(Group(*_trials_that_fit(console, view, console.size.height - 4), more))
+        console.print(found, crop=False)
+    else:
+        console.print(Group(found, Text(), trials(view.rows(), view.spec)), crop=False)
+
+
+def _running(
+    console: Console, view: SweepStatus, found: RenderableType, delivery: DeliveryEstimate
+) -> RenderableType:
+    """Return the status of a running sweep, with as many trials as fit on the terminal."""
+    last = [f"ran {format_duration(view.ledger.seconds)}"]
+    if (left := seconds_left(view, delivery)) is not None:
+        last.append(f"about {format_duration(left)} left")
+    summary = Group(found, Text(" · ".join(last)), Text())
+    # Rich keeps the last line free.
+    height = console.size.height - len(console.render_lines(summary, console.options)) - 1
+    return Group(summary, *_trials_that_fit(console, view, height))
+
+
+def _trials_that_fit(console: Console, view: SweepStatus, height: int) -> list[RenderableType]:
+    """Return the table of a sweep's trials with at most so many lines."""
+    if not view.records:
+        return []
+    spec = view.spec
+    rows = [row_of(record, spec, view.trial_state(record)) for record in view.records]
+    for record, row in zip(view.records, rows, strict=True):
+        row.changed = record.finish_order
+    durations = {row.number: row.seconds for row in rows}
+    width = console.size.width
+    return trial_table(rows, spec, durations, width=width, height=height, live=False)
+
+
+_GAP = 2
+_NUMBER_WIDTH = 9
+"""The usual width of a number; narrower columns would jump when values change."""
+_MIN_ROWS = 2
+
+
+class _Column(NamedTuple):
+    title: str
+    cells: list[str]
+    what: str = ""
+    """What is counted as `1 more ...` if the column does not fit; empty: it is always shown."""
+
+    @property
+    def width(self) -> int:
+        least = _NUMBER_WIDTH if self.what else 0
+        return _GAP + max(least, cell_len(self.title), *map(cell_len, self.cells), 0)
+
+
+def trial_table(
+    rows: Sequence[TrialRow],
+    spec: SweepSpec,
+    durations: Mapping[int, float | None],
+    *,
+    width: int,
+    height: int,
+    live: bool,
+) -> list[RenderableType]:
+    """Return the table of the trials and columns that fit, and a line that counts the others.
+
+    Args:
+        rows: All trials that have started.
+        spec: The sweep.
+        durations: For how long workers have trained each trial.
+        width: The columns of the terminal.
+        height: The lines that the table and the line below it may take.
+        live: Whether the rows have the last values, beside the best one.
+    """
+    best = best_of(rows, spec)
+    shown = _fitting(in_order(rows, best), best, height)
+    columns, hidden = _columns(shown, spec, durations, live=live, width=width)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        left = column.title in ("trial", "state")
+        table.add_column(
+            column.title,
+            justify="left" if left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    for index, row in enumerate(shown):
+        cells = [Text(column.cells[index]) for column in columns]
+        cells[1].stylize(_STATE_STYLES.get(row.state, ""))
+        table.add_row(*cells, style="bold" if row is best else "")
+    more = {"trial": len(rows) - len(shown), **hidden}
+    said = ", ".join(f"{n} more {what}{'s' * (n > 1)}" for what, n in more.items() if n)
+    return [table, Text(f"+ {said}", style="dim")] if said else [table]
+
+
+def _fitting(rows: list[TrialRow], best: TrialRow | None, height: int) -> list[TrialRow]:
+    """Return the first rows that fit below a header and above a line; the best one is kept."""
+    room = max(height - 2, _MIN_ROWS)
+    if len(rows) <= room:
+        return rows
+    if best is None or best in rows[:room]:
+        return rows[:room]
+    return [*rows[: room - 1], best]
+
+
+def _columns(
+    rows: Sequence[TrialRow],
+    spec: SweepSpec,
+    durations: Mapping[int, float | None],
+    *,
+    live: bool,
+    width: int,
+) -> tuple[list[_Column], dict[str, int]]:
+    """Return the columns that fit, and how many parameters and other columns do not."""
+
+    def numbers(title: str, name: str, what: str = "") -> _Column:
+        return _Column(title, [format_number(row.metrics.get(name)) for row in rows], what)
+
+    first = [
+        _Column("trial", [str(row.number) for row in rows]),
+        _Column("state", [row.state for row in rows]),
+        _Column(spec.budget.report_word, [f"{row.epoch}/{spec.budget.reports}" for row in rows]),
+    ]
+    metrics = [
+        numbers(metric, metric, "column" * (index > 0))
+        for index, metric in enumerate(spec.metrics)
+    ]
+    best = [numbers("best", best_name(spec))] if live else []
+    rates = [] if not live else ["train/grad_norm"]
+    if live and "train.optimizer.lr" not in spec.space:  # else the applied rate says little
+        rates.insert(0, "train/lr")
+    last = [numbers(name.removeprefix("train/"), name, "column") for name in rates]
+    time = [_Column("time", [format_duration(durations[row.number]) for row in rows])]
+    beside = [column.title for column in (*first, *metrics, *best, *last, *time)]
+    params = [
+        _Column(title, [format_parameter(row.params, key) for row in rows], "parameter")
+        for key, title in zip(spec.space, titles(list(spec.space), beside), strict=True)
+    ]
+    # In the order in which they get their place.
+    wanted = [*first, *metrics[:1], *best, *time, *params, *metrics[1:], *last]
+    kept, hidden, used = [], {"parameter": 0, "column": 0}, -_GAP
+    for column in wanted:
+        if not column.what or used + column.width <= width:
+            kept.append(id(column))
+            used += column.width
+        else:
+            hidden[column.what] += 1
+    columns = [*first, *metrics, *best, *params, *last, *time]
+    return [column for column in columns if id(column) in kept], hidden

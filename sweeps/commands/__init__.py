@@ -1,1 +1,0 @@
-"""The commands: one module per command, and `console` with what they share."""

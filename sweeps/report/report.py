@@ -1,0 +1,257 @@
+"""The report of a sweep: one HTML page without external files.
+
+    python -m sweeps.report.report ROOT NAME TARGET
+
+writes it. It is a program of its own because Plotly and Optuna would stay in the driver's memory.
+What must not live here: the page's HTML (`report_page`), and data that are neither from the ledger
+nor from the trials' metrics.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import optuna
+
+from sweeps.errors import LedgerError
+from sweeps.formatting import (
+    format_cells,
+    format_duration,
+    format_number,
+    format_parameter,
+    format_reason,
+    format_result,
+    joined,
+)
+from sweeps.paths import SweepPaths
+from sweeps.report.report_audit import audit_section
+from sweeps.report.report_confirmation import confirmed
+from sweeps.report.report_data import NotEnough, SweepData, read_sweep
+from sweeps.report.report_figures import Figure, figures
+from sweeps.report.report_page import PageSection, escape, page, table
+from sweeps.results.compare import compare
+from sweeps.results.findings import find
+from sweeps.results.sweep_status import STATES
+from sweeps.results.tested_trials import tested_trials
+from sweeps.results.usage import usage
+from trainable.errors import StorageError
+from trainable.exit_reason import exit_with
+from trainable.lazy_imports import without_collection
+from trainable.storage.regular_files import replace_regular
+
+_LEADERS = 10
+_NO_VALUE = "<p class=missing>No trial has a value yet.</p>"
+
+
+def write_report(paths: SweepPaths, target: Path) -> None:
+    """Write a sweep's report.
+
+    Args:
+        paths: The paths of the sweep, which may be running.
+        target: The file; its directory is created when missing.
+
+    Raises:
+        UnknownSweep: There is no such sweep.
+        LedgerError: Its ledger cannot be read.
+        OSError: The file cannot be written.
+    """
+    optuna.logging.set_verbosity(
+        optuna.logging.ERROR
+    )  # else Optuna logs each trial that a figure leaves out
+    sweep = read_sweep(paths)
+    drawn = [_draw(sweep, figure) for figure in figures(sweep.spec)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    measured = [*confirmed(sweep.view), *_tested(sweep)]
+    words = [_found(sweep), audit_section(sweep.view), _leaders(sweep), *measured]
+    sections = [*words, *drawn, _failures(sweep)]
+    text = page(sweep.spec.name, _summary(sweep), sections)
+    try:
+        _write_whole(text, target)
+    except OSError as error:
+        elsewhere = paths.command("report", "--output", "FILE")
+        raise OSError(
+            f"{target} cannot be written ({error.strerror}); the page has {len(text.encode())} "
+            f"bytes; free disk space, or write it elsewhere: {elsewhere}"
+        ) from error
+
+
+def _write_whole(text: str, target: Path) -> None:
+    """Write a file completely or not at all; write directly into a pipe or a device."""
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return
+    replace_regular(Path(os.path.realpath(target)), text.encode())  # a symbolic link stays
+
+
+def _draw(sweep: SweepData, figure: Figure) -> PageSection:
+    sentence, body = _drawn(sweep, figure)
+    if figure.of_survivors and sweep.survivors is not None:
+        note, again = _drawn(replace(sweep, compared=sweep.survivors), figure)
+        body += f"<h3>Survivors only</h3><p>{escape(note)}</p>\n{again}"
+    return PageSection(figure.title, f"{figure.sentence} {sentence}".rstrip(), body)
+
+
+def _drawn(sweep: SweepData, figure: Figure) -> tuple[str, str]:
+    """Return a note on a figure, and the figure as HTML or why there is none."""
+    try:
+        drawn = figure.draw(sweep)
+    except NotEnough as missing:
+        return "", f"<p class=missing>Not drawn: {escape(str(missing))}.</p>"
+    drawn.update_layout(template="plotly_white", title=None, margin={"t": 30})
+    drawn.update_xaxes(exponentformat="none")  # 0.0001, not 100µ
+    drawn.update_yaxes(exponentformat="none")
+    # Few and full numbers on logarithmic axes: else Plotly writes 2 for 0.02.
+    drawn.update_xaxes(tickformat="~g", nticks=4, selector={"type": "log"})
+    drawn.update_yaxes(tickformat="~g", nticks=6, selector={"type": "log"})
+    config = {"responsive": True, "displaylogo": False}
+    body = drawn.to_html(full_html=False, include_plotlyjs=False, config=config)
+    return figure.note(sweep), f"<div class=wide>{body}</div>"
+
+
+# -- words and tables -----------------------------------------------------------------------------
+
+
+def _summary(sweep: SweepData) -> list[str]:
+    spec, counts = sweep.spec, Counter(sweep.states.values())
+    by_state = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    early, budget = spec.early_stopping.scheduler, spec.budget.reports
+    # A resume may have changed the budget, or early stopping may have stopped all trials earlier.
+    longest = max((record.epoch for record in sweep.view.records), default=0) or budget
+    word = spec.budget.report_word
+    over = f"{budget} {word}s"
+    if longest != budget:
+        over = f"{longest} {word}s at most (the budget is {budget})"
+    lines = [
+        f"{len(sweep.view.records)} of {sweep.view.num_trials} trials: {by_state or 'none yet'}",
+        f"{spec.objective_description} over {over}; sampler {spec.search.sampler}; "
+        f"early stopping {early}",
+    ]
+    for best in sweep.view.ledger.front():
+        result = format_result(spec.metrics, best.result)
+        lines.append(f"best: trial {best.number} with {result} ({joined(best.best_params)})")
+    lines += usage(sweep.view).sentences()
+    return [*lines, f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"]
+
+
+def _found(sweep: SweepData) -> PageSection:
+    """Return what was found, and the command that continues a finished sweep."""
+    findings = find(sweep.view)
+    if not findings.sentences:
+        return PageSection("Findings", "", _NO_VALUE)
+    items = "".join(f"<li>{escape(one.sentence)}</li>\n" for one in findings.sentences)
+    body = f"<ul>{items}</ul>"
+    if findings.overrides:
+        changes = [word for change in findings.overrides for word in ("-s", change)]
+        label = "Try next, in a better space:" if findings.changes_space else "Try more:"
+        command = escape(sweep.view.paths.command("resume", *changes))
+        body += f"<p>{label}</p><pre>{command}</pre>"
+    return PageSection("Findings", "", body)
+
+
+def _leaders(sweep: SweepData) -> PageSection:
+    found = compare([sweep.view], top=_LEADERS)
+    keys = list(sweep.spec.space)
+    rows = [
+        [
+            str(one["number"]),
+            one["state"],
+            *format_cells(one["value"], sweep.spec.metrics),
+            str(one["epoch"]),
+            str(one["attempts"]),
+            format_duration(one["duration"]),
+            "-" if one["clip_fraction"] is None else f"{one['clip_fraction']:.0%}",
+            *(format_parameter(one["params"], key) for key in keys),
+        ]
+        for one in found["leaders"]
+    ]
+    word = sweep.spec.budget.report_word
+    heads = ["trial", "state", *sweep.spec.metrics, word, "attempts", "duration", "clipped"]
+    heads += [sweep.names.get(key, key) for key in keys]
+    which = "the best value that a checkpoint has, also of a trial that was stopped early"
+    if sweep.spec.select == "final":
+        which = "the last value of a trial that trained to its end"
+    sentence = f"At most {_LEADERS} of the best trials, by {which}."
+    return PageSection("Leaders", sentence, table(heads, rows) if rows else _NO_VALUE)
+
+
+def _tested(sweep: SweepData) -> Iterator[PageSection]:
+    """Yield the values on test data, if any trial was tested."""
+    found = tested_trials(sweep.view)
+    if not found:
+        return
+    names = list(dict.fromkeys(name for one in found.values() for name in one.metrics))
+    best = {record.number for record in sweep.view.ledger.front()}
+    rows = [
+        [
+            str(number),
+            "yes" if number in best else "no",
+            *format_cells(sweep.view.record(number).result, sweep.spec.metrics),
+            *(format_number(one.metrics.get(name)) for name in names),
+            str(one.epoch),
+            f"{one.num_samples:,}",
+        ]
+        for number, one in found.items()
+    ]
+    heads = [
+        "trial",
+        "best",
+        *sweep.spec.metrics,
+        *names,
+        sweep.spec.budget.report_word,
+        "samples",
+    ]
+    sentence = (
+        "Checkpoints evaluated by sweep test on samples that no trial used. Only the values of "
+        "the trial that validation chose are unbiased."
+    )
+    yield PageSection("Test data", sentence, table(heads, rows))
+
+
+def _failures(sweep: SweepData) -> PageSection:
+    failed = [record for record in sweep.view.records if record.state == "failed"]
+    if not failed:
+        return PageSection("Failures", "No trial failed.", "")
+    rows = [
+        [
+            str(record.number),
+            format_reason(record.reason or "no reason was given"),
+            str(record.epoch),
+            str(record.step),
+            joined({sweep.names[key]: value for key, value in record.params.items()}),
+        ]
+        for record in failed
+    ]
+    count = f"{len(failed)} trials" if len(failed) > 1 else "1 trial"
+    sentence = f"{count} failed; sweep show NAME TRIAL prints the traceback of one."
+    heads = ["trial", "reason", sweep.spec.budget.report_word, "step", "parameters"]
+    return PageSection("Failures", sentence, table(heads, rows))
+
+
+def _hide_matplotlib() -> None:
+    """Prevent the import of Matplotlib.
+
+    Optuna's figures for Plotly import those for Matplotlib if it is installed, which takes a tenth
+    of the program's time.
+    """
+    sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]  # typeshed knows no None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write a report; see the module's docstring."""
+    _hide_matplotlib()
+    root, name, target = arguments
+    try:
+        write_report(SweepPaths(Path(root), name), Path(target))
+    except (ValueError, OSError, LedgerError, StorageError) as problem:
+        exit_with(problem)
+
+
+if __name__ == "__main__":
+    with without_collection():
+        main(sys.argv[1:])

@@ -1,0 +1,269 @@
+"""The data of a report's figures, read once, and what the figures share.
+
+What must not live here: drawing (`report_figures`, `report_value_figures`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.trials import TrialSummary, of_search
+from sweeps.paths import SweepPaths
+from sweeps.results.comparable_trials import ComparableTrials, compare_all, compare_survivors
+from sweeps.results.findings import short_names
+from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.spec import SweepSpec
+
+COLOURS = {
+    "complete": "#1a7f37",
+    "pruned": "#8c959f",
+    "failed": "#cf222e",
+    "running": "#0969da",
+    "waiting": "#bf8700",
+}
+MAX_TRIALS = 500
+"""The most trials for contours, importance and parallel coordinates: the cost of the first two
+grows with the square of their number. Contours of 4,000 trials make a page of 1.1 GB and need
+6.6 GB of memory; importance of 1,000 trials takes 30 s."""
+MAX_POINTS = 200
+"""The most points of one learning curve."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Trials that are compared at one epoch."""
+
+    trials: ComparableTrials
+    study: optuna.Study
+    """Every trial of the sweep under its own number; those that are compared are complete, with
+    the value that is compared, and all others failed, so that figures leave them out."""
+
+    @property
+    def selected(self) -> list[FrozenTrial]:
+        """The trials that are compared."""
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """The data of all figures, read once."""
+
+    view: SweepStatus
+    study: optuna.Study
+    """The study with all metrics."""
+    names: Mapping[str, str]
+    """The names of parameters on axes, by full key."""
+    states: Mapping[int, str]
+    starts: Mapping[int, datetime]
+    """When each trial started, in UTC."""
+    curves: Mapping[int, Mapping[int, float]]
+    compared: Compared
+    """All trials, at the last epoch that every ended trial reached."""
+    survivors: Compared | None
+    """The trials that went further; None if these are all trials."""
+
+    @property
+    def spec(self) -> SweepSpec:
+        return self.view.spec
+
+    @property
+    def metric(self) -> str:
+        """The first metric, which most figures show."""
+        return self.spec.metrics[0]
+
+    def counted(self) -> optuna.Study:
+        """Return a study of the trials that can be the best, each complete with its values."""
+        found = []
+        for trial, record in zip(self.study.trials, self.view.records, strict=True):
+            if record.has_result and record.values:
+                complete = copy.copy(trial)
+                complete.state, complete.values = TrialState.COMPLETE, list(record.values)
+                found.append(complete)
+        return make_study(found, self.view.ledger.minimizes)
+
+    def distributions(self, name: str) -> list[BaseDistribution]:
+        """Return the distributions of a parameter: of each trial, and of the current space."""
+        found = [t.distributions[name] for t in self.study.trials if name in t.distributions]
+        now = [self.spec.space[k].to_optuna() for k in self.spec.space if self.names[k] == name]
+        return [*found, *now]
+
+    def searched_range(self, name: str) -> tuple[float, float, bool] | None:
+        """Return the whole searched range, and whether its scale is logarithmic.
+
+        None for a parameter that is no range, and for one that was only partly a range.
+        """
+        known: list[Any] = self.distributions(name)
+        if not known or any(isinstance(one, CategoricalDistribution) for one in known):
+            return None
+        low, high = min(one.low for one in known), max(one.high for one in known)
+        return low, high, any(one.log for one in known) and low > 0
+
+
+class NotEnough(Exception):
+    """There is too little data for a figure; the message says what is missing."""
+
+
+def read_sweep(paths: SweepPaths) -> SweepData:
+    """Read the data of a sweep's figures."""
+    view = SweepStatus(paths)
+    drawn = (key for record in view.records for key in record.params)
+    names = short_names(list(dict.fromkeys([*view.spec.space, *drawn])))
+    stored = stored_trials(view)
+    known = [_at_its_best(*pair, stored) for pair in zip(stored, view.records, strict=True)]
+    known = _with_whole_ranges(known)
+    low = view.ledger.minimizes
+    study = make_study([_renamed(one, names, one.state, one.values) for one in known], low)
+    states = {record.number: view.trial_state(record) for record in view.records}
+    curves = view.ledger.reports()
+    searched = {record.number: states[record.number] for record in of_search(view.records)}
+    everyone = compare_all(view.spec, searched, curves)
+    further = compare_survivors(view.spec, searched, curves)
+    return SweepData(
+        view,
+        study,
+        names,
+        states,
+        {t.number: t.datetime_start for t in stored if t.datetime_start is not None},
+        curves,
+        _compared(everyone, known, names, low[0]),
+        _compared(further, known, names, low[0]) if further.epoch > everyone.epoch else None,
+    )
+
+
+def _compared(
+    trials: ComparableTrials,
+    known: Sequence[FrozenTrial],
+    names: Mapping[str, str],
+    minimize: bool,
+) -> Compared:
+    shown = []
+    for number, trial in enumerate(known):
+        if number in trials.values:
+            value = [trials.values[number]]
+            shown.append(_renamed(trial, names, TrialState.COMPLETE, value))
+        else:
+            shown.append(_renamed(trial, names, TrialState.FAIL, None))
+    return Compared(trials, make_study(shown, [minimize]))
+
+
+def _at_its_best(
+    trial: FrozenTrial, record: TrialSummary, others: Sequence[FrozenTrial]
+) -> FrozenTrial:
+    """Return a trial with the parameters of its best value, if they changed while it trained."""
+    if not record.lineage:
+        return trial
+    drawn = {key: one for other in others for key, one in other.distributions.items()}
+    shown = copy.copy(trial)
+    shown.params = {key: value for key, value in record.best_params.items() if key in drawn}
+    shown.distributions = {key: drawn[key] for key in shown.params}
+    return shown
+
+
+def _with_whole_ranges(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials with one range for each parameter, if a resume changed only its ends.
+
+    Importance needs trials of one distribution.
+    """
+    ranges: dict[str, list[Any]] = {}
+    for trial in trials:
+        for key, one in trial.distributions.items():
+            ranges.setdefault(key, []).append(one)
+    whole: dict[str, BaseDistribution] = {}
+    for key, found in ranges.items():
+        first = found[0]
+        if isinstance(first, FloatDistribution | IntDistribution) and all(
+            type(one) is type(first) and one.log == first.log and one.step in (None, 1)
+            for one in found
+        ):
+            low, high = min(one.low for one in found), max(one.high for one in found)
+            whole[key] = type(first)(low, high, log=first.log)
+    return [_with_distributions(trial, whole) for trial in trials]
+
+
+def _with_distributions(
+    trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]
+) -> FrozenTrial:
+    shown = copy.copy(trial)
+    mine = trial.distributions.items()
+    shown.distributions = {key: distributions.get(key, one) for key, one in mine}
+    return shown
+
+
+def _renamed(
+    trial: FrozenTrial,
+    names: Mapping[str, str],
+    state: TrialState,
+    values: Sequence[float] | None,
+) -> FrozenTrial:
+    return create_trial(
+        state=state,
+        values=values,
+        params={names[key]: value for key, value in trial.params.items()},
+        distributions={names[key]: value for key, value in trial.distributions.items()},
+    )
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Return whether values need a logarithmic axis."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
+
+
+def thinned(points: Sequence[_T], most: int = MAX_POINTS) -> list[_T]:
+    """Return at most `most` of the points, evenly spaced, with the first and the last."""
+    step = max(1, math.ceil((len(points) - 1) / (most - 1)))
+    kept = list(points[::step])
+    return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def copy_study(view: SweepStatus) -> optuna.Study:
+    """Return a study in memory with the sweep's trials, under the sweep's name.
+
+    Raises:
+        LedgerError: The ledger cannot be read.
+    """
+    return make_study(stored_trials(view), view.ledger.minimizes, view.paths.name)
+
+
+def stored_trials(view: SweepStatus) -> list[FrozenTrial]:
+    """Return the trials as Optuna has them, without those added after the view was read."""
+    return Ledger.open(view.ledger_location).frozen_trials()[: len(view.records)]
+
+
+def make_study(
+    trials: Iterable[FrozenTrial], minimizes: Sequence[bool], name: str | None = None
+) -> optuna.Study:
+    """Return a study in memory.
+
+    Args:
+        trials: Its trials.
+        minimizes: For each of its values, whether lower is better.
+        name: Its name; None: Optuna invents one.
+    """
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would announce the study
+    try:
+        up, down = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
+        directions = [down if low else up for low in minimizes]
+        study = optuna.create_study(study_name=name, directions=directions)
+    finally:
+        optuna.logging.set_verbosity(level)
+    study.add_trials(trials)
+    return study

@@ -1,0 +1,409 @@
+"""The figures of a sweep's report, each with a sentence that explains it.
+
+Those that show values over parameters are in `report_value_figures`. The others show how trials
+ran and ended, and what they logged. What must not live here: summary and tables (`report`).
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+from optuna import visualization
+
+from sweeps.formatting import format_duration, format_number, format_reason
+from sweeps.ledger.trials import TrialSummary, of_search
+from sweeps.report.report_data import (
+    COLOURS,
+    MAX_POINTS,
+    NotEnough,
+    SweepData,
+    spans_decades,
+    thinned,
+)
+from sweeps.report.report_value_figures import (
+    MAX_AXES,
+    axis_range,
+    contours,
+    importance,
+    parallel,
+    sampled_note,
+    selection_note,
+    slices,
+)
+from sweeps.results.compare import clip_fraction
+from sweeps.results.sweep_status import STATES
+from sweeps.spec.spec import SweepSpec
+from trainable.metrics_file import read_rows
+
+_MAX_NORM = "train.clip.max_norm"
+
+
+class Figure(NamedTuple):
+    """One figure of the report."""
+
+    title: str
+    sentence: str
+    """What the figure shows."""
+    draw: Callable[[SweepData], go.Figure]
+    """Draws the figure, or raises `NotEnough`."""
+    note: Callable[[SweepData], str] = lambda _: ""
+    """Returns what else a reader must know about this sweep's figure; may be empty."""
+    of_survivors: bool = False
+    """Whether it is drawn again from the trials that went further than the others."""
+
+
+def _pareto(sweep: SweepData) -> go.Figure:
+    metrics = sweep.spec.metrics
+    if not sweep.compared.selected:
+        raise NotEnough("it needs 1 trial with a value, and there are 0")
+    if len(metrics) > MAX_AXES:
+        raise NotEnough(f"it is drawn for two or three metrics, and there are {len(metrics)}")
+    return visualization.plot_pareto_front(sweep.counted(), target_names=list(metrics))
+
+
+def _history(sweep: SweepData) -> go.Figure:
+    known = [r for r in sweep.view.records if r.has_result and r.value is not None]
+    if not known:
+        raise NotEnough("no trial has ended with a value yet")
+    figure = go.Figure()
+    word = sweep.spec.budget.report_word
+    for state in ("pruned", "complete"):
+        mine = [record for record in known if record.state == state]
+        if mine:
+            figure.add_trace(
+                go.Scatter(
+                    x=[record.number for record in mine],
+                    y=[record.value for record in mine],
+                    text=[f"trial {r.number}, {word} {r.best_epoch}" for r in mine],
+                    name=state,
+                    mode="markers",
+                    marker={"color": COLOURS[state], "size": 8},
+                    hovertemplate="%{text}: %{y:.4g}<extra></extra>",
+                )
+            )
+    best = min if sweep.view.ledger.minimize else max
+    values = [record.value for record in known if record.value is not None]
+    figure.add_trace(
+        go.Scatter(
+            x=[record.number for record in known],
+            y=list(accumulate(values, best)),
+            name="best so far",
+            mode="lines",
+            # Steps instead of slopes: the best value changes at a trial, not between two trials.
+            line={"shape": "hv", "color": "#000000", "width": 1.5},
+            hovertemplate="best so far: %{y:.4g}<extra></extra>",
+        )
+    )
+    if spans_decades(values):
+        figure.update_yaxes(type="log")
+    _whole_numbers(figure.update_xaxes(title="trial"), len(sweep.view.records))
+    return figure.update_yaxes(title=sweep.metric)
+
+
+def _whole_numbers(figure: go.Figure, count: int) -> go.Figure:
+    """Show no ticks between the numbers of trials."""
+    return figure.update_xaxes(dtick=1) if count <= 12 else figure
+
+
+def _timeline(sweep: SweepData) -> go.Figure:
+    bars = [
+        (record, start, end)
+        for record in sweep.view.records
+        if (start := sweep.starts.get(record.number)) is not None
+        and (end := _end(sweep, record)) is not None
+    ]
+    if not bars:
+        raise NotEnough("no trial has started")
+    figure = go.Figure()
+    for state in STATES:
+        mine = [bar for bar in bars if sweep.states[bar[0].number] == state]
+        if not mine:
+            continue
+        lengths = [max(0.0, (end - start).total_seconds()) for _, start, end in mine]
+        figure.add_trace(
+            go.Bar(
+                base=[start.isoformat(timespec="milliseconds") for _, start, _ in mine],
+                x=[1000 * length for length in lengths],
+                y=[record.number for record, _, _ in mine],
+                orientation="h",
+                width=0.8,  # else the bars of a state with few trials are high
+                name=state,
+                marker={"color": COLOURS[state], "line": {"width": 0}},
+                text=[f"{r.attempts} attempts" if r.attempts > 1 else "" for r, _, _ in mine],
+                hovertext=[
+                    _bar_text(sweep, record, length)
+                    for (record, _, _), length in zip(mine, lengths, strict=True)
+                ],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )
+        )
+    count = len(sweep.view.records)
+    figure.update_xaxes(type="date", title="time (UTC)")
+    figure.update_yaxes(title="trial", range=[count - 0.4, -0.6], dtick=max(1, count // 20))
+    return figure.update_layout(barmode="overlay", height=min(900, 200 + 14 * count))
+
+
+def _end(sweep: SweepData, record: TrialSummary) -> datetime | None:
+    """Return when a trial ended, or when it last logged; None if it did neither."""
+    if record.ended_at is not None:
+        return record.ended_at
+    if sweep.states[record.number] == "running":
+        return datetime.now(UTC).replace(tzinfo=None)
+    times = [row.timestamp_ms for row in read_rows(sweep.view.paths.trial(record.number))]
+    if not times:
+        return None
+    return datetime.fromtimestamp(times[-1] / 1000, UTC).replace(tzinfo=None)
+
+
+def _bar_text(sweep: SweepData, record: TrialSummary, seconds: float) -> str:
+    attempts = f"{record.attempts} attempts" if record.attempts != 1 else "1 attempt"
+    state = sweep.states[record.number]
+    text = f"trial {record.number}: {state} at {sweep.spec.budget.report_word} {record.epoch}"
+    reason = f"<br>{html.escape(format_reason(record.reason))}" if record.reason else ""
+    return f"{text}<br>{format_duration(seconds)}, {attempts}{reason}"
+
+
+def _learning_curves(sweep: SweepData) -> go.Figure:
+    if not any(sweep.curves.values()):
+        raise NotEnough("no trial has reported a value")
+    best = sweep.view.ledger.front()
+    figure = go.Figure()
+    for state in STATES:
+        numbers = [n for n, s in sweep.states.items() if s == state and sweep.curves[n]]
+        if numbers:
+            figure.add_trace(_lines(sweep, numbers, state, COLOURS[state], width=1.2))
+    if best:
+        numbers = [record.number for record in best]
+        figure.add_trace(_lines(sweep, numbers, "best", "#000000", width=2.5))
+    if spans_decades(value for curve in sweep.curves.values() for value in curve.values()):
+        figure.update_yaxes(type="log")
+    figure.update_xaxes(title=sweep.spec.budget.report_word)
+    return figure.update_yaxes(title=sweep.metric)
+
+
+def _lines(
+    sweep: SweepData, numbers: Iterable[int], name: str, colour: str, *, width: float
+) -> go.Scatter:
+    """Return one trace for many trials: a browser cannot draw a thousand traces quickly."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    text: list[str] = []
+    for number in numbers:
+        curve = thinned(sorted(sweep.curves[number].items()))
+        x += [*(epoch for epoch, _ in curve), None]
+        y += [*(value if math.isfinite(value) else None for _, value in curve), None]
+        text += [f"trial {number}"] * (len(curve) + 1)
+    return go.Scatter(
+        x=x,
+        y=y,
+        text=text,
+        name=name,
+        mode="lines+markers",
+        marker={"size": 4},
+        line={"color": colour, "width": width},
+        hovertemplate=f"%{{text}}, {sweep.spec.budget.report_word} %{{x}}: %{{y:.4g}}",
+    )
+
+
+def _thinning_note(sweep: SweepData) -> str:
+    cut = sum(len(curve) > MAX_POINTS for curve in sweep.curves.values())
+    if not cut:
+        return ""
+    return (
+        f"A curve with more than {MAX_POINTS} reports ({cut} here) is drawn with at most so many "
+        "points, evenly spaced, with the first and the last; metrics.jsonl has all."
+    )
+
+
+def _describe_rule(sweep: SweepData) -> str:
+    """Return what the sweep's stopping rule does, and how to read its rungs."""
+    rule = sweep.spec.early_stopping.rule
+    described = f"{rule.name} {rule.description.replace('`', '')}"
+    notes = [described, rule.rungs_note]
+    if len(sweep.spec.metrics) > 1 and rungs(sweep.spec):
+        notes.append("The best by all metrics: by non-dominated front, then by hypervolume.")
+    exempt = sum(record.exempt for record in of_search(sweep.view.records))
+    if exempt:
+        notes.append(f"Trials that are exempt, and continue in any case: {exempt}.")
+    return " ".join(filter(None, notes))
+
+
+def _survival(sweep: SweepData) -> go.Figure:
+    levels = rungs(sweep.spec)
+    if not levels:
+        raise NotEnough(sweep.spec.early_stopping.rule.no_rungs_reason())
+    labels = [f"{sweep.spec.budget.report_word} {level}" for level in levels]
+    # An unfinished trial without a worker is `waiting`, even if it is running in the ledger.
+    records = [replace(r, state=sweep.states[r.number]) for r in of_search(sweep.view.records)]
+    fates = survival(sweep.spec, records)
+    if not any(map(any, fates.values())):
+        raise NotEnough("no trial has reached a rung")
+    figure = go.Figure()
+    for fate, counts in fates.items():
+        colour = COLOURS.get(fate, "#54aeff")
+        shown = [str(count) if count else "" for count in counts]
+        figure.add_trace(
+            go.Bar(x=labels, y=counts, name=fate, text=shown, marker={"color": colour})
+        )
+    figure.update_yaxes(title="trials", dtick=max(1, len(sweep.view.records) // 10))
+    return figure.update_layout(barmode="stack")
+
+
+def _clipping(sweep: SweepData) -> go.Figure:
+    if _MAX_NORM not in sweep.names:
+        raise NotEnough(f"{_MAX_NORM} was not searched")
+    clipped = [
+        (record, share)
+        for record in sweep.view.records
+        if isinstance(record.best_params.get(_MAX_NORM), int | float)
+        and (share := clip_fraction(sweep.view.paths.trial(record.number))) is not None
+    ]
+    if not clipped:
+        raise NotEnough("no trial has logged how often its gradients were clipped")
+    figure = go.Figure()
+    for state in STATES:
+        found = [(r, share) for r, share in clipped if sweep.states[r.number] == state]
+        if found:
+            figure.add_trace(
+                go.Scatter(
+                    x=[record.best_params[_MAX_NORM] for record, _ in found],
+                    y=[share for _, share in found],
+                    text=[
+                        f"trial {r.number}, {sweep.metric} {format_number(r.value)}"
+                        for r, _ in found
+                    ],
+                    name=state,
+                    mode="markers",
+                    marker={"color": COLOURS[state], "size": 8},
+                    hovertemplate="%{text}<br>max_norm %{x:.4g}: %{y:.0%} clipped",
+                )
+            )
+    name = sweep.names[_MAX_NORM]
+    known = sweep.searched_range(name)
+    log = known is not None and known[2]
+    figure.update_xaxes(title=name, type="log" if log else "linear")
+    if known is not None:
+        figure.update_xaxes(range=axis_range(sweep, name))
+    return figure.update_yaxes(title="steps clipped", tickformat=".0%", range=[-0.03, 1.03])
+
+
+def figures(spec: SweepSpec) -> Sequence[Figure]:
+    """Return the figures of a sweep, in the order of the page."""
+    return FIGURES if len(spec.metrics) == 1 else (_FRONT, *FIGURES)
+
+
+_FRONT = Figure(
+    "Pareto front",
+    "Each dot is a trial at its values of the metrics. No other trial is better in all "
+    "metrics than one on the front (best trials): to choose among these is to trade one metric "
+    "for another. The figures below show the first metric.",
+    _pareto,
+)
+FIGURES = (
+    Figure(
+        "History",
+        "Each dot is a trial at its best value, in the order of their starts; grey dots were "
+        "stopped early. The line is the best value so far: where it is flat, the search found "
+        "nothing better.",
+        _history,
+    ),
+    Figure(
+        "Learning curves",
+        "The metric at each report, one line per trial, coloured by how it ended; the black "
+        "line is the best trial. Grey lines are trials that were stopped early; their last value "
+        "is not final.",
+        _learning_curves,
+        _thinning_note,
+    ),
+    Figure(
+        "Survival from rung to rung",
+        "How many trials reached each rung of early stopping, and what happened to them there: "
+        "a good search stops many early and trains the best to the end.",
+        _survival,
+        _describe_rule,
+    ),
+    Figure(
+        "Importance",
+        "How much of the value's variance each parameter explains, alone and together with "
+        "others (fANOVA): search important parameters more finely, and fix the others. The "
+        "findings compare ranks instead of values, and each parameter alone.",
+        importance,
+        sampled_note,
+        of_survivors=True,
+    ),
+    Figure(
+        "Slices",
+        "Value against one parameter at a time; darker dots came later in the search.",
+        slices,
+        selection_note,
+        of_survivors=True,
+    ),
+    Figure(
+        "Parallel coordinates",
+        "Each line is a trial, from its value to its parameters; darker is better. Each axis is "
+        "the whole searched range, logarithmic where it was searched so.",
+        parallel,
+        sampled_note,
+        of_survivors=True,
+    ),
+    Figure(
+        "Contours",
+        "Value over two parameters at a time, interpolated between the trials (dots): in a long "
+        "valley one parameter compensates for the other.",
+        contours,
+        sampled_note,
+    ),
+    Figure(
+        "Clipping",
+        "The fraction of a trial's steps whose gradients were clipped, over the maximum norm: "
+        "near 100 % the norm, not the learning rate, determines the step; at 0 % gradients are "
+        "never clipped.",
+        _clipping,
+    ),
+    Figure(
+        "Timeline",
+        "From each trial's first start to its end, with the pauses between two attempts; a "
+        "trial that has not ended is drawn until now, or to its last report.",
+        _timeline,
+    ),
+)
+"""In the order of the page."""
+
+
+def rungs(spec: SweepSpec) -> list[int]:
+    """Return the epochs of all rungs, and the last epoch; empty if the rule has no rungs."""
+    below = spec.early_stopping.rule.rungs(spec.budget.reports)
+    return [*below, spec.budget.reports] if below else []
+
+
+def survival(spec: SweepSpec, records: Sequence[TrialSummary]) -> dict[str, list[int]]:
+    """Count the trials that reached each rung, by what happened to them next.
+
+    Args:
+        spec: The sweep.
+        records: Its trials.
+
+    Returns:
+        Lists with one count for each rung. Trials under `continued` reached the next rung. The
+        others did not, and are counted under their state. The counts of a rung add up to the
+        trials that reached it and have a decision there; in HyperBand, some brackets have none.
+    """
+    levels, rule = rungs(spec), spec.early_stopping.rule
+    records = [record for record in records if record.role != "repeat"]
+    firsts = [rule.first_rung(record.place, spec.budget.reports) for record in records]
+    counts: dict[str, list[int]] = {"continued": [0] * len(levels)}
+    for record, first in zip(records, firsts, strict=True):
+        for index in range(first, len(levels)):
+            if record.epoch < levels[index]:
+                break
+            is_last = index == len(levels) - 1 or record.epoch < levels[index + 1]
+            fate = record.state if is_last else "continued"
+            counts.setdefault(fate, [0] * len(levels))[index] += 1
+    return counts

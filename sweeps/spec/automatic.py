@@ -1,0 +1,273 @@
+"""What `auto` takes: `search: {sampler: auto}` and `early_stopping: {scheduler: auto}`.
+
+A name takes the place of `auto` when a file is read, before all checks. So the stored spec names
+what was taken, and no resume chooses again. The two tables follow the measurements in
+docs/benchmarks.md. What must not live here: samplers, and what a rule does
+(`sweeps.stopping`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from sweeps.errors import Issue, KeyPath, UserError
+from sweeps.spec.search_checks import num_points
+from sweeps.spec.search_validators import AUTO
+from sweeps.spec.sections import SearchConfig
+from sweeps.stopping.asha_promote import AshaPromote
+from sweeps.stopping.no_stopping import NoStopping
+from sweeps.stopping.registry import WITHOUT_SECTION, rule_class
+from trainable.config import BudgetConfig
+
+_KEYS = {"search": "sampler", "early_stopping": "scheduler"}
+"""The sections that may be written as `auto`, and the key that they then have."""
+_STARTUP = SearchConfig.model_fields["startup_trials"].default
+_SAMPLER = SearchConfig.model_fields["sampler"].default
+_LONG = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What the choice depends on.
+
+    Attributes:
+        trials: The number of trials: as many as the space has points, at most.
+        is_small_space: Whether the space has fewer points than the spec has trials.
+        startup: The trials that `tpe` draws at random before it learns.
+        rungs: The reports at which `asha_promote` would compare trials.
+        reports: The reports of a full training.
+        needs_learning: Whether the section has arguments of the sampler or a warm start.
+        is_population: Whether the stopping rule trains all trials side by side.
+    """
+
+    trials: int
+    is_small_space: bool
+    startup: int
+    rungs: Sequence[int]
+    reports: int
+    needs_learning: bool
+    is_population: bool
+
+
+@dataclass(frozen=True)
+class AutoChoice:
+    """A name that `auto` took.
+
+    Attributes:
+        path: The key of the spec.
+        name: The sampler or the rule.
+        why: The rest of a sentence that begins with the name.
+    """
+
+    path: KeyPath
+    name: str
+    why: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the choice for JSON."""
+        return {"key": ".".join(map(str, self.path)), "taken": self.name, "why": self.why}
+
+
+class Row(NamedTuple):
+    """A row of a table; the first one that holds is taken."""
+
+    when: str
+    """The circumstances in words, as the guide has them."""
+    name: str
+    holds: Callable[[Circumstances], bool]
+    why: Callable[[Circumstances, str], str]
+    """Returns the rest of a sentence that begins with the name; receives the name of the rule for
+    a sampler, and that of the sampler for a rule."""
+
+
+def _why_random(at: Circumstances, _: str) -> str:
+    is_one = at.trials == 1
+    number = "one point" if is_one else f"{at.trials} points"
+    points = f"the space has {number}, and " if at.is_small_space else ""
+    trials = "the only trial" if is_one else f"all {at.trials} trials"
+    return f"as {points}tpe would draw {trials} at random, too (startup_trials: {at.startup})"
+
+
+def _why_tpe(_: Circumstances, rule: str) -> str:
+    if rule != AshaPromote.name:
+        return (
+            "as it found better values than random search; gp did so, too, but takes 16 times as "
+            "long for a suggestion"
+        )
+    return (
+        f"as with {rule} it has the best mean rank of twelve measured searches by epochs to the "
+        "target; gp has the best one by the values at the end, but mostly missed the target of a "
+        "problem whose curves cross, and takes 16 times as long for a suggestion"
+    )
+
+
+def _why_promote(_: Circumstances, sampler: str) -> str:
+    return {
+        "tpe": "as with tpe it has the best mean rank of twelve measured searches by epochs to "
+        "the target",
+        "gp": "as with gp it has the best mean rank of twelve measured searches by the values at "
+        "the end",
+        "random": "as random search has better mean ranks with it than without a rule",
+    }.get(sampler, "as with tpe and with gp it has the best mean ranks of all measured searches")
+
+
+SAMPLERS: Sequence[Row] = (
+    Row(
+        "`arguments` or a `warm_start`, which are for a sampler that learns",
+        "tpe",
+        lambda at: at.needs_learning,
+        lambda *_: "as arguments and warm starts are for a sampler that learns",
+    ),
+    Row(
+        "The rule is `pbt` or `pb2`, whose members all start at once",
+        "random",
+        lambda at: at.is_population,
+        lambda *_: "as all members of a population start before a sampler could learn",
+    ),
+    Row(
+        "At most `startup_trials` trials, or points in the space: `tpe` would draw at random, too",
+        "random",
+        lambda at: at.trials <= at.startup,
+        _why_random,
+    ),
+    Row("Otherwise", "tpe", lambda _: True, _why_tpe),
+)
+RULES: Sequence[Row] = (
+    Row(
+        "One trial, or one point in the space",
+        NoStopping.name,
+        lambda at: at.trials == 1,
+        lambda *_: "as one trial has no other to be compared with",
+    ),
+    Row(
+        "A budget so short that no report lies early enough to save anything",
+        NoStopping.name,
+        lambda at: not at.rungs,
+        lambda at, _: (
+            f"as a budget of {at.reports} has no report so early that stopping saves anything"
+        ),
+    ),
+    Row("Otherwise", AshaPromote.name, lambda _: True, _why_promote),
+)
+
+
+def sentence(choices: Sequence[AutoChoice]) -> str:
+    """Return what `auto` took and why, in one line."""
+    return "auto takes " + "; ".join(
+        f"{choice.path[-1]} {choice.name}, {choice.why}" for choice in choices
+    )
+
+
+def short_forms(data: dict[str, Any]) -> Iterator[KeyPath]:
+    """Replace each section that is written as `auto`; yield the keys that it then has."""
+    for section, key in _KEYS.items():
+        if data.get(section) == AUTO:
+            data[section] = {key: AUTO}
+            yield (section, key)
+
+
+def resolve(data: dict[str, Any]) -> list[AutoChoice]:
+    """Replace each `auto` by what it takes; return what was taken.
+
+    Args:
+        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
+    """
+    list(short_forms(data))
+    asked = [section for section, key in _KEYS.items() if _section(data, section).get(key) == AUTO]
+    if not asked:
+        return []
+    at = _circumstances(data)
+    rows = {
+        section: next(row for row in table if row.holds(at))
+        for section, table in (("search", SAMPLERS), ("early_stopping", RULES))
+        if section in asked
+    }
+    for section, row in rows.items():
+        data[section] = {**data[section], _KEYS[section]: row.name}
+    sampler = str(_section(data, "search").get("sampler", _SAMPLER))
+    return [
+        AutoChoice(
+            (section, _KEYS[section]),
+            row.name,
+            row.why(at, _rule(data) if section == "search" else sampler),
+        )
+        for section, row in rows.items()
+    ]
+
+
+def refuse_another_choice(choices: Sequence[AutoChoice]) -> None:
+    """Refuse `auto` in a resume.
+
+    Raises:
+        UserError: There is such a choice.
+    """
+    if choices:
+        raise UserError(
+            [
+                Issue(
+                    choice.path,
+                    f"{AUTO} chooses once, when a sweep is created, and this sweep exists; write "
+                    f"the name itself, for example {choice.name}",
+                )
+                for choice in choices
+            ]
+        )
+
+
+def _circumstances(data: Mapping[str, Any]) -> Circumstances:
+    search, stopping = _section(data, "search"), _section(data, "early_stopping")
+    reports = _reports(data.get("budget", {}))
+    startup = _whole(search.get("startup_trials"), _STARTUP)
+    trials = _whole(data.get("trials"), _LONG)
+    points = num_points(data, min(trials, max(startup, 1) + 1))
+    points = trials if points is None else min(trials, points)
+    return Circumstances(
+        trials=points,
+        is_small_space=points < trials,
+        startup=startup,
+        rungs=_rungs(stopping, reports),
+        reports=reports,
+        needs_learning=bool(search.get("arguments") or search.get("warm_start")),
+        is_population=rule_class(stopping.get("scheduler")).is_population,
+    )
+
+
+def _rule(data: Mapping[str, Any]) -> str:
+    if "early_stopping" not in data:
+        return WITHOUT_SECTION.name
+    return rule_class(_section(data, "early_stopping").get("scheduler")).name
+
+
+def _rungs(stopping: Mapping[str, Any], reports: int) -> Sequence[int]:
+    """Return the rungs of `asha_promote` with the parameters that the section has.
+
+    A first rung of the user beyond the budget counts, so that the checks of the rule refuse it.
+    """
+    given = {key: stopping[key] for key in AshaPromote.model_fields if key in stopping}
+    try:
+        rule = AshaPromote.model_validate(given)
+    except ValidationError:  # reported elsewhere
+        rule = AshaPromote()
+    if "grace_epochs" in given and rule.grace_epochs >= reports:
+        return (rule.grace_epochs,)
+    return rule.rungs(reports)
+
+
+def _reports(budget: object) -> int:
+    try:
+        return BudgetConfig.model_validate(budget).reports
+    except ValidationError:  # reported elsewhere
+        return _LONG
+
+
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = data.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise

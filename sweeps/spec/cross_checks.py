@@ -1,0 +1,495 @@
+"""Checks across the fields and sections of a spec.
+
+They work on plain data, so that they also run if another part is wrong, and all problems are
+reported in one pass. What must not live here: rules of one field or section, which are beside the
+field. Exception: newer rules, so that sweeps of earlier releases open, for which these checks are
+not run.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from sweeps.errors import Issue, KeyPath
+from sweeps.formatting import shown
+from sweeps.spec.argument_checks import argument_faults, reserved_faults
+from sweeps.spec.error_messages import (
+    FOLLOWS,
+    RANGE_ERRORS,
+    describe,
+    expectation,
+    field_at,
+    is_argument,
+    nearest,
+    section_of,
+    unknown_key,
+)
+from sweeps.spec.fixed_values import searchable_fields
+from sweeps.spec.repeats_checks import repeats_faults
+from sweeps.spec.search_checks import search_faults, sound_constraints
+from sweeps.spec.search_space import UNFIT, SearchSpace, mutable
+from sweeps.spec.searched_workers import WORKERS, workers_faults
+from sweeps.spec.sections import ResourcesConfig
+from sweeps.spec.space import Choice, Distribution, QUniform, Scalar, as_option, is_number
+from sweeps.spec.yaml_scalars import write_flow
+from sweeps.stopping.registry import DEFAULT_RULE, RULES, WITHOUT_SECTION, rule_class
+from sweeps.stopping.rule import StoppingRule
+from trainable.config import BudgetConfig, TrainConfig
+from trainable.tested import PREFIX
+
+_LEAST_SHARE = 0.0001
+"""Ray counts CPUs and GPUs in ten-thousandths."""
+_ONE_METRIC_SAMPLERS = {"cmaes"}
+
+Show = Callable[[KeyPath, object], str]
+
+
+def written(value: object) -> str:
+    """Return a value as it would be written in a spec."""
+    return write_flow(value) if isinstance(value, list | dict) else shown(value)
+
+
+def cross_field_checks(
+    root: type[BaseModel],
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    show: Show = lambda _path, value: written(value),
+    drawn: int = 0,
+) -> Iterator[Issue]:
+    """Check the fields of a spec against each other.
+
+    Args:
+        root: The model of a whole spec.
+        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
+        space: The distributions; None for one that is invalid.
+        show: Returns a value as the user wrote it.
+        drawn: The number of existing trials.
+    """
+    yield from _objective_faults(data)
+    if not drawn:  # a sweep of an earlier release keeps the metric that it has
+        yield from _test_metric_faults(data)
+    yield from _early_stopping_faults(data, space)
+    yield from repeats_faults(data)
+    yield from _evaluation_faults(data.get("budget"), space)
+    yield from _shared_database_faults(data)
+    yield from _inheritance_faults(data)
+    yield from _share_faults(data.get("resources"), show)
+    yield from _rate_faults(data.get("train"), show)
+    yield from argument_faults(data)
+    sound = sound_constraints(data, space)
+    for key, distribution in space.items():
+        yield from _space_faults(
+            root, key, distribution, space, data.get(_section_of(key)), sound, show
+        )
+    yield from workers_faults(data, space)
+    yield from search_faults(data, space, show, drawn)
+
+
+def _test_metric_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse a metric on test data: nothing may be chosen by it."""
+    metric = data.get("metric")
+    for index, one in enumerate(metric if isinstance(metric, list) else [metric]):
+        if isinstance(one, str) and one.startswith(PREFIX):
+            path = ("metric", index) if isinstance(metric, list) else ("metric",)
+            yield Issue(
+                path,
+                f"{written(one)} is measured on test data, which must choose neither a trial nor "
+                f"a checkpoint; name a metric on validation data, such as "
+                f"val/{one.removeprefix(PREFIX)}",
+            )
+
+
+def _objective_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Check that each metric has a mode, and that several metrics fit the rest of the spec."""
+    metric, mode = data.get("metric"), data.get("mode")
+    if not isinstance(metric, str | list) or not isinstance(mode, str | list):
+        return
+    count, modes = (len(one) if isinstance(one, list) else 1 for one in (metric, mode))
+    if count != modes:
+        each = ", ".join((["min", "max"] * count)[:count])
+        yield Issue(
+            ("mode",),
+            f"{modes} for {count} {'metrics' if count > 1 else 'metric'}; each metric has a mode "
+            f"of its own; write for example {f'[{each}]' if count > 1 else 'min'}",
+        )
+    if not isinstance(metric, list):
+        return
+    for index, name in enumerate(metric):
+        if name in metric[:index]:
+            yield Issue(("metric", index), f"{written(name)} is listed twice; list each one once")
+    stopping, search = data.get("early_stopping"), data.get("search")
+    scheduler: object = WITHOUT_SECTION.name
+    if isinstance(stopping, dict):
+        scheduler = stopping.get("scheduler", DEFAULT_RULE.name)
+    if rule_class(scheduler).needs_one_metric:
+        able = [name for name, rule in RULES.items() if not rule.needs_one_metric]
+        yield Issue(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} compares trials by one metric, and there are {count}; write "
+            f"{', '.join(able[:-1])} or {able[-1]}, or a single metric",
+        )
+    for path in _stops_by_value(data.get("stop")):
+        yield Issue(
+            path,
+            f"this criterion watches one metric, and there are {count}; leave it out, or write a "
+            "single metric",
+        )
+    if isinstance(search, dict) and search.get("warm_start"):
+        yield Issue(
+            ("search", "warm_start"),
+            f"a warm start works with one metric, and there are {count}; leave it out, or write a "
+            "single metric",
+        )
+    sampler = search.get("sampler") if isinstance(search, dict) else None
+    if sampler in _ONE_METRIC_SAMPLERS:
+        yield Issue(
+            ("search", "sampler"),
+            f"{sampler} learns from one metric, and there are {count}; write tpe or gp, "
+            "or a single metric",
+        )
+
+
+def _stops_by_value(stop: object) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of the section `stop` that look at the metric's value."""
+    if not isinstance(stop, dict):
+        return
+    if stop.get("value") is not None:
+        yield "stop", "value"
+    plateau = stop.get("plateau")
+    if isinstance(plateau, dict) and plateau.get("trials") is not None:
+        yield "stop", "plateau", "trials"
+
+
+def _early_stopping_faults(
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
+) -> Iterator[Issue]:
+    stopping, budget = data.get("early_stopping"), data.get("budget", {})
+    if not isinstance(stopping, dict) or not isinstance(budget, dict):
+        return
+    rule = rule_class(stopping.get("scheduler"))
+    first, length = _first_epoch(rule, stopping), _valid_budget(budget)
+    too_late = isinstance(first, int) and length is not None and first >= length.reports
+    late = (first, length) if too_late and length is not None else None
+    if rule.is_population:
+        yield from _population_faults(data, space, rule, late)
+    elif late is not None and length is not None:
+        last, more = length.reports, _length(length)
+        fix = (
+            f"write a number from 1 to {last - 1}, or"
+            if last > 1
+            else f"give {more.partition(' (')[0]} 2 or more, or write"
+        )
+        yield Issue(
+            ("early_stopping", str(rule.first_epoch_key)),
+            f"{first} is not below {more}; early stopping needs a rung before the last "
+            f"{length.report_word}; {fix} scheduler: {WITHOUT_SECTION.name}",
+        )
+
+
+def _valid_budget(data: Mapping[str, Any]) -> BudgetConfig | None:
+    try:
+        return BudgetConfig.model_validate(data)
+    except ValidationError:  # reported elsewhere
+        return None
+
+
+def _length(budget: BudgetConfig) -> str:
+    """Return what the number of reports is called, with the number."""
+    name = "budget.epochs" if budget.report_word == "epoch" else "the budget's reports"
+    return f"{name} ({budget.reports})"
+
+
+def _evaluation_faults(
+    budget: object, space: Mapping[str, Distribution | None]
+) -> Iterator[Issue]:
+    """Check that all trials are evaluated on the same samples."""
+    if isinstance(budget, dict) and budget.get("val_batches") and "train.batch_size" in space:
+        yield Issue(
+            ("budget", "val_batches"),
+            f"{budget['val_batches']} batches have other samples in each trial, because "
+            "train.batch_size is searched; trials are compared on the same samples; remove it, "
+            "or give the task fewer validation samples",
+        )
+
+
+def _first_epoch(rule: type[StoppingRule], stopping: Mapping[str, Any]) -> Any:
+    """Return the first epoch at which a rule decides, from the spec; None: the rule has none."""
+    key = rule.first_epoch_key
+    return None if key is None else stopping.get(key, rule.model_fields[key].default)
+
+
+def _population_faults(
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    rule: type[StoppingRule],
+    late: tuple[int, BudgetConfig] | None,
+) -> Iterator[Issue]:
+    """Check what a population needs: size, interval, parameters to search and to keep equal.
+
+    Args:
+        data: The spec as plain data.
+        space: The distributions; None for one that is invalid.
+        rule: The rule of the population.
+        late: The interval and the budget if it is not below the budget; else None.
+    """
+    trials, scheduler = data.get("trials"), rule.name
+    stopping = data.get("early_stopping")
+    if isinstance(stopping, dict) and stopping.get("exempt"):
+        yield Issue(
+            ("early_stopping", "exempt"),
+            f"{scheduler} stops no trial, so that none can be exempt; leave it out",
+        )
+    if late is not None:
+        interval, budget = late
+        word = budget.report_word
+        yield Issue(
+            ("early_stopping", str(rule.first_epoch_key)),
+            f"{interval} is not below {_length(budget)}; {scheduler} compares trials "
+            f"before their last {word}; write a smaller interval, or more {word}s",
+        )
+    if isinstance(trials, int) and trials < 2:
+        yield Issue(
+            ("trials",),
+            f"{trials} trials are not a population; {scheduler} compares trials with each other; "
+            "write 4 or more",
+        )
+    for key in UNFIT:
+        if key in space:
+            yield Issue(
+                ("space", key),
+                f"{key} cannot be searched by {scheduler}: trials copy each other's weights, so a "
+                "step must be the same in all of them; set it in the file itself",
+                at_key=True,
+            )
+    sound = {key: one for key, one in space.items() if one is not None}
+    if len(sound) == len(space) and not mutable(SearchSpace(sound)):
+        yield Issue(
+            ("early_stopping", "scheduler"),
+            f"{scheduler} changes parameters below train.optimizer. and train.clip. while trials "
+            "train, and the space has none; search for example train.optimizer.lr, or write "
+            f"scheduler: {DEFAULT_RULE.name}",
+        )
+
+
+def _shared_database_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse ledger and tracking store in one database: both have a table `alembic_version`."""
+    sections = data.get("tracking"), data.get("storage")
+    uris = [
+        section.get(key) if isinstance(section, dict) else None
+        for section, key in zip(sections, ("uri", "ledger"), strict=True)
+    ]
+    tracking, ledger = (re.sub(r"^postgresql\+\w+:", "postgresql:", str(uri)) for uri in uris)
+    if None not in uris and tracking == ledger:
+        yield Issue(
+            ("storage", "ledger"),
+            "tracking.uri names the same database; each needs one of its own, because both store "
+            "their schema version in the same table; create another one and name it here",
+        )
+
+
+def _inheritance_faults(data: Mapping[str, Any]) -> Iterator[Issue]:
+    """Refuse a population with checkpoints in an object store, which has no links."""
+    stopping, storage = data.get("early_stopping"), data.get("storage")
+    scheduler = stopping.get("scheduler") if isinstance(stopping, dict) else None
+    checkpoints = storage.get("checkpoints") if isinstance(storage, dict) else None
+    if rule_class(scheduler).is_population and checkpoints is not None:
+        yield Issue(
+            ("storage", "checkpoints"),
+            f"{scheduler} copies checkpoints between trials as hard links, and an object store "
+            "has no links; leave it out, or write another scheduler",
+        )
+
+
+def _share_faults(resources: object, show: Show) -> Iterator[Issue]:
+    """Refuse a share of a CPU or a GPU below Ray's unit."""
+    for key, value in resources.items() if isinstance(resources, dict) else ():
+        path = ("resources", key)
+        if key in ("cpu", "gpu") and is_number(value) and 0 < value < _LEAST_SHARE:
+            yield Issue(
+                path,
+                f"{show(path, value)} is too small; Ray counts in ten-thousandths; write "
+                f"{_LEAST_SHARE:g} or more",
+            )
+
+
+def _rate_faults(train: object, show: Show) -> Iterator[Issue]:
+    """Refuse decay rates that no optimizer accepts."""
+    optimizer = train.get("optimizer") if isinstance(train, dict) else None
+    betas = optimizer.get("betas") if isinstance(optimizer, dict) else None
+    for index, rate in enumerate(betas if isinstance(betas, list | tuple) else ()):
+        path = ("train", "optimizer", "betas", index)
+        if is_number(rate) and not 0 <= rate < 1:
+            yield Issue(
+                path,
+                f"{show(path, rate)} is not a decay rate; it must be at least 0 and below 1; "
+                "write for example 0.9",
+            )
+
+
+def _space_faults(
+    root: type[BaseModel],
+    key: str,
+    distribution: Distribution | None,
+    space: Mapping[str, Distribution | None],
+    section: object,
+    sound: SearchSpace,
+    show: Show,
+) -> Iterator[Issue]:
+    path = ("space", key)
+    if key.startswith("task."):
+        argument = key.removeprefix("task.")
+        if argument == "name" or not argument or "." in argument:
+            yield Issue(
+                path,
+                f"'{key}' cannot be searched; a space varies arguments of one task; "
+                "write task.ARGUMENT",
+                True,
+            )
+        return
+    if is_argument(tuple(key.split("."))):
+        yield from reserved_faults(path, key)
+        return
+    fields = searchable_fields()
+    if key.endswith(".arguments"):
+        yield Issue(
+            path,
+            f"'{key}' holds several arguments; a space varies one of them; write {key}.NAME",
+            at_key=True,
+        )
+        return
+    if key not in fields:
+        yield Issue(path, _no_such_parameter(root, key, list(fields)), at_key=True)
+        return
+    if distribution is None:
+        return
+    head, *parts = key.split(".")
+    known = {other: values[0] for other, values in _conditions(distribution, space)}
+    section = copy.deepcopy(section) if isinstance(section, dict) else {}
+    for other, first in known.items():
+        if _section_of(other) == head:
+            set_path(section, other.split(".")[1:], first)
+    before = {loc for loc, _ in _errors_in(head, section)}
+    for index, value in distribution.boundary_values():
+        at = (*path, distribution.name) if index is None else (*path, distribution.name, index)
+        tried = copy.deepcopy(section)
+        value = distribution.configured(value)
+        if not set_path(tried, parts, value):
+            return
+        errors = _errors_in(head, tried)
+        # A union reports once for each of its arms; the last one is the widest.
+        if own := [error for loc, error in errors if loc[: len(parts)] == (*parts,)][-1:]:
+            error, info = own[0], fields[key]
+            by_range = error["type"] in RANGE_ERRORS | {"value_error"}
+            if not by_range and not isinstance(distribution, Choice):
+                message = _wrong_kind(distribution, key, error, info)
+                yield Issue((*path, distribution.name), message, at_key=True)
+                return
+            text = shown(value) if index is None else show(at, value)
+            yield Issue(at, describe(error, info, key, text))
+            continue
+        point = {**known, key: as_option(value)}
+        open_ones = space.keys() - point.keys()  # parameters with any value
+        if not sound.allows(point) or any(
+            key in one.keys and open_ones & set(one.keys) for one in sound.constraints
+        ):
+            continue
+        # An error across fields counts if it is new, and no other searched field can avoid it.
+        for loc, error in errors:
+            message = str(error.get("ctx", {}).get("error", ""))
+            named = {".".join(map(str, (head, *loc, w))) for w in re.findall(r"\w+", message)}
+            others = space.keys() & named - {key}
+            if loc not in before and not any(_may_exist(one, point, space) for one in others):
+                yield Issue(at, message)
+                break
+
+
+def _conditions(
+    distribution: Distribution | None, space: Mapping[str, Distribution | None]
+) -> Iterator[tuple[str, tuple[Scalar, ...]]]:
+    """Yield all conditions under which a parameter exists, also the indirect ones."""
+    waiting, seen = list(distribution.when) if distribution else [], set()
+    while waiting:
+        other, values = waiting.pop()
+        if other not in seen and (parent := space.get(other)) is not None:
+            seen.add(other)
+            waiting += parent.when
+            yield other, values
+
+
+def _may_exist(
+    key: str, known: Mapping[str, Scalar], space: Mapping[str, Distribution | None]
+) -> bool:
+    """Return whether a parameter may exist in a trial that has these values."""
+    return all(
+        other not in known or known[other] in values
+        for other, values in _conditions(space[key], space)
+    )
+
+
+def _section_of(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _errors_in(head: str, section: dict[str, Any]) -> list[tuple[tuple[str | int, ...], Any]]:
+    try:
+        (TrainConfig if head == "train" else ResourcesConfig).model_validate(section)
+    except ValidationError as error:
+        items = error.errors(include_url=False)
+        return [(item["loc"], item) for item in items if item["type"] != FOLLOWS]
+    return []
+
+
+def _wrong_kind(distribution: Distribution, key: str, error: Any, info: Any) -> str:
+    takes = expectation(error["type"], info, error.get("ctx", {}))
+    whole = takes.startswith("a whole number")
+    fix = "use choice: [...]"
+    if whole:
+        fix = "use int or logint"
+        if isinstance(distribution, QUniform):
+            low, high, step = map(int, distribution.arguments())
+            exact = [low, high, step] == distribution.arguments()
+            fix = f"write {{int: [{low}, {high}], step: {step}}}" if exact else fix
+    return f"{distribution.name} draws {distribution.draws}; {key} takes {takes}; {fix}"
+
+
+def _no_such_parameter(root: type[BaseModel], key: str, fields: Sequence[str]) -> str:
+    inside = [name for name in fields if name.startswith(f"{key}.")]
+    if inside:
+        some = ", ".join(inside[:8]) + (", ..." if len(inside) > 8 else "")
+        return (
+            f"'{key}' is a section; a space names single fields by their dotted path; "
+            f"write one of: {some}"
+        )
+    if not key.startswith("train.") and field_at(root, key.split(".")) is not None:
+        return (
+            f"'{key}' cannot be searched; a space varies keys below train. and task., and "
+            f"{WORKERS}; set it in the file itself"
+        )
+    ends = [name for name in fields if name.endswith(f".{key}")]
+    meant = ends[0] if len(ends) == 1 else nearest(key, fields)
+    if meant is None:
+        guess = unknown_key(root, (*_known_head(root, key), key.split(".")[-1]))
+        return f"'{key}' names no field of the spec; {guess.partition('; ')[2]}"
+    return f"'{key}' names no field of the spec; did you mean '{meant}'?"
+
+
+def _known_head(root: type[BaseModel], key: str) -> tuple[str, ...]:
+    path = tuple(key.split("."))[:-1]
+    while path and ((info := field_at(root, path)) is None or section_of(info) is None):
+        path = path[:-1]
+    return path
+
+
+def set_path(data: dict[str, Any], path: Sequence[str], value: object) -> bool:
+    """Set a value by its path; return False if the path goes through a single value."""
+    for part in path[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            return False
+    data[path[-1]] = value
+    return True

@@ -1,0 +1,342 @@
+"""Checks of the space and the section `search` together: conditions, constraints, points to try
+first, and the size of a grid.
+
+They work on plain data, so that they also run if another part of the spec is wrong. What must not
+live here: which keys may be searched (`cross_checks`), and the form of single values
+(`search_validators`, `space_parser`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from sweeps.errors import Issue, KeyPath, dotted
+from sweeps.formatting import shown
+from sweeps.spec.constraints import Constraint, parse_constraint
+from sweeps.spec.error_messages import nearest
+from sweeps.spec.fixed_values import fixed_values
+from sweeps.spec.prior_checks import prior_faults
+from sweeps.spec.range_checks import range_faults
+from sweeps.spec.search_space import MOST_DRAWS, SearchSpace
+from sweeps.spec.search_validators import LEARN_NOTHING
+from sweeps.spec.searched_workers import WORKERS
+from sweeps.spec.sections import ResourcesConfig, SearchConfig
+from sweeps.spec.space import WHEN, Choice, Distribution
+from sweeps.spec.space_parser import parse_distribution
+from sweeps.spec.yaml_scalars import write_flow
+from trainable.config import TaskConfig, TrainConfig
+
+_SHARE_OF = 1_000
+_LEAST_SHARE = 0.05
+"""Of a smaller part of the space, samplers that model the whole space learn little."""
+Show = Callable[[KeyPath, object], str]
+
+
+def search_space(
+    space: Mapping[str, Distribution],
+    search: SearchConfig,
+    train: TrainConfig,
+    task: TaskConfig,
+    resources: ResourcesConfig,
+) -> SearchSpace:
+    """Return the search space of a spec whose conditions are valid."""
+    constraints = [parse_constraint(text) for text in search.constraints]
+    wanted = {key for constraint in constraints for key in constraint.keys} - space.keys()
+    values = fixed_values(train, task, resources, own_optimizer="train.optimizer.name" in space)
+    fixed = {key: value for key in wanted if (value := values.get(key)) is not None}
+    return SearchSpace(space, constraints, fixed)
+
+
+def search_faults(
+    data: Mapping[str, Any],
+    space: Mapping[str, Distribution | None],
+    show: Show,
+    drawn: int = 0,
+) -> Iterator[Issue]:
+    """Check `space` and `search` against each other.
+
+    Args:
+        data: The spec as plain data; parts of it may be wrong, which is reported elsewhere.
+        space: The distributions; None for one that is invalid.
+        show: Returns a value as the user wrote it.
+        drawn: The number of existing trials; the first points were used for them and are not
+            checked.
+    """
+    sound = {key: one for key, one in space.items() if one is not None}
+    wrong = [fault for key in sound for fault in _condition_faults(key, space, show)]
+    yield from wrong
+    if wrong or len(sound) < len(space):
+        return
+    search = _search_of(data.get("search", {}))
+    if (whole := _whole(data, sound, search)) is None:
+        return
+    trials = data.get("trials")
+    if not drawn:  # a sweep of an earlier release keeps the ranges that it has
+        yield from range_faults(sound, search)
+    yield from _warm_start_faults(search, data)
+    yield from prior_faults(whole, search, _optimizer_of(data))
+    wrong = list(_constraint_faults(whole, search))
+    yield from wrong or _grid_faults(whole, search)
+    yield from _point_faults(whole, search, trials, show, drawn, allowed=not wrong)
+
+
+def sound_constraints(
+    data: Mapping[str, Any], space: Mapping[str, Distribution | None]
+) -> SearchSpace:
+    """Return the search space with its valid constraints only.
+
+    Args:
+        data: As for `search_faults`.
+        space: Likewise.
+    """
+    sound = {key: one for key, one in space.items() if one is not None}
+    whole = _whole(data, sound, _search_of(data.get("search", {}))) or SearchSpace(sound)
+    kept = [one for one in whole.constraints if not any(_key_faults(one, whole))]
+    return replace(whole, constraints=kept)
+
+
+def num_points(data: Mapping[str, Any], most: int) -> int | None:
+    """Return how many points the space of a spec has; None if there is no end of them.
+
+    Also None if a part of the spec is wrong, which is reported elsewhere.
+
+    Args:
+        data: As for `search_faults`.
+        most: The number up to which points are counted where there are conditions or constraints.
+    """
+    raw = data.get("space")
+    try:  # a `UserError` is a `ValueError`
+        space = {key: parse_distribution(one) for key, one in dict(raw or {}).items()}
+    except (TypeError, ValueError):
+        return None
+    if any(fault for key in space for fault in _condition_faults(key, space, lambda *_: "")):
+        return None
+    return sound_constraints(data, space).num_points(most)
+
+
+def _whole(
+    data: Mapping[str, Any], sound: Mapping[str, Distribution], search: SearchConfig
+) -> SearchSpace | None:
+    """Return the search space, or None if another part of the spec is wrong."""
+    task = data.get("task", "")
+    named = {"name": task} if isinstance(task, str) else task
+    try:
+        train = TrainConfig.model_validate(data.get("train", {}))
+        resources = ResourcesConfig.model_validate(data.get("resources", {}))
+        return search_space(sound, search, train, TaskConfig.model_validate(named), resources)
+    except ValidationError:
+        return None
+
+
+def _optimizer_of(data: Mapping[str, Any]) -> str:
+    """Return the optimizer of a spec whose section `train` is valid."""
+    return TrainConfig.model_validate(data.get("train", {})).optimizer.name
+
+
+def _search_of(data: object) -> SearchConfig:
+    """Return the section with its valid fields only; the others are reported elsewhere."""
+    data = data if isinstance(data, dict) else {}
+    try:
+        return SearchConfig.model_validate(data)
+    except ValidationError as error:
+        wrong = {item["loc"][0] for item in error.errors()}
+        return SearchConfig.model_validate({k: v for k, v in data.items() if k not in wrong})
+
+
+def _condition_faults(
+    key: str, space: Mapping[str, Distribution | None], show: Show
+) -> Iterator[Issue]:
+    distribution = space[key]
+    assert distribution is not None
+    for other, allowed in distribution.when:
+        path = ("space", key, WHEN, other)
+        if other not in space:
+            meant = nearest(other, [name for name in space if name != key])
+            fix = f"did you mean '{meant}'?" if meant else "search it, or leave the condition out"
+            message = f"'{other}' is not searched; a condition names another key of the space; "
+            yield Issue(path, message + fix, at_key=True)
+            continue
+        if (circle := _circle(key, other, space)) is not None:
+            message = f"'{key}' depends on itself ({' -> '.join(circle)}); remove one condition"
+            yield Issue(path, message, at_key=True)
+            continue
+        parent = space[other]
+        if parent is None:
+            continue
+        if not isinstance(parent, Choice):
+            yield Issue(
+                path,
+                f"'{other}' is drawn by {parent.name}; a condition names a choice and some of its "
+                "options; make it a choice, or leave the condition out",
+                at_key=True,
+            )
+            continue
+        for index, value in enumerate(allowed):
+            if value not in parent.options:
+                single = len(allowed) == 1
+                text = show(path if single else (*path, index), value)
+                options = ", ".join(map(write_flow, parent.options))
+                yield Issue(
+                    path if single else (*path, index),
+                    f"{text} is not an option of '{other}'; its options: {options}; write one of "
+                    "them",
+                )
+
+
+def _circle(
+    key: str, other: str, space: Mapping[str, Distribution | None]
+) -> tuple[str, ...] | None:
+    """Return a circle of conditions from a key over another one back to it, or None."""
+    ways: list[tuple[str, ...]] = [(key, other)]
+    while ways:
+        way = ways.pop()
+        if way[-1] == key:
+            return way
+        distribution = space.get(way[-1])
+        further = [name for name, _ in distribution.when] if distribution else []
+        ways += [(*way, name) for name in further if name == key or name not in way]
+    return None
+
+
+def constraint_cautions(space: SearchSpace, search: SearchConfig) -> list[str]:
+    """Return a sentence if constraints allow so little that samplers hardly learn.
+
+    Args:
+        space: The search space.
+        search: The section `search`.
+    """
+    if not space.constraints or search.sampler in LEARN_NOTHING:
+        return []
+    generator = random.Random(0)
+    points = (space.point(lambda _, one: one.at(generator.random())) for _ in range(_SHARE_OF))
+    share = sum(map(space.allows, points)) / _SHARE_OF
+    if share >= _LEAST_SHARE:
+        return []
+    return [
+        f"search.constraints allow {100 * share:.1f} % of {_SHARE_OF:,} random points: "
+        f"{search.sampler} models the whole ranges, and may find no better values than random "
+        "draws do; narrow the ranges of the space to where the constraints hold"
+    ]
+
+
+def _constraint_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Issue]:
+    faulty = False
+    for index, constraint in enumerate(whole.constraints):
+        for message in _key_faults(constraint, whole):
+            faulty = True
+            yield Issue(("search", "constraints", index), message)
+    if search.constraints and not faulty and whole.draw(0) is None:
+        yield Issue(
+            ("search", "constraints"),
+            f"none of {MOST_DRAWS:,} random points satisfies them; a trial is drawn until its "
+            "point does; loosen a constraint, or narrow the space to where they hold",
+        )
+
+
+def _key_faults(constraint: Constraint, whole: SearchSpace) -> Iterator[str]:
+    known = {**whole.fixed, **whole.distributions}
+    for key in constraint.keys:
+        if key not in known:
+            meant = nearest(key, known)
+            fix = f"did you mean '{meant}'?" if meant else "give it a number in the file"
+            yield (
+                f"'{key}' is not searched and has no value; a constraint names keys of the "
+                f"space, or numbers below train. and task., or {WORKERS}; {fix}"
+            )
+            continue
+        distribution = whole.distributions.get(key)
+        values = distribution.options if isinstance(distribution, Choice) else ()
+        for value in values if distribution else (whole.fixed[key],):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                yield (
+                    f"{shown(value) if not isinstance(value, list | dict | tuple) else 'a list'} "
+                    f"is not a number; a constraint compares numbers; leave '{key}' out"
+                )
+                break
+
+
+def _grid_faults(whole: SearchSpace, search: SearchConfig) -> Iterator[Issue]:
+    if search.sampler != "grid":
+        return
+    endless = [key for key, one in whole.distributions.items() if one.values() is None]
+    for key in endless:
+        name = whole.distributions[key].name
+        yield Issue(
+            ("space", key, name),
+            f"{name} has no list of values, and the sampler is grid; a grid tries every value of "
+            "choice, int and quniform; write choice: [...], or another sampler",
+            at_key=True,
+        )
+
+
+def _warm_start_faults(search: SearchConfig, data: Mapping[str, Any]) -> Iterator[Issue]:
+    path: KeyPath = ("search", "warm_start")
+    if search.warm_start and search.sampler in LEARN_NOTHING:
+        yield Issue(
+            path,
+            f"{search.sampler} does not learn from trials, so it cannot use earlier ones; remove "
+            "the key, or write sampler: tpe",
+        )
+    if data.get("name") in search.warm_start:
+        yield Issue(
+            path,
+            f"{shown(data['name'])} is the name of this sweep; a warm start takes trials of "
+            "earlier sweeps; give this sweep another name",
+        )
+
+
+def _point_faults(
+    whole: SearchSpace,
+    search: SearchConfig,
+    trials: object,
+    show: Show,
+    drawn: int,
+    *,
+    allowed: bool,
+) -> Iterator[Issue]:
+    points = search.points
+    if isinstance(trials, int) and not isinstance(trials, bool) and 0 < trials < len(points):
+        yield Issue(
+            ("search", "try_first"),
+            f"there are {len(points)} points and {trials} trials; each point is a trial; write "
+            f"trials: {len(points)} or more",
+        )
+    for number, point in enumerate(points[drawn:], drawn):
+        path: KeyPath = ("search", "try_first", number)
+        wrong = [fault for key in point for fault in _value_faults(path, key, point, whole, show)]
+        yield from wrong
+        if not wrong and allowed and whole.draw(0, point) is None:
+            some = "" if whole.unconditional().keys() <= point.keys() else ", whatever is drawn"
+            yield Issue(
+                path, f"the point violates search.constraints{some}; change it, or a constraint"
+            )
+
+
+def _value_faults(
+    path: KeyPath, key: str, point: Mapping[str, Any], whole: SearchSpace, show: Show
+) -> Iterator[Issue]:
+    at = (*path, key)
+    distribution = whole.distributions.get(key)
+    if distribution is None:
+        meant = nearest(key, whole.distributions)
+        fix = f"did you mean '{meant}'?" if meant else "search it, or set it in the file itself"
+        yield Issue(at, f"'{key}' is not searched; a point has keys of the space; {fix}", True)
+    elif not distribution.contains(point[key]):
+        yield Issue(
+            at,
+            f"{show(at, point[key])} is outside {distribution}; a point must be in the space; "
+            "change the value, or widen the space",
+        )
+    elif not distribution.exists(point):
+        missing = ", ".join(f"{k}: {write_flow(list(v))}" for k, v in distribution.when)
+        yield Issue(
+            at,
+            f"'{dotted((key,))}' exists only with {missing}; a point must have such a value; add "
+            "one of these values to the point",
+            True,
+        )

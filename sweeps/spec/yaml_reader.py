@@ -1,0 +1,464 @@
+"""Read YAML 1.2 with the position of every value; overrides are YAML, too.
+
+A spec is plain data: no tags, no objects, no duplicate keys, and limits on size, depth and number
+of values. `ruamel.yaml` parses it; scalars follow the core schema of YAML 1.2 (`1e-4` is a number,
+`on` and `12:30:00` are text). What must not live here: the meaning of the keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from redaction.secrets import HIDDEN, is_secret
+from sweeps.errors import Issue, KeyPath, LocatedIssue, SpecError, dotted
+from sweeps.formatting import cut, quoted
+from sweeps.spec.document import AFTER_THE_FILE, Document, SourcePosition
+from sweeps.spec.yaml_scalars import LEADING_ZERO, NULL, resolve
+
+MAX_BYTES = 1024 * 1024
+MAX_VALUES = 10_000
+MAX_DEPTH = 32
+MAX_CHARACTERS = 8 * MAX_BYTES
+"""The limit for all values together, after aliases and variables are expanded. Nested values count
+at each level."""
+
+HIDDEN_SECTIONS = {"notify"}
+"""Messages show no value of these sections: a mistyped one may be a secret of any form."""
+_REFERENCES = {("notify", "webhook")}
+"""Keys whose `${NAME}` stays a reference: the value is a secret and is not stored."""
+_VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def read(path: Path, environ: Mapping[str, str]) -> Document:
+    """Read a spec file.
+
+    Args:
+        path: The file; its spelling is kept in messages.
+        environ: Values for `${NAME}` in texts.
+
+    Raises:
+        SpecError: The file cannot be read, or is not one YAML mapping.
+    """
+    label = str(path)
+    try:
+        label.encode()
+    except UnicodeEncodeError:
+        raise _single(
+            label,
+            "a part of it is not UTF-8, which Ray requires of a command line; use a path that is "
+            "UTF-8",
+        ) from None
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _single(
+            label,
+            "there is no such file; a spec is a YAML file; `sweep init` writes one to start from",
+        ) from None
+    except OSError as error:
+        raise _single(
+            label, f"cannot be read ({error.strerror}); a spec is a YAML file; name a readable one"
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise _single(
+            label,
+            f"is larger than {MAX_BYTES} bytes; a spec is a short file; keep data in "
+            "files of its own",
+        )
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _single(
+            label,
+            f"byte {error.start} (0x{raw[error.start]:02x}) is not UTF-8; a spec is "
+            "UTF-8 text; save the file as UTF-8",
+        ) from None
+    return parse(text, label, environ)
+
+
+def parse(text: str, label: str, environ: Mapping[str, str]) -> Document:
+    """Read one YAML mapping from text; see `read`."""
+
+    def where(line: int, column: int) -> str:
+        return f"{label}:{line}:{column}"
+
+    node = _compose(text, where)
+    if node is None or (node.kind == "scalar" and node.text in NULL and node.plain):
+        raise _single(
+            where(1, 1),
+            "the file is empty; a spec is a mapping of keys; `sweep init` writes one "
+            "to start from",
+        )
+    if node.kind != "mapping":
+        got = {"sequence": "a list", "scalar": "a single value"}[node.kind]
+        raise _single(
+            where(*node.mark),
+            f"the top level is {got}; a spec is a mapping of keys; begin with `name: my_sweep`",
+        )
+    return _Builder(label, where, environ).document(node)
+
+
+def parse_value(
+    text: str, where: str, environ: Mapping[str, str], key: KeyPath = ("",)
+) -> Document:
+    """Read the VALUE of an override: a YAML scalar, or a flow list or mapping.
+
+    Args:
+        text: The value.
+        where: Replaces the position in messages.
+        environ: Values for `${NAME}` in texts.
+        key: The key that gets the value.
+
+    Returns:
+        A document whose data is `{"": value}`.
+
+    Raises:
+        SpecError: The text is not YAML.
+    """
+    node = _compose(text, lambda _line, _column: where) or _Node("scalar", (1, 1), "", plain=True)
+    outer = _Node("mapping", (1, 1), "")
+    outer.items.append(("", (1, 1), node))
+    return _Builder(where, lambda _line, _column: where, environ, key).document(outer)
+
+
+def parse_text(value: str, where: str) -> Document:
+    """Wrap a text that is not YAML, such as an option's value; see `parse_value`."""
+    return Document(
+        where, {"": value}, {("",): SourcePosition(where, where, AFTER_THE_FILE, quoted(value))}
+    )
+
+
+def _single(where: str, message: str) -> SpecError:
+    return SpecError([LocatedIssue(where, "", message)])
+
+
+@dataclass
+class _Node:
+    kind: str  # "scalar", "mapping" or "sequence"
+    mark: tuple[int, int]
+    text: str
+    plain: bool = False
+    items: list[tuple[str, tuple[int, int], _Node]] = field(default_factory=list)
+    elements: list[_Node] = field(default_factory=list)
+
+
+_Where = Callable[[int, int], str]
+
+
+def _compose(text: str, where: _Where) -> _Node | None:
+    """Return the tree of the only document in `text`; None if it has none."""
+    try:
+        return _Composer(text, where).run()
+    except SpecError:
+        raise
+    except ReaderError as error:
+        # The parser refuses a control character and gives its offset in the text.
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise _single(
+            where(line, column),
+            f"character {error.character:#04x} is not allowed; YAML is printable "
+            "text; remove it, or write it as an escape in double quotes",
+        ) from None
+    except MarkedYAMLError as error:
+        raise _syntax_error(error, text, where) from None
+    except (YAMLError, ValueError, OverflowError) as error:
+        # ValueError and OverflowError: chr() raises them for an invalid escape.
+        raise _single(
+            where(1, 1), f"not YAML ({cut(str(error))}); see https://yaml.org for the rules"
+        ) from None
+
+
+def _syntax_error(error: MarkedYAMLError, text: str, where: _Where) -> SpecError:
+    mark, context = error.problem_mark or error.context_mark, error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    problem = str(error.problem or error.context)
+    opener = {"flow sequence": "[", "flow mapping": "{", "quoted scalar": "quote"}
+    opened = next((sign for name, sign in opener.items() if name in str(error.context)), None)
+    lines = text.splitlines()
+    if "'\\t'" in problem or (line <= len(lines) and re.match(r" *\t", lines[line - 1])):
+        message = (
+            "there is a tab where YAML expects spaces; indentation is spaces only; replace "
+            "the tab by two spaces"
+        )
+    elif opened and context and "unknown escape" not in problem:
+        line, column = context.line + 1, context.column + 1
+        sign = f"'{opened}'" if opened != "quote" else "a quote"
+        message = (
+            f"{sign} is opened here and not closed properly ({problem}); every bracket "
+            "and quote must be closed; close it"
+        )
+    elif "mapping values are not allowed" in problem:
+        message = (
+            "a second ':' in one value, or a wrong indentation; keys of one mapping "
+            "start in one column; align it, or put the text in quotes"
+        )
+    else:
+        message = (
+            f"not YAML ({problem}); values with special characters need quotes; "
+            "correct the line, or quote the text"
+        )
+    return _single(where(line, column), message)
+
+
+class _Composer:
+    def __init__(self, text: str, where: _Where) -> None:
+        self.text = text
+        self.where = where
+        self.anchors: dict[str, _Node] = {}
+        self.count = 0
+
+    def run(self) -> _Node | None:
+        root: _Node | None = None
+        events: Iterator[Any] = YAML(typ="safe", pure=True).parse(self.text)
+        for event in events:
+            if isinstance(event, DocumentStartEvent):
+                if root is not None:
+                    raise _single(
+                        self._at(event),
+                        "a second document begins; a spec is one document; remove the line '---'",
+                    )
+            elif isinstance(event, NodeEvent):
+                root = self.node(event, events, 0)
+        return root
+
+    def node(self, event: Any, events: Iterator[Any], depth: int) -> _Node:
+        mark = (event.start_mark.line + 1, event.start_mark.column + 1)
+        self.count += 1
+        if depth > MAX_DEPTH or self.count > MAX_VALUES:
+            raise _too_much(self.where(*mark), deep=depth > MAX_DEPTH)
+        if isinstance(event, AliasEvent):
+            if event.anchor not in self.anchors:
+                raise _single(
+                    self._at(event),
+                    f"*{event.anchor} refers to nothing; an alias needs an anchor "
+                    f"&{event.anchor} before it; write the value, or put a text with "
+                    "* in quotes",
+                )
+            return self.anchors[event.anchor]
+        if event.tag is not None:
+            tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
+            raise _single(
+                self._at(event),
+                f"the tag {cut(tag)} is refused; a spec is plain data and holds no "
+                "objects; remove the tag",
+            )
+        if isinstance(event, ScalarEvent):
+            node = _Node("scalar", mark, event.value, plain=event.style is None)
+        elif isinstance(event, MappingStartEvent):
+            node = self.mapping(event, mark, events, depth)
+        else:
+            assert isinstance(event, SequenceStartEvent)
+            node = _Node("sequence", mark, "")
+            while not isinstance(item := next(events), SequenceEndEvent):
+                node.elements.append(self.node(item, events, depth + 1))
+            node.text = self._slice(event, item)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        return node
+
+    def mapping(
+        self, start: Any, mark: tuple[int, int], events: Iterator[Any], depth: int
+    ) -> _Node:
+        node = _Node("mapping", mark, "")
+        while not isinstance(item := next(events), MappingEndEvent):
+            key = self.node(item, events, depth + 1)
+            if key.kind != "scalar":
+                raise _single(
+                    self._at(item),
+                    "a key is a list or a mapping; keys are text; write a plain word",
+                )
+            at = (item.start_mark.line + 1, item.start_mark.column + 1)
+            child = self.node(next(events), events, depth + 1)
+            if child.plain and not child.text:
+                child.mark = at  # for an empty value the parser gives the next token's position
+            node.items.append((key.text, at, child))
+        node.text = self._slice(start, item)
+        return node
+
+    def _slice(self, start: Any, end: Any) -> str:
+        if not start.flow_style:
+            return "a mapping" if isinstance(start, MappingStartEvent) else "a list"
+        return " ".join(self.text[start.start_mark.index : end.end_mark.index].split())
+
+    def _at(self, event: Any) -> str:
+        return self.where(event.start_mark.line + 1, event.start_mark.column + 1)
+
+
+class _Builder:
+    """Turns nodes into data; problems of single values are collected, not raised."""
+
+    def __init__(
+        self, label: str, where: _Where, environ: Mapping[str, str], key: KeyPath | None = None
+    ) -> None:
+        self.doc = Document(label, {}, {})
+        self.key = key  # of an override, whose own paths begin with an empty key
+        self.where = where
+        self.environ = environ
+        self.count = self.num_characters = 0
+        self.refused: set[str] = set()  # variables of the current scalar
+
+    def document(self, node: _Node) -> Document:
+        self.doc.positions[()] = self._position(node, node.mark, ())
+        self.doc.data = self.value(node, (), 0)
+        return self.doc
+
+    def _in_spec(self, path: KeyPath) -> KeyPath:
+        """Return a path of this document as a path of the spec."""
+        return path if self.key is None else (*self.key, *path[1:])
+
+    def _position(self, node: _Node, key_mark: tuple[int, int], path: KeyPath) -> SourcePosition:
+        shown = cut(node.text)
+        if node.text and HIDDEN_SECTIONS.intersection(self._in_spec(path)[:1]):
+            shown = HIDDEN
+        elif node.kind == "scalar" and not (
+            node.plain and not isinstance(resolve(node.text), str)
+        ):
+            shown = quoted(node.text)
+        elif node.kind == "scalar" and node.text in NULL:
+            shown = "null"
+        return SourcePosition(self.where(*node.mark), self.where(*key_mark), node.mark, shown)
+
+    def value(self, node: _Node, path: KeyPath, depth: int) -> Any:
+        # Counted again here, because an alias is one event but stands for many values.
+        self.count += 1
+        if self.count > MAX_VALUES or depth > MAX_DEPTH:
+            raise _too_much(self.where(*node.mark), deep=depth > MAX_DEPTH)
+        self._add_characters(node.text, node.mark)
+        if node.kind == "scalar":
+            return self.scalar(node, path)
+        if node.kind == "sequence":
+            items: list[Any] = []
+            for index, element in enumerate(node.elements):
+                self.doc.positions[(*path, index)] = self._position(
+                    element, element.mark, (*path, index)
+                )
+                items.append(self.value(element, (*path, index), depth + 1))
+            return items
+        data: dict[str, Any] = {}
+        first: dict[str, tuple[int, int]] = {}
+        for key, mark, child in node.items:
+            inner = (*path, key)
+            self._add_characters(key, mark)
+            if key in first:
+                line = first[key][0]
+                message = (
+                    f"the key '{cut(key)}' is on line {line} and again on line {mark[0]}; "
+                    "a key appears once; remove one of them"
+                )
+                # Added under a path of its own, so that the first value is still checked.
+                problem = LocatedIssue(self.where(*mark), dotted(inner), message)
+                self.doc.problems.append(((*inner, "again"), mark, problem))
+                continue
+            first[key] = mark
+            self.doc.positions[inner] = self._position(child, mark, inner)
+            data[key] = self.value(child, inner, depth + 1)
+        return data
+
+    def _add_characters(self, text: str, mark: tuple[int, int]) -> None:
+        self.num_characters += len(text)
+        if self.num_characters > MAX_CHARACTERS:
+            raise _single(
+                self.where(*mark),
+                f"the values have more than {MAX_CHARACTERS} characters, aliases and variables "
+                "counted in full; a spec is a short file; keep data in files of its own",
+            )
+
+    def scalar(self, node: _Node, path: KeyPath) -> Any:
+        self.refused.clear()
+
+        def expanded(match: re.Match[str]) -> str:
+            text = self.variable(match, path)
+            self._add_characters(text, node.mark)
+            return text
+
+        text = _VARIABLE.sub(expanded, node.text)
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            self.doc.add(
+                Issue(
+                    path,
+                    f"{quoted(text)} has half a character (a lone surrogate); text is Unicode; "
+                    "write the character itself",
+                )
+            )
+            return ""
+        if not node.plain:
+            return text
+        if LEADING_ZERO.fullmatch(text):
+            number = str(int(text[:4300]))
+            message = (
+                f"{cut(text)} begins with a zero; some readers take such a number as "
+                f"octal; write {cut(number)}, or '{cut(text)}' in quotes for text"
+            )
+            self.doc.add(Issue(path, message))
+        value = resolve(text)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            self.doc.add(
+                Issue(
+                    path,
+                    f"{cut(text)} is too large; whole numbers have at most 63 bits; write a "
+                    "smaller number",
+                )
+            )
+            return 0
+        return value
+
+    def variable(self, match: re.Match[str], path: KeyPath) -> str:
+        name = match[1]
+        if name is None:
+            return "${"
+        if self._in_spec(path) in _REFERENCES:
+            return match[0]
+        if not _VARIABLE_NAME.fullmatch(name):
+            fault = (
+                f"${{{cut(name)}}} names no variable; a name is letters, digits and '_'; "
+                f"write $${{ for the characters ${{"
+            )
+        elif is_secret(name):
+            fault = (
+                f"${{{cut(name)}}} looks like a secret; a spec is stored and tracked "
+                f"unencrypted; let the task read {cut(name)} from the environment"
+            )
+        elif name not in self.environ:
+            fault = (
+                f"${{{cut(name)}}} is not set; variables come from the environment; run "
+                f"`export {cut(name)}=...` first, or write the value"
+            )
+        else:
+            return self.environ[name]
+        if name not in self.refused:
+            self.refused.add(name)
+            self.doc.add(Issue(path, fault))
+        return match[0]
+
+
+def _too_much(where: str, *, deep: bool) -> SpecError:
+    if deep:
+        return _single(
+            where, f"is nested deeper than {MAX_DEPTH} levels; a spec is flat; remove levels"
+        )
+    return _single(
+        where,
+        f"holds more than {MAX_VALUES} values, aliases counted in full; a spec is a "
+        "short file; remove aliases or keep data in files of its own",
+    )

@@ -1,0 +1,133 @@
+"""ASHA, asynchronous successive halving: the rule `asha`, and the parameters of all halving rules.
+
+What must not live here: where the rungs are (`halving`), and Ray (`schedulers`).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from sweeps.formatting import format_number
+from sweeps.stopping.front_stopper import FrontStopper
+from sweeps.stopping.halving import goes_on_among_equals, rungs
+from sweeps.stopping.metric_values import Minimize, Value, first_value
+from sweeps.stopping.rule import StoppingRule, TrialStopper
+
+
+class GeometricRungs(StoppingRule):
+    """Base of the rules with a first rung and a constant factor between two rungs."""
+
+    first_epoch_key: ClassVar[str | None] = "grace_epochs"
+    needs_one_metric: ClassVar[bool] = False
+
+    grace_epochs: int = Field(default=1, ge=1)
+    """Epochs that every trial gets; below `budget.epochs`. With another budget: reports."""
+    reduction: int = Field(default=3, ge=2)
+    """One trial in this many continues beyond a rung; also the factor between two rungs."""
+
+    def rungs(self, epochs: int) -> tuple[int, ...]:
+        """Return the geometric rungs below the budget."""
+        return rungs(self.grace_epochs, self.reduction, epochs)
+
+    def comparable_epochs(self, epochs: int) -> tuple[int, ...]:
+        """Return the geometric rungs and the end of the budget."""
+        return (*rungs(self.grace_epochs, self.reduction, epochs), epochs)
+
+
+class Asha(GeometricRungs):
+    """Stop a trial at a rung unless it is among the best there so far."""
+
+    name: ClassVar[str] = "asha"
+    description: ClassVar[str] = (
+        "stops a trial at a rung unless it is among the best 1/`reduction` there so far."
+    )
+    decides_per_report: ClassVar[bool] = True
+
+    def make_stopper(self, *, epochs: int, minimize: Minimize) -> TrialStopper | None:
+        """Return a new stopper, which has seen no reports."""
+        return halving_stopper([self.rungs(epochs)], self.reduction, minimize=minimize)
+
+
+def halving_stopper(
+    brackets: Sequence[Sequence[int]],
+    reduction: int,
+    *,
+    bracket_of: Callable[[int], int] = lambda _: 0,
+    minimize: Minimize,
+) -> TrialStopper:
+    """Return a stopper for one metric or for several; see `HalvingStopper`."""
+    if isinstance(minimize, tuple):
+        return FrontStopper(brackets, reduction, bracket_of=bracket_of, minimize=minimize)
+    return HalvingStopper(brackets, reduction, bracket_of=bracket_of, minimize=minimize)
+
+
+class HalvingStopper:
+    """Compare each trial at each rung with the trials that reached the rung before.
+
+    A trial stops at a rung if its value is worse than a percentile of the earlier values there.
+    This percentile separates the best 1/`reduction`, and is interpolated linearly. The first trial
+    at a rung continues. This is the stopping variant of asynchronous successive halving, as in Ray
+    Tune, but for trials that equal the percentile: see `goes_on_among_equals`.
+
+    Args:
+        brackets: The rungs of each bracket, ascending. Trials are compared within their bracket.
+        reduction: One trial in this many continues beyond a rung.
+        bracket_of: Returns the index of a trial's bracket.
+        minimize: Whether less is better.
+    """
+
+    def __init__(
+        self,
+        brackets: Sequence[Sequence[int]],
+        reduction: int,
+        *,
+        bracket_of: Callable[[int], int] = lambda _: 0,
+        minimize: bool,
+    ) -> None:
+        self._brackets = brackets
+        self._reduction, self._bracket_of = reduction, bracket_of
+        self._sign = 1 if minimize else -1
+        self._losses: dict[tuple[int, int], list[float]] = {}
+        """By bracket and rung, the values there, ascending; negated where more is better."""
+        self._last_rung: dict[int, int] = {}
+        """By trial number, the highest rung at which the trial was compared."""
+
+    def stops(self, number: int, epoch: int, value: Value) -> str | None:
+        """Record a report; return why its trial stops, or None if it continues."""
+        value = first_value(value)
+        bracket = self._bracket_of(number)
+        rung = max((one for one in self._brackets[bracket] if one <= epoch), default=0)
+        if rung <= self._last_rung.get(number, 0):
+            return None
+        if not math.isfinite(value):
+            return "not a finite number"
+        self._last_rung[number] = rung
+        losses, loss = self._losses.setdefault((bracket, rung), []), self._sign * value
+        cutoff = _percentile(losses, 1 / self._reduction) if losses else math.inf
+        rank = bisect_left(losses, loss) + 1
+        num_equal = bisect_right(losses, loss) + 1 - rank
+        insort(losses, loss)
+        if loss < cutoff or (loss == cutoff and not num_equal):
+            return None
+        equal = loss == cutoff
+        if equal and goes_on_among_equals(len(losses), self._reduction):
+            return None
+        sign = {(True, True): "<", (True, False): "<=", (False, True): ">", (False, False): ">="}
+        needed = f"{sign[self._sign > 0, equal]} {format_number(self._sign * cutoff)}"
+        which = f" (of equal trials 1 in {self._reduction} continues)" if equal else ""
+        return f"needed {needed}{which}, rank {rank} of {len(losses)}"
+
+
+def _percentile(ascending: Sequence[float], share: float) -> float:
+    """Return the value below which a share of the values lies, as `numpy.percentile` does."""
+    position = share * (len(ascending) - 1)
+    below, fraction = int(position), position % 1
+    low, high = ascending[below], ascending[min(below + 1, len(ascending) - 1)]
+    if fraction < 0.5:
+        return low + (high - low) * fraction
+    return high - (high - low) * (1 - fraction)

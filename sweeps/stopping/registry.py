@@ -1,0 +1,64 @@
+"""The list of stopping rules: the only place where a rule is chosen by its name.
+
+To add a rule, write its module and add one line to `RULES`. The spec then accepts the name and
+the parameters of the rule, in the order of this list. What must not live here: what a rule does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from sweeps.stopping.asha import Asha
+from sweeps.stopping.asha_promote import AshaPromote
+from sweeps.stopping.hyperband import Hyperband
+from sweeps.stopping.median import MedianStopping
+from sweeps.stopping.no_stopping import NoStopping
+from sweeps.stopping.pbt import Pb2, Pbt
+from sweeps.stopping.rule import StoppingRule
+
+RULES: dict[str, type[StoppingRule]] = {
+    rule.name: rule
+    for rule in (
+        Asha,
+        AshaPromote,
+        Hyperband,
+        MedianStopping,
+        Pbt,
+        Pb2,
+        NoStopping,
+    )
+}
+DEFAULT_RULE: type[StoppingRule] = Asha
+"""The rule of a section `early_stopping` that names none."""
+WITHOUT_SECTION: type[StoppingRule] = NoStopping
+"""The rule of a spec without the section `early_stopping`."""
+
+
+def rule_class(name: object) -> type[StoppingRule]:
+    """Return the rule with a name; the default rule if no rule has the name.
+
+    The schema of the spec rejects an unknown name. The checks across fields still run, so that the
+    user sees all problems at once.
+    """
+    return RULES.get(name, DEFAULT_RULE) if isinstance(name, str) else DEFAULT_RULE
+
+
+def parameters(rules: Iterable[type[StoppingRule]]) -> dict[str, FieldInfo]:
+    """Return the parameters of several rules, in order of first appearance.
+
+    Two rules may share a parameter, such as `grace_epochs`, when both inherit it.
+    """
+    found: dict[str, FieldInfo] = {}
+    for rule in rules:
+        for key, info in rule.model_fields.items():
+            first = found.setdefault(key, info)
+            assert _shape(first) == _shape(info), f"{rule.name} defines {key} differently"
+    return found
+
+
+def _shape(info: FieldInfo) -> tuple[Any, ...]:
+    """Return what two definitions of one parameter must have in common."""
+    return info.annotation, info.default, info.metadata, info.description

@@ -1,0 +1,62 @@
+"""A command ends although its task has left something for which Python waits."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.time_limits import scaled
+
+COMMAND = """
+import atexit, concurrent.futures, multiprocessing, sys, threading, time, types
+from sweeps.cli import app, process_end
+
+process_end._SECONDS = 0.5
+
+def task():
+    sys.modules["torch"] = types.ModuleType("torch")  # a task has run in this process
+    {left}
+    print("done")
+    sys.exit({code})
+
+app.app = task
+app.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "named"),
+    [
+        ("threading.Thread(target=time.sleep, args=(60,), name='prefetch').start()", "'prefetch'"),
+        ("concurrent.futures.ThreadPoolExecutor().submit(time.sleep, 60)", "'ThreadPoolExec.*'"),
+        ("atexit.register(time.sleep, 60)", "a function of atexit"),
+        ("multiprocessing.Process(target=time.sleep, args=(60,)).start()", r"process \d+"),
+    ],
+    ids=["thread", "executor", "atexit", "process"],
+)
+@pytest.mark.parametrize("code", [0, 3])
+def test_command_ends_with_its_exit_code(left: str, named: str, code: int) -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.format(left=left, code=code)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - began < scaled(30)
+    assert (done.returncode, done.stdout) == (code, "done\n")
+    assert re.fullmatch(rf"the task left .*{named} running; .* daemon=True\n", done.stderr)
+
+
+def test_command_that_left_nothing_says_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.format(left="pass", code=0)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

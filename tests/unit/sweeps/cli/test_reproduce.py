@@ -1,0 +1,265 @@
+"""`sweep reproduce`: a trial again, compared bit for bit with its curve and its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from sweeps.cli.app import app
+from sweeps.ledger.attributes import PbtPerturbation
+from sweeps.ledger.ledger import Ledger
+from sweeps.ledger.suggestion import Suggestion
+from sweeps.paths import TRIAL_CONFIG, SweepPaths
+from sweeps.recording.trial_config import read_config
+from sweeps.results.sweep_status import SweepStatus
+from sweeps.spec.spec import trial_yaml
+from tests.message_parts import assert_parts
+from tests.unit.sweeps.trained_sweep import COMPLETE, KEY, MODULE, PRUNED, RESUMED
+from trainable.build import open_trainer
+from trainable.checkpoint import CheckpointStore
+from trainable.earlier_configs import add_earlier, read_earlier
+from trainable.metrics_file import FILE_NAME
+
+
+def _reproduce(*words: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", "made", *words])
+
+
+def _found(*words: str) -> dict[str, Any]:
+    done = _reproduce(*words, "--json")
+    assert done.stdout, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == (0 if found["is_equal"] else 1)
+    return found
+
+
+def _content(paths: SweepPaths) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in paths.root.rglob("*") if path.is_file()}
+
+
+def _rewrite_state(paths: SweepPaths, number: int, key: str) -> None:
+    """Change the last bit of one tensor of a trial's newest checkpoint, with a valid digest."""
+    store = CheckpointStore(paths.trial(number))
+    newest = store.generations()[-1]
+    state = store.load(newest)
+    tensor = next(iter(state["model"].values()))
+    tensor.flatten()[0] = torch.nextafter(tensor.flatten()[0], torch.tensor(9.0))
+    shutil.rmtree(newest.path)
+    config = read_config(paths.trial(number) / TRIAL_CONFIG)
+    writer = CheckpointStore(paths.trial(number), config.checkpoint, metric=key, mode="min")
+    writer.maybe_save(lambda: state, step=newest.step, epoch=newest.epoch, final=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "steps"),
+    [(COMPLETE, 9), (PRUNED, 3), (RESUMED, 9)],
+    ids=["complete", "pruned", "resumed"],
+)
+def test_same_trial_is_reproduced(number: int, steps: int, paths: SweepPaths) -> None:
+    before = _content(paths)
+    found = _found("--trial", str(number))
+    assert found["is_equal"], found
+    assert (found["end"], found["reached"], found["num_rows"]) == (steps, steps, steps)
+    compared = [state["step"] for state in found["states"]]
+    saved = CheckpointStore(paths.trial(number)).generations()
+    assert compared == sorted(one.step for one in saved)
+    assert compared[-1] == steps
+    assert all(state["num_tensors"] > 10 for state in found["states"])
+    assert _content(paths) == before
+
+
+def test_best_trial_is_the_default(paths: SweepPaths) -> None:
+    best = SweepStatus(paths).select_trial(None).number
+    done = _reproduce()
+    assert done.exit_code == 0
+    assert_parts(done.stdout, f"trial {best} is reproduced, bit for bit", "curve: the same in 9")
+
+
+@pytest.mark.parametrize("start", ["first", "1"])
+def test_new_run_starts_at_a_checkpoint(start: str, paths: SweepPaths) -> None:
+    with open_trainer(
+        read_config(paths.trial(PRUNED) / TRIAL_CONFIG),
+        paths.trial(PRUNED),
+        device="cpu",
+        threads=1,
+        until=2,
+    ) as trainer:
+        assert [report.epoch for report in trainer.events()] == [2]
+    before = _content(paths)
+    found = _found("--trial", str(PRUNED), "--from", start)
+    assert _content(paths) == before
+    assert found["started_from"] == 3
+    assert found["num_rows"] == 3
+
+
+def test_changed_curve_is_named(paths: SweepPaths) -> None:
+    curve = paths.trial(COMPLETE) / FILE_NAME
+    lines = [json.loads(text) for text in curve.read_text().splitlines()]
+    lines[4]["metrics"]["train/loss"] += 1e-9
+    curve.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    done = _reproduce("--trial", str(COMPLETE))
+    assert done.exit_code == 1
+    assert_parts(done.stdout, "differs from step 5 on", "curve: at step 5 train/loss was")
+    assert _found("--trial", str(COMPLETE), "--ignore", "train/loss")["is_equal"]
+
+
+def test_first_differing_tensor_is_named(paths: SweepPaths) -> None:
+    _rewrite_state(paths, COMPLETE, "val/loss")
+    found = _found("--trial", str(COMPLETE))
+    assert found["curve"] is None
+    assert found["first_step"] == 9
+    state = found["states"][-1]
+    assert state["first"].startswith("model.")
+    assert "1 of" in state["what"]
+    assert 0 < state["largest"] < 1e-6
+    done = _reproduce("--trial", str(COMPLETE))
+    assert_parts(done.stdout, "is not reproduced", "state at step 9", "by at most")
+
+
+@pytest.mark.parametrize("key", ["accumulation", "lr"])
+def test_each_configuration_is_honored(key: str, paths: SweepPaths) -> None:
+    """A trial that resumed with smaller micro-batches, or with another learning rate."""
+    directory = paths.trial(COMPLETE)
+    first = read_config(directory / TRIAL_CONFIG)
+    train = first.train.model_copy(update={"accumulation": 2})
+    if key == "lr":
+        optimizer = first.train.optimizer.model_copy(update={"lr": 0.07})
+        train = first.train.model_copy(update={"optimizer": optimizer})
+    second = first.model_copy(update={"train": train})
+    shutil.rmtree(directory)
+    directory.mkdir()
+    stops = [False, False, False, True]
+    for config in (first, second):
+        with open_trainer(
+            config,
+            directory,
+            device="cpu",
+            threads=1,
+            should_stop=lambda: bool(stops) and stops.pop(0),
+        ) as trainer:
+            if config is second:
+                add_earlier(directory, trainer.resumed_at, first)
+            [*trainer.events()]
+    (directory / TRIAL_CONFIG).write_text(trial_yaml(second))
+    found = _found("--trial", str(COMPLETE))
+    assert found["is_equal"], found
+    (directory / "earlier.jsonl").unlink()
+    assert not _found("--trial", str(COMPLETE))["is_equal"]
+
+
+def test_dropped_steps_drop_their_configuration(paths: SweepPaths) -> None:
+    directory = paths.trial(COMPLETE)
+    config = read_config(directory / TRIAL_CONFIG)
+    for until in (4, 8, 2):
+        add_earlier(directory, until, config)
+    assert [one.until for one in read_earlier(directory)] == [2]
+    add_earlier(directory, 6, config)
+    assert [one.until for one in read_earlier(directory)] == [2, 6]
+    add_earlier(directory, 0, config)
+    assert read_earlier(directory) == []
+
+
+def test_changed_code_and_versions_are_said(paths: SweepPaths) -> None:
+    ledger = Ledger.open(paths.ledger)
+    ledger.add_attempt({"gradsweep.version.torch": "1.0"})
+    ledger.store_origin(type(ledger.origin)(code={f"{MODULE}.py": "0" * 64}))
+    found = _found("--trial", str(PRUNED))
+    assert found["code"] == [f"{MODULE}.py"]
+    assert [one["what"] for one in found["machine"]] == ["torch"]
+
+
+def test_lost_checkpoints_are_not_taken_for_equal(paths: SweepPaths) -> None:
+    shutil.rmtree(paths.trial(PRUNED) / "checkpoints")
+    found = _found("--trial", str(PRUNED))
+    assert found["curve"] is None
+    assert not found["is_equal"]
+    assert_parts(found["not_compared"][0], "no checkpoint")
+
+
+@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
+def test_damaged_checkpoint_is_not_taken_for_equal(file: str, paths: SweepPaths) -> None:
+    newest = CheckpointStore(paths.trial(PRUNED)).generations()[-1]
+    content = bytearray((newest.path / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest.path / file).write_bytes(content)
+    found = _found("--trial", str(PRUNED))
+    assert found["curve"] is None
+    assert not found["is_equal"]
+    assert_parts(found["not_compared"][0], newest.name)
+    assert "not deterministic" not in _reproduce("--trial", str(PRUNED)).stdout
+
+
+LOOP = """
+import time, torch
+
+def train(config, context):
+    model = torch.nn.Linear(2, 1)
+    if context.restored:
+        model.load_state_dict(context.restored["model"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.train.optimizer.lr)
+    for epoch in context.remaining_epochs():
+        loss = model(torch.randn(8, 2)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield {"val/loss": loss.item(), "seconds": time.time()}, {"model": model.state_dict()}
+"""
+
+
+def test_loop_is_reproduced(paths: SweepPaths) -> None:
+    Path("own_loop_again.py").write_text(LOOP)
+    text = paths.spec.read_text()
+    directory = paths.trial(COMPLETE)
+    config = read_config(directory / TRIAL_CONFIG)
+    task = config.task.model_copy(update={"name": "own_loop_again:train"})
+    config = config.model_copy(update={"task": task})
+    sys.path.insert(0, str(Path.cwd()))
+    shutil.rmtree(directory)
+    directory.mkdir()
+    (directory / TRIAL_CONFIG).write_text(trial_yaml(config))
+    with open_trainer(config, directory, device="cpu", threads=1) as loop:
+        [*loop.events()]
+    assert paths.spec.read_text() == text
+    assert _found("--trial", "0")["first_step"] == 1  # a time is another one
+    for words in ([], ["--from", "first"]):
+        found = _found("--trial", "0", "--ignore", "seconds", *words)
+        assert found["is_equal"], found
+        assert found["states"]
+    sys.modules.pop("own_loop_again", None)
+
+
+def test_member_of_a_population_is_refused(paths: SweepPaths) -> None:
+    ledger, space = Ledger.open(paths.ledger), SweepStatus(paths).spec.space
+    member = ledger.add(Suggestion({KEY: 0.02}, {KEY: space[KEY].to_optuna()})).number
+    ledger.mutate(1, {member: PbtPerturbation(1, RESUMED, {KEY: 0.01})})
+    done = _reproduce("--trial", str(member))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert_parts(done.stderr, "copied the weights of trial 2 after epoch 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trial", "9"], "has no trial 9"),
+        (["--from", "7"], "has no such checkpoint"),
+        (["--from", "newest"], "must be first, latest, best or the epoch"),
+        (["--from", "latest"], "nothing is left to train"),
+        (["--from", "best"], "nothing is left to train"),
+        (["--dir", "runs/made/again"], "lies in the directory of the sweep"),
+        (["--dir", "."], "is not empty"),
+        (["--ignore", "train/los"], "has no such metric"),
+    ],
+)
+def test_wrong_words_are_refused(paths: SweepPaths, words: list[str], said: str) -> None:
+    before = _content(paths)
+    done = _reproduce(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert _content(paths) == before

@@ -1,0 +1,246 @@
+"""The report: its counts and its page. For its look see `test_report_page.py`."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna import Study, visualization
+
+from sweeps.ledger.trials import TrialSummary
+from sweeps.report import report_data
+from sweeps.report.report import write_report
+from sweeps.report.report_data import thinned
+from sweeps.report.report_figures import rungs, survival
+from sweeps.report.report_page import PageSection, page, table
+from sweeps.results.comparable_trials import compare_survivors
+from sweeps.spec.revisions import write_spec
+from sweeps.spec.spec import SweepSpec, parse_spec
+from sweeps.stopping.halving import bracket_of
+from tests.specs import with_overrides
+from tests.unit.sweeps.sweep_factory import MadeSweep
+
+EARLY = "early_stopping: {scheduler: asha, grace_epochs: 2, reduction: 3}"
+MEDIAN = "early_stopping: {scheduler: median, grace_epochs: 2}"
+EARLY_HYPERBAND = EARLY.replace("asha", "hyperband")
+
+
+def _spec(more: str = "") -> SweepSpec:
+    return parse_spec(
+        "name: x\ntask: digits\nmetric: val/loss\nmode: min\ntrials: 9\nbudget: {epochs: 24}\n"
+        f"space: {{train.optimizer.lr: {{loguniform: [0.001, 0.1]}}}}\n{more}",
+        "x.yaml",
+    )
+
+
+def _trial(number: int, state: str, epoch: int) -> TrialSummary:
+    return TrialSummary(number=number, state=state, params={}, value=None, epoch=epoch)
+
+
+def test_rungs_are_where_early_stopping_decides() -> None:
+    for scheduler in ("asha", "asha_promote", "hyperband"):
+        assert rungs(_spec(EARLY.replace("asha", scheduler))) == [2, 6, 18, 24]
+    assert rungs(_spec()) == rungs(_spec(MEDIAN)) == []
+    for scheduler in ("pbt", "pb2"):
+        population = f"early_stopping: {{scheduler: {scheduler}, interval_epochs: 5}}\n"
+        assert rungs(_spec(population)) == [5, 10, 15, 20, 24]
+
+
+def test_each_trial_has_one_outcome_per_reached_rung() -> None:
+    ends = [("complete", 24), ("pruned", 2), ("pruned", 6), ("failed", 7), ("running", 1)]
+    trials = [_trial(number, *end) for number, end in enumerate(ends)]
+    counts = survival(_spec(EARLY), trials)
+    assert counts == {
+        "continued": [3, 1, 1, 0],
+        "pruned": [1, 1, 0, 0],
+        "failed": [0, 1, 0, 0],
+        "complete": [0, 0, 0, 1],
+    }
+
+
+def test_hyperband_trials_count_at_rungs_of_their_bracket() -> None:
+    """One trial for each bracket, all of which were stopped at epoch 6 but for the last one's."""
+    spec = _spec(EARLY_HYPERBAND)
+    brackets = [bracket_of(number, (2, 6, 18, 24), 3) for number in range(60)]
+    trials = [_trial(n, "pruned", 6 if b < 3 else 24) for n, b in enumerate(brackets)]
+    shares = [brackets.count(bracket) for bracket in range(4)]
+    assert all(shares)
+    assert survival(spec, trials) == {
+        "continued": [shares[0], 0, 0, 0],
+        "pruned": [0, shares[0] + shares[1], 0, shares[3]],
+    }
+
+
+@pytest.mark.parametrize("reports", [1, 199, 200, 201, 398, 399, 400, 1000])
+def test_curve_is_drawn_with_few_points_and_both_ends(reports: int) -> None:
+    curve = [(epoch, float(epoch)) for epoch in range(1, reports + 1)]
+    drawn = thinned(curve)
+    assert drawn == curve if reports <= 200 else 100 <= len(drawn) <= 200
+    assert (drawn[0], drawn[-1]) == (curve[0], curve[-1])
+    assert set(drawn) <= set(curve)
+
+
+def test_report_names_what_it_omits(tmp_path: Path) -> None:
+    """A long curve is cut, a short one is not; the median rule has no rungs to survive."""
+    for name, early, reports in (("long", MEDIAN, 201), ("short", EARLY_HYPERBAND, 10)):
+        sweep = MadeSweep(tmp_path, name, more=early)
+        sweep.add("complete", *(1 / epoch for epoch in range(1, reports + 1)))
+        write_report(sweep.paths, tmp_path / f"{name}.html")
+    long, short = ((tmp_path / f"{name}.html").read_text() for name in ("long", "short"))
+    cut, bracket = "A curve with more than 200 reports (1 here)", "rungs of its own bracket alone"
+    none = "Not drawn: the median rule has no rungs: it decides at the end of each epoch"
+    assert (cut in long, none in long, bracket in long) == (True, True, False)
+    assert (cut in short, none in short, bracket in short) == (False, False, True)
+    assert "hyperband runs ASHA in brackets" in short
+
+
+@pytest.mark.parametrize(
+    ("reports", "told"),
+    [
+        (0, "min of val/loss over 10 epochs; sampler"),
+        (10, "min of val/loss over 10 epochs; sampler"),
+        (4, "min of val/loss over 4 epochs at most (the budget is 10); sampler"),
+        (12, "min of val/loss over 12 epochs at most (the budget is 10); sampler"),
+    ],
+)
+def test_report_states_no_epochs_that_no_trial_had(
+    tmp_path: Path, reports: int, told: str
+) -> None:
+    sweep = MadeSweep(tmp_path)
+    sweep.add("complete" if reports else None, *([0.5] * reports))
+    write_report(sweep.paths, tmp_path / "report.html")
+    assert told in (tmp_path / "report.html").read_text()
+
+
+def test_report_counts_every_trial(tmp_path: Path) -> None:
+    sweep = MadeSweep(tmp_path)
+    for _ in range(2):
+        sweep.add("complete", 0.5)
+    write_spec(sweep.paths.spec, with_overrides(sweep.spec, ["trials=1"]))
+    write_report(sweep.paths, tmp_path / "report.html")
+    assert "2 of 2 trials: 2 complete" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("earlier", [[], ["report.html"]])
+def test_full_disk_names_the_file_and_keeps_the_old_page(
+    tmp_path: Path, earlier: list[str]
+) -> None:
+    sweep, target = MadeSweep(tmp_path), tmp_path / "pages" / "report.html"
+    target.parent.mkdir()
+    for name in earlier:
+        target.with_name(name).write_text("an earlier one")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"^{target} cannot be written \(File too large\); the"):
+            write_report(sweep.paths, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [page.name for page in target.parent.iterdir()] == earlier
+    assert not earlier or target.read_text() == "an earlier one"
+
+
+def test_page_follows_links_and_writes_to_devices(tmp_path: Path) -> None:
+    sweep, link, pipe = MadeSweep(tmp_path), tmp_path / "link", tmp_path / "pipe"
+    (tmp_path / "pages").mkdir()
+    link.symlink_to("pages/one.html")
+    write_report(sweep.paths, link)
+    assert link.is_symlink()
+    assert [page.name for page in (tmp_path / "pages").iterdir()] == ["one.html"]
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as reader:
+        read = reader.submit(pipe.read_text)
+        write_report(sweep.paths, pipe)
+    assert read.result().startswith("<!doctype html>")
+    assert pipe.is_fifo()
+
+
+def test_quadratic_figures_use_a_subset_of_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    plot = visualization.plot_param_importances
+
+    def importances(study: Study, **options: Any) -> Any:
+        assert len(study.trials) == 12, "each under its own number"
+        used.append([trial.value for trial in study.trials if trial.value is not None])
+        return plot(study, **options)
+
+    monkeypatch.setattr(visualization, "plot_param_importances", importances)
+    sweep = MadeSweep(tmp_path, "many", more=MEDIAN)
+    values = [1 / (number + 1) for number in range(12)]
+    for value in values:
+        sweep.add("complete", value)
+    for most, expected in ((12, values), (5, [*values[::3], values[-1]])):
+        monkeypatch.setattr(report_data, "MAX_TRIALS", most)
+        write_report(sweep.paths, tmp_path / "many.html")
+        assert used.pop() == expected
+        told = f"At most {most} of these are used, evenly spaced."
+        assert (told in (tmp_path / "many.html").read_text()) == (expected != values)
+
+
+def test_values_are_compared_at_an_epoch_ten_trials_reached() -> None:
+    """Three of fourteen went to the end, four to epoch 6; the fifteenth failed."""
+    lengths = [20, 20, 20, 6, *(2 for _ in range(10)), 20]
+    curves = {n: {e: 1.0 / e + n for e in range(1, end + 1)} for n, end in enumerate(lengths)}
+    curves[1][2] = math.nan
+    states = {n: "complete" if end == 20 else "pruned" for n, end in enumerate(lengths)}
+    states[14] = "failed"
+    found = compare_survivors(_spec(EARLY), states, curves)
+    assert found.epoch == 2
+    assert found.values == {n: n + (1.0 if n == 1 else 0.5) for n in range(14)}
+    assert found.target == "val/loss by epoch 2"
+    assert "14 trials that reached epoch 2" in found.sentence
+    assert found.sentence.endswith("4 of them went further.")
+
+
+def test_few_trials_are_compared_where_the_first_ended() -> None:
+    curves = {0: {1: 0.9, 2: 0.7, 3: 0.8}, 1: {1: 0.5}, 2: {}}
+    states = {0: "running", 1: "pruned", 2: "waiting"}
+    assert compare_survivors(_spec(EARLY), states, curves).values == {0: 0.9, 1: 0.5}
+    assert compare_survivors(_spec(EARLY), {0: "running"}, {0: curves[0]}).values == {0: 0.7}
+    assert compare_survivors(_spec(EARLY), {2: "waiting"}, {2: {}}).values == {}
+
+
+def test_trial_without_a_value_by_that_epoch_is_omitted() -> None:
+    curves = {0: {1: math.nan, 2: 0.3}, 1: {1: 0.4}}
+    found = compare_survivors(_spec(EARLY), {0: "complete", 1: "pruned"}, curves)
+    assert (found.epoch, found.values) == (1, {1: 0.4})
+
+
+def test_ten_finished_trials_compare_by_their_final_values() -> None:
+    curves = {n: dict.fromkeys(range(1, 25), 1.0 + n) for n in range(10)} | {10: {2: 9.0}}
+    states = dict.fromkeys(range(10), "complete") | {10: "pruned"}
+    found = compare_survivors(_spec(EARLY), states, curves)
+    assert (found.epoch, found.target, sorted(found.values)) == (24, "val/loss", list(range(10)))
+    assert "reached the last epoch" in found.sentence
+
+
+class _Requests(HTMLParser):
+    """Every address that a page would load by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {k}={v}" for k, v in attrs if k in ("src", "href", "srcset")]
+
+
+def test_page_loads_nothing_and_escapes_text() -> None:
+    evil = "<img src=http://example.com/x>"
+    text = page(evil, [evil], [PageSection(evil, evil, table([evil], [[evil]]))])
+    seen = _Requests()
+    shown = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    seen.feed(shown)
+    assert [one for one in seen.found if not one.startswith("a href=#")] == []
+    assert evil not in shown
+    assert "&lt;img src=" in shown
+    assert "default-src 'none'" in text
