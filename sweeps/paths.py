@@ -5,7 +5,7 @@
       .removed/<sweep>/            a sweep that `sweep rm` has not removed completely yet
       <sweep>/
         sweep.yaml                 the resolved spec, one revision after another
-        ledger.db                  unless storage.ledger names a database
+        ledger.db
         lock  control/  outbox/
         trials/0007/               one training run's directory, owned by `trainable`
         ray/attempt-001/           Ray Tune's own files; may be deleted at any time

@@ -86,8 +86,6 @@ def _sentences(one: Removal) -> list[str]:
     if one.objects is not None:
         objects = format_bytes(one.num_object_bytes)
         lines.append(f"  {one.num_objects} objects, {objects}, at {one.objects}")
-    if one.study is not None:
-        lines.append(f"  the ledger {one.study}")
     if one.run_ids:
         lines.append(f"  {len(one.run_ids)} MLflow runs")
     if one.num_waiting:
@@ -115,7 +113,6 @@ def _removed(planned: Sequence[Removal]) -> RenderableType:
     if objects := sum(one.num_objects for one in planned):
         freed = format_bytes(sum(one.num_object_bytes for one in planned))
         parts.append(f"{objects} objects, {freed}, in the object store")
-    parts += [f"the ledger {one.study}" for one in planned if one.study]
     runs = sum(len(one.run_ids) for one in planned)
     if runs:
         parts.append(f"{runs} MLflow runs")

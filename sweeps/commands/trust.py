@@ -35,8 +35,8 @@ def trust(
             if not trusted_stores.can_be_trusted(address):
                 raise UserError(
                     "the address is not valid; it is SCHEME://HOST:PORT, without a password, as "
-                    "tracking.uri or storage.ledger has it; write for example "
-                    "https://mlflow.example or postgresql://db.example"
+                    "tracking.uri has it; write for example https://mlflow.example or "
+                    "postgresql://db.example"
                 )
         for address in addresses or ():
             origin = store_origin.origin_of(address)

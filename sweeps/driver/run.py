@@ -29,7 +29,6 @@ from sweeps.engine.process_cleanup import clean_up_dead_drivers, tag_child_proce
 from sweeps.engine.resources import Machine, ResourcePlan
 from sweeps.engine.signals import Interruption
 from sweeps.errors import LedgerError, SweepExists
-from sweeps.ledger.location import LedgerLocation, ledger_location, ledger_lock
 from sweeps.ledger.trials import TrialRecord
 from sweeps.paths import SweepPaths
 from sweeps.policies.failure_policy import RepeatedFailure
@@ -99,10 +98,9 @@ def run_sweep(
         OriginChanged: Trials before and after the change would not be comparable.
         UnknownDirectoryInTheWay: An unknown directory has the name that a new trial needs.
     """
-    location = ledger_location(paths, spec)
     notices = notices or ShutdownNotices()
     with (
-        _acquired_lock(paths, location) as lock,
+        _acquired_lock(paths) as lock,
         _listening(paths, lock, grace, notices) as (requests, interruption),
     ):
         if new and paths.exists():
@@ -118,7 +116,6 @@ def run_sweep(
             extra=extra,
             max_workers=plan.max_workers,
             offline=offline,
-            place=location,
             fence=lock.check,
             warn=warn,
         )
@@ -140,9 +137,9 @@ def run_sweep(
 
 
 @contextmanager
-def _acquired_lock(paths: SweepPaths, location: LedgerLocation) -> Iterator[SweepLock]:
+def _acquired_lock(paths: SweepPaths) -> Iterator[SweepLock]:
     """Hold the sweep's lock, and remove the driver's scratch files before and after."""
-    lock = SweepLock(paths.lock, ledger_lock(location))
+    lock = SweepLock(paths.lock)
     lock.acquire()
     try:
         remove_scratch(paths)

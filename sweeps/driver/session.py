@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sweeps.below_root import check_no_copy, place_of
-from sweeps.checkpoint_locations import trial_files
+from sweeps.checkpoint_locations import check_kept, trial_files
 from sweeps.config.provenance_check import Origin, workers_tag
 from sweeps.config.revisions import (
     changes,
@@ -27,8 +27,8 @@ from sweeps.driver.resume_plan import PlannedExtra, plan_resume
 from sweeps.early_stopping.schedulers import make_verdict_fn
 from sweeps.engine.process_cleanup import untagged_env
 from sweeps.ledger.ledger import Ledger
-from sweeps.ledger.location import LedgerLocation, check_kept, ledger_location
 from sweeps.ledger.over_seeds import origins, repeats_of
+from sweeps.ledger.sqlite import LedgerFile
 from sweeps.ledger.stop_reasons import BY_THE_SWEEP
 from sweeps.ledger.trials import TrialRecord, count_trials, of_search, places
 from sweeps.ledger.warm_start import collect_warm_start
@@ -245,7 +245,6 @@ def open_sweep(
     extra: ExtraTraining = NO_EXTRA,
     max_workers: int | None = None,
     offline: bool = False,
-    place: LedgerLocation | None = None,
     fence: Callable[[], None],
     warn: Callable[[str], None] = lambda _: None,
 ) -> SweepSession:
@@ -260,7 +259,6 @@ def open_sweep(
         extra: What to train besides the search.
         max_workers: How many workers (ranks) a trial can have here; None: any number.
         offline: Contact no tracking server; all records stay in the outbox.
-        place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         fence: Called before each record; raises if another driver may run the sweep.
         warn: Receives which trials run again, and why one may fail again.
 
@@ -277,7 +275,6 @@ def open_sweep(
         accepted=accept_changes,
         extra=extra,
         max_workers=max_workers,
-        place=place,
         warn=warn,
     )
     complete_retries(paths, spec, ledger)
@@ -364,7 +361,6 @@ def open_ledger(
     accepted: bool,
     extra: ExtraTraining = NO_EXTRA,
     max_workers: int | None = None,
-    place: LedgerLocation | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Ledger:
     """Open or create a sweep's ledger, and write its spec file.
@@ -380,7 +376,6 @@ def open_ledger(
         accepted: Whether the user accepts that code, data or the meaning of values has changed.
         extra: What to train besides the search; the trials of a confirmation are added later.
         max_workers: How many workers (ranks) a trial can have here; None: any number.
-        place: The ledger's location, whose lock the caller holds; None: the location in the spec.
         warn: Receives which trials run again, and why one may fail again.
 
     Raises:
@@ -389,13 +384,12 @@ def open_ledger(
         SpecError: An unfinished trial has more workers than `max_workers`.
         UserError: What is asked for besides the search cannot be trained.
     """
-    place = place or ledger_location(paths, spec)
     planned = PlannedExtra()
     if new:
-        place.remove_incomplete(paths.spec)
+        LedgerFile(paths.ledger).remove_incomplete(paths.spec)
         warm = collect_warm_start(paths.root, spec)
         ledger = Ledger.create(
-            place,
+            paths.ledger,
             mode=spec.mode,
             sweep_id=uuid.uuid4().hex,
             select=spec.select,
@@ -406,7 +400,7 @@ def open_ledger(
     else:
         before = read_spec(paths.spec).spec
         check_kept(paths, before, spec)
-        ledger = Ledger.open(place)
+        ledger = Ledger.open(paths.ledger)
         check_no_copy(paths, spec, ledger.run_from, accepted=accepted)
         planned = plan_resume(
             paths,

@@ -145,4 +145,4 @@ def _kill_and_clean_up(paths: SweepPaths, lock: SweepLock, token: str) -> None:
         remove_scratch(paths)
         # Object stores stay as they are: a trial removes its aborted upload when it resumes.
         close_stores(map(LocalFiles.of, paths.directory.glob("trials/*")))
-    lock.release_local()
+    lock.release()

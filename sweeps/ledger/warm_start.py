@@ -20,7 +20,6 @@ from sweeps.config.revisions import read_revisions, read_spec
 from sweeps.config.spec import SweepSpec
 from sweeps.early_stopping.pausing_rules import make_pausing_rule
 from sweeps.errors import Issue, SpecError, UserError
-from sweeps.ledger.location import ledger_location
 from sweeps.ledger.over_seeds import configurations
 from sweeps.ledger.reader import LedgerReader
 from sweeps.ledger.rung_values import is_cut_off, values_by, values_over_seeds
@@ -146,7 +145,7 @@ def _read(paths: SweepPaths, spec: SweepSpec, index: int) -> tuple[list[PriorTri
                 f"'{paths.name}': its {key} is {was}, and this sweep's is {wanted}; a sampler "
                 "cannot learn from other values; leave it out of search.warm_start",
             )
-    view = LedgerReader(ledger_location(paths, other))
+    view = LedgerReader(paths.ledger)
     reports, seeds = view.reports(), configurations(view.trials)
     budgets = frozenset(one.budget.reports for one in read_revisions(paths.spec))
     source = _Source(spec, other, budgets)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from sweeps.below_root import check_below_root
-from sweeps.checkpoint_locations import probe_store
+from sweeps.checkpoint_locations import check_kept, probe_store
 from sweeps.config.automatic import refuse_another_choice
 from sweeps.config.document import Document
 from sweeps.config.own_values import resolve_search
@@ -31,7 +31,6 @@ from sweeps.engine.system_limits import check_limits
 from sweeps.engine.task_check import TaskFacts, TaskInspector
 from sweeps.errors import ExitRequested, Issue, LedgerError, LockLost, SweepExists, UserError
 from sweeps.exit_codes import NO_SUCCESS
-from sweeps.ledger.location import check_kept, ledger_location
 from sweeps.ledger.trials import TrialRecord, of_search
 from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.operations.code_directory import enter_code_directory
@@ -141,7 +140,6 @@ def start(
         if paths.exists():
             raise SweepExists(paths)
         check_below_root(paths, spec, display.warn)
-        ledger_location(paths, spec).check_available()
         display.doing("checking the search")
         dry_run(spec, collect_warm_start(paths.root, spec))
         address = find_address(address)

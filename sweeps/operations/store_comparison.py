@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from sweeps.config.logged_params import flatten
 from sweeps.config.revisions import read_revisions
 from sweeps.config.spec import SweepSpec
-from sweeps.ledger.location import ledger_location
 from sweeps.ledger.reader import LedgerReader
 from sweeps.paths import SweepPaths
 from sweeps.publishing.trial_figures import figure_files
@@ -56,7 +55,7 @@ class StoreComparison:
         tracker: Tracker,
     ) -> None:
         self._paths, self._spec = paths, spec
-        self._ledger = LedgerReader(ledger_location(paths, spec))
+        self._ledger = LedgerReader(paths.ledger)
         self.sweep_id = self._ledger.sweep_id
         self.records = self._ledger.records()
         self._concluded = is_concluded(self._ledger)

@@ -67,19 +67,6 @@ class EditableParamsStorage(optuna.storages.RDBStorage):
         with self.scoped_session() as session, session.begin():
             yield session
 
-    @contextlib.contextmanager
-    def within_connection(self, connection: sqlalchemy.Connection) -> Iterator[None]:
-        """Make Optuna's transactions savepoints of a connection's transaction."""
-        self.scoped_session.remove()
-        self.scoped_session.configure(bind=connection, join_transaction_mode="create_savepoint")
-        try:
-            yield
-        finally:
-            self.scoped_session.remove()
-            self.scoped_session.configure(
-                bind=self.engine, join_transaction_mode="conditional_savepoint"
-            )
-
     def read_trials(self, study_id: int, ids: Set[int] | None) -> list[FrozenTrial]:
         """Return trials of a study by Optuna's ids, in their order; None: all trials.
 
