@@ -146,28 +146,6 @@ def test_json_of_distribution(distribution: BaseDistribution) -> None:
         assert data["attributes"]["choices"] == list(distribution.choices)
 
 
-@pytest.mark.parametrize("statements", ["DELETE_EMPTY_STUDY", "DELETE_STUDY"])
-def test_delete_study(rdb: storage.EditableParamsStorage, study_id: int, statements: str) -> None:
-    rdb.set_study_user_attr(study_id, "a", 1)
-    rdb.set_study_system_attr(study_id, "b", 2)
-    if statements == "DELETE_STUDY":
-        number = rdb.create_new_trial(study_id, running(user_attrs={"a": 1}))
-        rdb.set_trial_system_attr(number, "b", 2)
-        rdb.set_trial_intermediate_value(number, 1, 0.5)
-        rdb.record_heartbeat(number)
-        rdb.set_trial_state_values(number, TrialState.COMPLETE, [0.5])
-        with rdb.engine.connect() as db:
-            for table in models.BaseModel.metadata.sorted_tables:
-                assert db.execute(sqlalchemy.select(table)).fetchall(), table.name
-    with rdb.engine.begin() as db:
-        for statement in getattr(tables, statements):
-            db.execute(sqlalchemy.text(statement), {"name": "sweep"})
-    with rdb.engine.connect() as db:
-        for table in models.BaseModel.metadata.sorted_tables:
-            if table.name != tables.VERSION_TABLE:
-                assert not db.execute(sqlalchemy.select(table)).fetchall(), table.name
-
-
 # -- What is written ------------------------------------------------------------------------------
 
 

@@ -164,7 +164,7 @@ def test_spec_file_names_stores_if_owned_by_the_user(
     assert planted.heard
     assert not any(PASSWORD.encode() in heard for heard in planted.heard)
     before = len(planted.heard)
-    invoke(tmp_path / "made", "status", "small")
+    invoke(tmp_path / "made", "sync", "small")
     assert len(planted.heard) > before, "what was named is remembered"
 
 
