@@ -19,8 +19,7 @@ from redaction.secrets import HIDDEN, redact_clipped
 from sweeps.config import automatic, yaml_reader
 from sweeps.config.cross_checks import cross_field_checks
 from sweeps.config.document import Document
-from sweeps.config.error_messages import key_path, translate
-from sweeps.config.foreign_specs import refuse_foreign
+from sweeps.config.error_messages import describe_other_tool, key_path, translate
 from sweeps.config.space import Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.sweep_spec import LOADING, SweepSpec, spec_path, trial_yaml, version_fault
@@ -87,7 +86,8 @@ def load_with_positions(
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
-    refuse_foreign(doc, parse_spec)
+    if message := describe_other_tool(doc.data):
+        raise SpecError([LocatedIssue(doc.label, "", message)])
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
