@@ -105,7 +105,7 @@ def parse_with_positions(
     Args:
         name: Replaces the spec's `name`.
         drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
-            the spec of an existing sweep: it was checked by the rules of its release.
+            the spec of an existing sweep: it was checked when it began.
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.parse(text, label, environ)

@@ -90,7 +90,7 @@ def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
     Raises:
         UnknownSweep: There is no such sweep.
         SweepLockedError: A driver runs it.
-        RevisionError: Its `sweep.yaml` cannot be read, or is of a newer release.
+        RevisionError: Its `sweep.yaml` cannot be read, or is of another release.
         LedgerError: Its database does not answer.
         UserError: A symbolic link is where the sweep or `.removed` should be.
         StoreUnusable: Its object store does not answer.

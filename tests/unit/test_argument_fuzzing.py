@@ -5,7 +5,6 @@ What a command then starts (a sweep, a server, a drawing) is not started here.
 
 from __future__ import annotations
 
-import shutil
 import string
 import subprocess
 from pathlib import Path
@@ -18,8 +17,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sweeps.cli import app
+from tests.unit.sweeps.interrupted_sweep import interrupted
 
-ASSET = Path(__file__).parents[1] / "assets/format-1/chaos"
 SPEC = "name: digits\ntask: digits\nmetric: val/loss\nmode: min\nspace: {}\ntrials: 1\n"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 STARTED = (  # each by the module that calls it
@@ -86,7 +85,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a sweep and a spec, where nothing is started."""
     here = tmp_path / "a" / "b" / "c"  # `..` stays within the test's own
     here.mkdir(parents=True)
-    shutil.copytree(ASSET, here / "runs" / "chaos")
+    interrupted(here / "runs")
     (here / "s.yaml").write_text(SPEC)
     monkeypatch.chdir(here)
 
