@@ -262,7 +262,9 @@ def test_file_of_another_version_is_left_alone(tmp_path: Path, version: int) -> 
     db = sqlite3.connect(tmp_path / "outbox.db")
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(OutboxError, match=f"version {version}; this release reads 4; use the release"):
+    with pytest.raises(
+        OutboxError, match=f"version {version}; this release reads 4; use the release"
+    ):
         Outbox(tmp_path)
 
 
