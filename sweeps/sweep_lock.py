@@ -129,7 +129,7 @@ class SweepLock:
                     raise LockTaken(stranger)
                 raise sweep_locked(self._path.parent, _read_live_holder(self._path))
             if os.fstat(number).st_uid == os.geteuid():
-                # A user who can open the file can lock it; earlier releases created it readable.
+                # A user who can open the file can lock it; a copy may have made it readable.
                 os.fchmod(number, 0o600)
             self._file = file
             if self.is_ours():

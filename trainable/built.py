@@ -132,7 +132,7 @@ def check_built(directory: Path, now: Summary, *, resumed: bool) -> None:
 def _read(file: Path) -> Summary | None:
     try:
         found = json.loads(read_regular(file, LARGEST_TEXT))
-    # a run of an earlier release, or a file cut short by a power loss
+    # a file lost or cut short by a power loss
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

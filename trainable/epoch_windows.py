@@ -49,7 +49,7 @@ class EpochWindows:
         with self._ranks.together() as message:
             if progress.epoch_samples:
                 source.resume(epoch, progress.epoch_samples)
-            elif progress.window == 0:  # else an earlier version saved the state
+            elif progress.window == 0:  # else a stream resumes
                 progress.epoch_samples = source.begin(epoch)
                 self._start.take()
             if self._ranks.size > 1:

@@ -2,8 +2,7 @@
 
 They work on plain data, so that they also run if another part is wrong, and all problems are
 reported in one pass. What must not live here: rules of one field or section, which are beside the
-field. Exception: newer rules, so that sweeps of earlier releases open, for which these checks are
-not run.
+field.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def cross_field_checks(
         drawn: The number of existing trials.
     """
     yield from _objective_faults(data)
-    if not drawn:  # a sweep of an earlier release keeps the metric that it has
-        yield from _test_metric_faults(data)
+    yield from _test_metric_faults(data)
     yield from _early_stopping_faults(data, space)
     yield from repeats_faults(data)
     yield from _evaluation_faults(data.get("budget"), space)

@@ -19,8 +19,7 @@ from redaction.secrets import HIDDEN, redact_clipped
 from sweeps.config import automatic, yaml_reader
 from sweeps.config.cross_checks import cross_field_checks
 from sweeps.config.document import Document
-from sweeps.config.error_messages import key_path, translate
-from sweeps.config.foreign_specs import refuse_foreign
+from sweeps.config.error_messages import describe_other_tool, key_path, translate
 from sweeps.config.space import Distribution
 from sweeps.config.space_parser import parse_distribution
 from sweeps.config.sweep_spec import LOADING, SweepSpec, spec_path, trial_yaml, version_fault
@@ -87,7 +86,8 @@ def load_with_positions(
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.read(path, environ)
-    refuse_foreign(doc, parse_spec)
+    if message := describe_other_tool(doc.data):
+        raise SpecError([LocatedIssue(doc.label, "", message)])
     return _validate(doc, overrides, {"name": name, "tracking-uri": tracking_uri}, environ)
 
 
@@ -105,7 +105,7 @@ def parse_with_positions(
     Args:
         name: Replaces the spec's `name`.
         drawn: How many trials the sweep has; their points of `try_first` are not checked. None for
-            the spec of an existing sweep: it was checked by the rules of its release.
+            the spec of an existing sweep: it was checked when it began.
     """
     environ = os.environ if environ is None else environ
     doc = yaml_reader.parse(text, label, environ)

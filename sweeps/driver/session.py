@@ -414,8 +414,7 @@ def open_ledger(
         )
     if not planned.retries:  # else with the trials, whose attempts note how the code has changed
         ledger.store_origin(origin)
-    # A new revision although nothing changed: it says what was asked for, and earlier releases,
-    # which would train the new trials with other seeds, refuse it.
+    # A new revision although nothing changed: it says what was asked for.
     write_spec(paths.spec, spec, planned.describe(spec))
     revisions = read_revisions(paths.spec)
     ledger.earlier_budgets = frozenset(one.budget.reports for one in revisions)

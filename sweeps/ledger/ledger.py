@@ -312,13 +312,13 @@ class Ledger(StudyTrials):
         before = trial.user_attrs.get("progress", {})
         progress = {**before, **changed}
         if "seconds" in changed and self.trial_resources is not None:
-            cpu, gpu, counted = before.get(DEVICES, (0.0, 0.0, 0.0))
+            cpu, gpu = before.get(DEVICES, (0.0, 0.0))
             # Only what came since the last writing: earlier attempts may have had other resources.
-            if counted == before.get("seconds", 0.0):
-                more = changed["seconds"] - counted
-                cpus, gpus = self.trial_resources(trial.params)
-                now = (cpu + more * cpus, gpu + more * gpus, changed["seconds"])
-                progress[DEVICES] = [round(value, 3) for value in now]
+            more = changed["seconds"] - before.get("seconds", 0.0)
+            cpus, gpus = self.trial_resources(trial.params)
+            progress[DEVICES] = [
+                round(value, 3) for value in (cpu + more * cpus, gpu + more * gpus)
+            ]
         self._storage.set_trial_user_attr(self._id(trial.number), "progress", progress)
 
     @in_transaction

@@ -95,7 +95,7 @@ class LedgerReader:
             self.run_from: dict[str, Any] = notes.get(RUN_FROM, {})
             """Where the sweep and its code lay for the last driver; see `attributes.RUN_FROM`."""
             self.plan: dict[str, Any] | None = notes.get(PLAN)
-            """What the sweep was expected to take; None if an earlier release began it."""
+            """What the sweep was expected to take; None before its first trial."""
             self.trials = with_seeds(list(self._read_trials(db)), self.repeats)
             """All trials, in the order of their numbers."""
 

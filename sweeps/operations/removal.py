@@ -85,7 +85,7 @@ def plan_removal(paths: SweepPaths, *, runs: bool) -> list[Removal]:
     Raises:
         UnknownSweep: There is no such sweep.
         SweepLockedError: A driver runs it.
-        RevisionError: Its `sweep.yaml` cannot be read, or is of a newer release.
+        RevisionError: Its `sweep.yaml` cannot be read, or is of another release.
         LedgerError: `runs`, and its ledger cannot be read.
         UserError: A symbolic link is where the sweep or `.removed` should be.
         StoreUnusable: Its object store does not answer.

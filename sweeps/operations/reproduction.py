@@ -361,7 +361,7 @@ def _built_differences(source: Path, directory: Path) -> list[str]:
             json.loads(read_regular(place / BUILT, LARGEST_TEXT)) for place in (source, directory)
         )
         return differences(before, now)
-    except (OSError, ValueError, AttributeError):  # a run of an earlier release has none
+    except (OSError, ValueError, AttributeError):  # a custom loop has none
         return []
 
 

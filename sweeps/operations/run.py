@@ -36,7 +36,7 @@ from sweeps.ledger.warm_start import WarmStart, collect_warm_start
 from sweeps.operations.code_directory import enter_code_directory
 from sweeps.operations.lost_runs import has_lost_runs, warn_of_other_sweeps
 from sweeps.path_checks import check_writable
-from sweeps.paths import FORMAT, SweepPaths
+from sweeps.paths import SweepPaths
 from sweeps.reconciliation.extra_training import NO_EXTRA, ExtraTraining
 from sweeps.reconciliation.finishing import trials_to_finish
 from sweeps.reconciliation.retrying import RetryRequest as RetryRequest
@@ -217,12 +217,6 @@ def read_again(
     paths = view.paths
     if view.running:  # refuse early, before slow checks; acquiring the lock decides
         raise sweep_locked(paths.directory, view.holder)
-    if (written := view.revision.format or 1) < FORMAT:
-        raise UserError(
-            f"{paths.spec} is of a sweep of format {written}, whose checkpoints this release "
-            f"cannot continue ({FORMAT}); nothing is changed; continue it with the release that "
-            "began it, or begin a new sweep; it can still be looked at and exported"
-        )
     spec, document = parse_with_positions(
         view.revision.text, str(paths.spec), settings, drawn=len(of_search(view.records))
     )

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
 # Optuna finds a trial by its number a dozen times in a trial's life, and reads all trials of the
-# study for it. It creates this index with its tables; older ledgers do without.
+# study for it. It creates this index with its tables.
 sqlalchemy.Index("gradsweep_trial_numbers", TrialModel.study_id, TrialModel.number)
 
 

@@ -186,7 +186,6 @@ def test_attempts_are_counted_over_reopening(ledger: Ledger, path: Path) -> None
 
 def test_missing_parameters_are_added_to_existing_ones(in_file: Ledger, path: Path) -> None:
     del in_file
-    # What a driver of an older release leaves that dies while it stores parameters.
     study = optuna.load_study(storage=f"sqlite:///{path}", study_name="sweep")
     rate = study.ask().suggest_float("train.optimizer.lr", 1e-4, 1e-1, log=True)
     reopened = Ledger.open(path)
@@ -508,14 +507,6 @@ def test_devices_count_by_the_resources_of_each_attempt(ledger: Ledger) -> None:
         assert (found.seconds, found.cpu_seconds, found.gpu_seconds) == (8, 4 + 4 + 3, 2 + 6)
 
 
-def test_devices_are_unknown_if_some_attempt_did_not_count(ledger: Ledger) -> None:
-    number = _ask(ledger)
-    ledger.store_trial_seconds(number, 2.0)  # as an earlier release does
-    ledger.trial_resources = lambda _: (1, 0)
-    ledger.finish(number, "pruned", seconds=8.0)
-    assert (ledger.trial(number).seconds, ledger.trial(number).cpu_seconds) == (8, None)
-
-
 def test_plan_stays_until_what_was_planned_changes(ledger: Ledger) -> None:
     assert LedgerReader(ledger.location.path).plan is None
     plan = {"trials": 4, "epochs": 10, "rule": "asha", "seconds": 3.0}
@@ -558,4 +549,3 @@ def test_roles_and_common_seeds_are_kept(path: Path) -> None:
         assert [t.number for t in ranking(trials, minimize=True)] == [0, 1]  # none that confirms
     attributes = [trial.user_attrs for trial in ledger.frozen_trials()]
     assert [is_of_search(one) for one in attributes] == [True, True, False, False, False]
-    assert attributes[2]["finishes"] == 1  # as earlier releases read it
