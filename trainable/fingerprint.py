@@ -23,6 +23,8 @@ FOREIGN = {"site-packages", "dist-packages"}
 """Directories of installed packages."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 _PIECE = 1 << 22
+BUILT = "built.json"
+"""The file in a run's directory that summarises what its task built at the start (`built`)."""
 ARGUMENTS = "arguments"
 """The key in a summary (`built.py`) of the arguments of the task's constructor."""
 COLLATED = "its collated batch"

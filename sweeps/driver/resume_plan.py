@@ -24,7 +24,7 @@ from sweeps.policies.confirmation import check_unchanged, make_request
 from sweeps.reconciliation.extra_training import ExtraTraining
 from sweeps.reconciliation.finishing import check_free, check_unfinished, trials_to_finish
 from sweeps.reconciliation.retrying import Retry, describe_retries, plan_retry, trials_to_retry
-from trainable.rules import BUILT
+from trainable.fingerprint import BUILT
 
 
 @dataclass(frozen=True)

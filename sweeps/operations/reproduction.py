@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainable.rules import BUILT
+
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.revisions import read_revisions
 from sweeps.config.trial_run import num_threads
@@ -40,7 +42,6 @@ from trainable.errors import CheckpointError, TrainingCaution, TrainingError
 from trainable.local_ranks import local_ranks
 from trainable.manifest import best_first, read_manifest
 from trainable.metrics_file import Row, read_logged, read_rows
-from trainable.rules import BUILT
 from trainable.storage.local import LocalFiles
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import TESTED

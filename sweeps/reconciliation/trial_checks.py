@@ -26,6 +26,7 @@ from sweeps.reconciliation.contradiction import Contradiction
 from sweeps.recording.trial_config import read_config
 from trainable.earlier_configs import EARLIER, read_earlier
 from trainable.errors import StorageError
+from trainable.fingerprint import BUILT
 from trainable.manifest import Generation, describe_damage, read_manifest, read_state
 from trainable.metrics_file import (
     FILE_NAME,
@@ -38,7 +39,6 @@ from trainable.metrics_file import (
     read_resumptions,
     read_rows,
 )
-from trainable.rules import BUILT
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 from trainable.tested import TESTED, read_tested
 

@@ -16,7 +16,6 @@ from sweeps.config.yaml_reader import parse
 from sweeps.ledger.trials import TrialSummary
 from sweeps.paths import TRIAL_CONFIG, SweepPaths
 from trainable.config import TrialConfig
-from trainable.rules import EARLIEST
 from trainable.storage.regular_files import LARGEST_TEXT, read_regular
 
 
@@ -44,5 +43,4 @@ def read_config(file: Path) -> TrialConfig:
     found = parse(read_regular(file, LARGEST_TEXT).decode(), str(file), {}).data
     if not found:  # the driver was killed right before it wrote
         raise ValueError(f"{file} is empty")
-    # Configurations of earlier releases have no version of the rules: only one existed.
-    return TrialConfig.model_validate({"training_rules": EARLIEST, **found})
+    return TrialConfig.model_validate(found)

@@ -16,7 +16,7 @@ from sweeps.ledger.ledger import Ledger
 from sweeps.paths import TRIAL_CONFIG
 from sweeps.results.compare import differences
 from tests.unit.sweeps.sweep_factory import MadeSweep
-from trainable.rules import BUILT
+from trainable.fingerprint import BUILT
 
 SPEC = """
 name: digits
