@@ -2,7 +2,7 @@
 
 The actor stays for the next trial, because a new one takes seconds. It trains nothing: each
 attempt is a fresh process (`forked_process.py`), which trains one report for each `step()`. Ray
-persists only a pointer to a committed checkpoint. A run that fails *reports* its failure instead
+persists no state of a trial. A run that fails *reports* its failure instead
 of raising it. So the actor can serve the next trial, and Ray retries only trials of lost workers.
 
 What must not live here: training (`trial_run.py`), recording, or any knowledge of ledgers and
