@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainable.rules import BUILT
-
 from sweeps.checkpoint_locations import trial_files, trial_store
 from sweeps.config.revisions import read_revisions
 from sweeps.config.trial_run import num_threads
@@ -39,6 +37,7 @@ from sweeps.results.sweep_status import SweepStatus
 from tracking.provenance import provenance
 from trainable.checkpoint import CheckpointStore, Generation
 from trainable.errors import CheckpointError, TrainingCaution, TrainingError
+from trainable.fingerprint import BUILT
 from trainable.local_ranks import local_ranks
 from trainable.manifest import best_first, read_manifest
 from trainable.metrics_file import Row, read_logged, read_rows
