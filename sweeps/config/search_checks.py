@@ -76,7 +76,8 @@ def search_faults(
     if (whole := _whole(data, sound, search)) is None:
         return
     trials = data.get("trials")
-    yield from range_faults(sound, search)
+    if not drawn:  # else a resume checks what it changes
+        yield from range_faults(sound, search)
     yield from _warm_start_faults(search, data)
     yield from prior_faults(whole, search, _optimizer_of(data))
     wrong = list(_constraint_faults(whole, search))
